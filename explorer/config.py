@@ -1,0 +1,22 @@
+"""Settings of the explorer."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trinity_db.settings import Settings
+
+
+class ExplorerConfig(Settings):
+    """How rollouts are produced."""
+
+    group_size: int = Field(8, ge=1)
+    """Rollouts of one task that are compared with one another."""
+    batch_size: int = Field(32, ge=1)
+    """Rollout groups explored together by one explorer. More use the hardware better; fewer end sooner."""
+    order: Literal["shuffle", "sequential"] = "shuffle"
+    """Tasks issued least come first; among those, shuffled anew in each pass, or in the order of import."""
+    temperature: float = Field(1.0, ge=0)
+    """Of sampling. The trainer's probability ratios are exact at 1."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Longest response in tokens."""

@@ -1,0 +1,143 @@
+"""The explorer: claims tasks as far as the pace allows, samples rollouts, writes them.
+
+It owns the engine and the groups it claimed. It reads tasks and policy versions and writes
+rollouts; it never speaks to a processor or the trainer.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from trinity_db.database import Database
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.engine import Engine
+from trinity_db.explorer.workflow import single_turn
+from trinity_db.schema.states import WorkerRole
+from trinity_db.service import Service
+from trinity_db.store import groups, policies, runs
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 0.5  # finished rollouts are durable within this, at a few transactions a second
+FAILURES_IN_A_ROW = 256  # rollouts; by then it is not the task but the setup
+
+
+class Explorer(Service):
+    """One explorer with one engine."""
+
+    role = WorkerRole.EXPLORE
+
+    def __init__(
+        self,
+        database: Database,
+        run: runs.Run,
+        config: ExplorerConfig,
+        engine: Engine,
+        pace: groups.Pace,
+        selection: groups.Selection,
+        prompt_template: str,
+    ) -> None:
+        super().__init__(database, run)
+        self._config = config
+        self._engine = engine
+        self._pace = pace
+        self._selection = selection
+        self._template = prompt_template
+        self._loaded: int | None = None
+        self._failures_in_a_row = 0
+
+    def work(self) -> bool:
+        """Explore one batch of groups with the newest policy version."""
+        with self.database.transaction() as tx:
+            if runs.is_finished(tx, self.run.id):
+                return False
+            policy = policies.newest(tx, self.run.id)
+        if policy is None or not self._load(policy):
+            return False
+        with self.database.transaction() as tx:
+            claimed = groups.claim(
+                tx,
+                self.run.id,
+                self.worker_id,
+                policy.version,
+                self._pace,
+                self._selection,
+                self._config.group_size,
+                self._config.batch_size,
+            )
+        if claimed:
+            self._explore(claimed)
+        return bool(claimed)
+
+    def _load(self, policy: policies.PolicyVersion) -> bool:
+        """Use a version; False when its files went away meanwhile, as pruned ones do."""
+        if policy.version == self._loaded:
+            return True
+        try:
+            self._engine.load(policy.checkpoint, policy.version)
+        except (ConfigError, OSError):
+            if policy.checkpoint.exists():
+                raise
+            logger.warning("version %d: no files at %s", policy.version, policy.checkpoint)
+            return False
+        logger.info("using policy version %d", policy.version)
+        self._loaded = policy.version
+        return True
+
+    def _explore(self, claimed: list[groups.ClaimedGroup]) -> None:
+        seed = np.random.SeedSequence([self._selection.seed, claimed[0].id, claimed[0].attempt])
+        rollouts = single_turn(
+            self._engine,
+            claimed,
+            self._template,
+            self._config,
+            int(seed.generate_state(1)[0]),
+            should_stop=lambda: self.stopping,
+        )
+        started, num_tokens = time.monotonic(), 0
+        for finished in _flushes(rollouts):
+            num_tokens += sum(r.payload.num_trained for r in finished if r.payload)
+            self._write(finished)
+        elapsed = time.monotonic() - started
+        with self.database.transaction() as tx:
+            values = {"explore/tokens_per_second": num_tokens / elapsed, "explore/seconds": elapsed}
+            runs.record_metrics(tx, self.run.id, self.role, self._loaded or 0, values)
+
+    def _write(self, finished: list[groups.Rollout]) -> None:
+        def write() -> int:
+            with self.database.transaction() as tx:
+                return groups.write_rollouts(tx, self.run.id, self.worker_id, finished)
+
+        refused = self.database.retry(write, give_up=lambda: self.stopping)
+        if refused:
+            logger.warning("%d rollouts came too late: another explorer has their groups", refused)
+        self._watch_failures(finished)
+
+    def _watch_failures(self, finished: list[groups.Rollout]) -> None:
+        for rollout in finished:
+            if rollout.error is None:
+                self._failures_in_a_row = 0
+                continue
+            if self._failures_in_a_row == 0:
+                logger.warning("group %d failed: %s", rollout.group.id, rollout.error)
+            self._failures_in_a_row += 1
+        if self._failures_in_a_row >= FAILURES_IN_A_ROW:
+            raise TrinityError(
+                f"{self._failures_in_a_row} rollouts failed in a row, the last with: {finished[-1].error}"
+            )
+
+
+def _flushes(rollouts: Iterable[groups.Rollout]) -> Iterable[list[groups.Rollout]]:
+    """What finished since the last flush, every FLUSH_SECONDS and at the end."""
+    finished: list[groups.Rollout] = []
+    flushed_at = time.monotonic()
+    for rollout in rollouts:
+        finished.append(rollout)
+        if time.monotonic() - flushed_at >= FLUSH_SECONDS:
+            yield finished
+            finished, flushed_at = [], time.monotonic()
+    if finished:
+        yield finished

@@ -1,0 +1,72 @@
+"""Settings of the processors."""
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from trinity_db.settings import Settings
+
+
+class CleanConfig(Settings):
+    """Which experiences are unfit to be scored."""
+
+    max_response_length: int | None = Field(None, ge=1)
+    """Tokens; a longer response is dropped. None: any length."""
+    drop_truncated: bool = False
+    """Drop responses that ended because no more tokens were allowed."""
+
+
+class RewardConfig(Settings):
+    """One reward function and its share in the reward."""
+
+    function: str
+    """exact_match, position_match, regex_match, number_match, or one of your own as path/to/file.py:name."""
+    weight: float = Field(1.0, allow_inf_nan=False)
+    """The reward is the sum of each function's value times its weight."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function, for example {pattern: 'A: (.*)'} for regex_match."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def a_name_alone_is_a_function(cls, value: Any) -> Any:
+        return {"function": value} if isinstance(value, str) else value
+
+
+class ScoreConfig(Settings):
+    """How rewards are computed."""
+
+    functions: list[RewardConfig] = Field(
+        default_factory=lambda: [RewardConfig(function="exact_match")], min_length=1
+    )
+    """Reward functions; each writes a reward event of its name."""
+
+
+class GroupConfig(Settings):
+    """When a rollout group is ready."""
+
+    min_size: int = Field(2, ge=1)
+    """Members a group needs after cleaning and scoring; a smaller one is dropped."""
+
+
+class PairConfig(Settings):
+    """Preferences out of groups: the best against the worst, the second best against the second worst."""
+
+    margin: float = Field(0.0, ge=0)
+    """By how much the chosen row's reward must exceed the rejected one's; it must exceed it in any case."""
+
+
+class ProcessorsConfig(Settings):
+    """Which processors run, and how."""
+
+    clean: CleanConfig = CleanConfig()
+    """Drops what is unfit."""
+    score: ScoreConfig = ScoreConfig()
+    """Computes rewards."""
+    group: GroupConfig = GroupConfig()
+    """Makes whole groups ready."""
+    pair: PairConfig | None = None
+    """Derives preferences. None: no pairs."""
+    claim_size: int = Field(256, ge=1)
+    """Rows claimed at a time. More means fewer round trips and more to repeat after a crash."""
+    max_attempts: int = Field(3, ge=1)
+    """A row that fails this often is dropped with its error; the rest go on."""

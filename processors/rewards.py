@@ -1,0 +1,102 @@
+"""Reward functions: from a response and its task to a number.
+
+A function takes the response's text and the task's payload, and returns a finite number, by
+custom 1 for right and 0 for wrong. Options from the configuration arrive as keyword arguments.
+"""
+
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trinity_db.errors import ConfigError
+
+RewardFunction = Callable[[str, Mapping[str, Any]], float]
+
+# A number as people write it: sign, thousands separators, decimals; 1,234.50 and -3 and .5.
+NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))")
+
+
+def exact_match(response: str, task: Mapping[str, Any]) -> float:
+    """1 if the response is the answer, surrounding white space aside."""
+    return float(response.strip() == str(task["answer"]).strip())
+
+
+def position_match(response: str, task: Mapping[str, Any]) -> float:
+    """Share of the characters that stand where the answer has them; 1 only for the answer itself."""
+    response, answer = response.strip(), str(task["answer"]).strip()
+    hits = sum(given == wanted for given, wanted in zip(response, answer, strict=False))
+    return hits / max(len(response), len(answer), 1)
+
+
+def regex_match(response: str, task: Mapping[str, Any], pattern: str) -> float:
+    """1 if the pattern is found and its first group, if it has one, is the answer.
+
+    `{answer}` in the pattern stands for the task's answer.
+    """
+    found = re.search(
+        pattern.replace("{answer}", re.escape(str(task["answer"]).strip())), response, re.DOTALL
+    )
+    if found is None or not found.groups():
+        return float(found is not None)
+    return float((found.group(1) or "").strip() == str(task["answer"]).strip())
+
+
+def number_match(response: str, task: Mapping[str, Any], after: str = "####") -> float:
+    """1 if the last number of the response equals the answer's.
+
+    In both texts only what follows the last `after` counts, where it occurs (GSM8K's "#### 18").
+    """
+    given, wanted = final_number(response, after), final_number(str(task["answer"]), after)
+    return float(given is not None and given == wanted)
+
+
+def final_number(text: str, after: str) -> float | None:
+    """The last number in the text behind the last `after`; None where there is none."""
+    numbers = NUMBER.findall(text.rsplit(after, 1)[-1])
+    return float(numbers[-1].replace(",", "")) if numbers else None
+
+
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    function.__name__: function for function in (exact_match, position_match, regex_match, number_match)
+}
+
+
+def load(name: str, options: Mapping[str, Any]) -> RewardFunction:
+    """The function of that name, or the one that `path/to/file.py:name` names, with its options.
+
+    Raises:
+        ConfigError: there is no such function, or it does not take these options.
+    """
+    function = _from_file(name) if ".py:" in name else FUNCTIONS.get(name)
+    if function is None:
+        nearest = get_close_matches(name, FUNCTIONS, n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(FUNCTIONS)}"
+        raise ConfigError(f"There is no reward function '{name}'; {hint} Your own: path/to/file.py:name.")
+    try:
+        inspect.signature(function).bind("", {}, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"Reward function '{name}': {error}; it is called with (response, task, **options)."
+        ) from None
+    return partial(function, **options)
+
+
+def _from_file(name: str) -> Callable[..., float]:
+    path, _, attribute = name.rpartition(":")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise ConfigError(f"Reward function '{name}': there is no file {path}.")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"Reward function '{name}': {path} cannot be loaded: {error!r}") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ConfigError(f"Reward function '{name}': {path} has no function '{attribute}'.")
+    return function  # type: ignore[no-any-return]

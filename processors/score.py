@@ -1,0 +1,39 @@
+"""The score processor: reward functions over clean rows, one reward event for each."""
+
+import math
+from collections.abc import Sequence
+
+from psycopg.rows import DictRow
+
+from trinity_db.processors import rewards
+from trinity_db.processors.config import ScoreConfig
+from trinity_db.schema.states import Outcome
+from trinity_db.store.rewards import RewardEvent
+from trinity_db.store.rows import Verdict
+
+
+class Scorer:
+    """The configured reward functions, loaded."""
+
+    def __init__(self, config: ScoreConfig) -> None:
+        self._functions = [
+            (reward.function, reward.weight, rewards.load(reward.function, reward.options))
+            for reward in config.functions
+        ]
+
+    def judge(self, row: DictRow) -> tuple[Verdict, Sequence[RewardEvent]]:
+        """Score one clean row. A function that raises or returns no finite number fails the row."""
+        events = []
+        for name, weight, function in self._functions:
+            try:
+                value = float(function(row["response"], row["task"]))
+            except Exception as error:  # a user's function may raise anything; the row keeps the error
+                return _failed(row, f"{name} raised {type(error).__name__}: {error}"), ()
+            if not math.isfinite(value):
+                return _failed(row, f"{name} returned {value}, not a finite number"), ()
+            events.append(RewardEvent(row["rollout_id"], name, value, weight))
+        return Verdict(row["id"], row["attempt"]), events
+
+
+def _failed(row: DictRow, error: str) -> Verdict:
+    return Verdict(row["id"], row["attempt"], Outcome.FAILED, detail={"error": error})

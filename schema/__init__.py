@@ -1,0 +1,29 @@
+"""The contract: every table of the store, in the order in which a row meets them.
+
+    taskset, task       import           what there is to attempt
+    run                 command line     one training effort, or one imported data set
+    worker              every role       who works on it; leases live as long as a worker's heartbeat
+    policy_version      trainer          weights that explorers may use, and their checkpoint
+    task_stat           explorer, processors   how a run fares with each task
+    rollout_group       explorer         attempts at one task that are compared with one another
+    rollout             explorer         one attempt
+    experience          explorer, import one trainable sequence: the hot row that moves through the states
+    experience_text     explorer, import prompt and response for people
+    payload             explorer, trainer  the token arrays
+    reward_event        score processor, import, people   one statement about a rollout
+    processing          processors       what a processor did with a row
+    preference          import, pair processor   two experiences of which one is better
+    batch, batch_item   trainer          what was drawn for a step, with the numbers used
+    drop                whoever drops    a row that will not be trained on, with the reason
+    metric              every role       one measured number
+
+The tables are SQLAlchemy models, one family a file; `queries/` holds every statement that moves
+a row; `views.sql` what people ask; `migrations/` how a store gets from one version to the next.
+"""
+
+if __name__ != "trinity_db.schema":
+    # A second import under the bare name would make a second set of tables.
+    raise ImportError("Import trinity_db.schema.")
+
+# The migration this code was written for; a test holds it equal to the newest in migrations/.
+HEAD = "0001"

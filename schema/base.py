@@ -1,0 +1,44 @@
+"""What all tables share: the Postgres schema, names of constraints by rule, column types."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from sqlalchemy import BigInteger, DateTime, Enum, Identity, MetaData, func
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+SCHEMA = "trinity"
+
+# By rule, so that an error can be recognised by the constraint it broke and a migration can drop it.
+NAMING = {
+    "pk": "%(table_name)s_pkey",
+    "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
+    "uq": "%(table_name)s_%(column_0_N_name)s_key",
+    "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+    "ck": "%(table_name)s_%(constraint_name)s_check",
+}
+
+
+class Base(DeclarativeBase):
+    """Base of the tables. Ids are never reused."""
+
+    metadata = MetaData(schema=SCHEMA, naming_convention=NAMING)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        dict[str, Any]: JSONB,
+        datetime: DateTime(timezone=True),
+        int: BigInteger,
+    }
+
+
+# BY DEFAULT, not ALWAYS: writers take ids from the sequence first, so that one COPY per table can
+# write rows that refer to one another.
+Id = Annotated[int, mapped_column(BigInteger, Identity(always=False), primary_key=True)]
+Now = Annotated[datetime, mapped_column(DateTime(timezone=True), server_default=func.now())]
+
+
+def enum(states: type[StrEnum], name: str) -> Enum:
+    """A Postgres enum that holds the values of a StrEnum."""
+    return Enum(
+        states, name=name, schema=SCHEMA, values_callable=lambda kind: [state.value for state in kind]
+    )

@@ -1,0 +1,130 @@
+"""What is trained on: the narrow hot row, the text for people, the arrays for the trainer."""
+
+import uuid
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from trinity_db.schema.base import Base, Id, Now, enum
+from trinity_db.schema.states import ExperienceState
+
+
+class Experience(Base):
+    """One trainable token sequence: the hot row. Explorer or import write it, processors and trainer move it.
+
+    A training run adopts imported rows: it copies the hot row and shares text and rollout
+    with the row that `source_id` names, so that several runs can use one data set, each
+    with states and use counts of its own.
+    """
+
+    __tablename__ = "experience"
+
+    id: Mapped[Id]
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
+    group_id: Mapped[int | None] = mapped_column(ForeignKey("rollout_group.id", ondelete="CASCADE"))
+    rollout_id: Mapped[int | None] = mapped_column(ForeignKey("rollout.id", ondelete="CASCADE"))
+    source_id: Mapped[int | None] = mapped_column(ForeignKey("experience.id"))
+    step: Mapped[int] = mapped_column(SmallInteger, server_default="0")
+    state: Mapped[ExperienceState] = mapped_column(enum(ExperienceState, "experience_state"))
+    # Kept for evaluation: never drawn.
+    held_out: Mapped[bool] = mapped_column(Boolean, server_default="false")
+    version_min: Mapped[int | None] = mapped_column(Integer)
+    version_max: Mapped[int | None] = mapped_column(Integer)
+    reward: Mapped[float | None] = mapped_column(Double)
+    priority: Mapped[float] = mapped_column(Double, server_default="0")
+    # Committed uses.
+    use_count: Mapped[int] = mapped_column(Integer, server_default="0")
+    # In tokens; NULL until the row has a payload.
+    prompt_length: Mapped[int | None] = mapped_column(Integer)
+    response_length: Mapped[int | None] = mapped_column(Integer)
+    # The lease, and its fencing token.
+    worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
+    attempt: Mapped[int] = mapped_column(Integer, server_default="0")
+    # Made from an imported row's content, so that importing it again adds nothing.
+    import_key: Mapped[uuid.UUID | None]
+    created_at: Mapped[Now]
+
+    __table_args__ = (
+        CheckConstraint("(group_id IS NULL) = (rollout_id IS NULL)", "group_iff_rollout"),
+        # A row in a batch that nobody holds would never be drawn again.
+        CheckConstraint("state <> 'leased' OR worker_id IS NOT NULL", "leased_by_a_worker"),
+        CheckConstraint("reward > '-Infinity' AND reward < 'Infinity'", "reward_finite"),
+        CheckConstraint("version_min <= version_max", "versions_in_order"),
+        Index(
+            "experience_import_key",
+            "run_id",
+            "import_key",
+            unique=True,
+            postgresql_where=text("import_key IS NOT NULL"),
+        ),
+        Index(
+            "experience_source_key",
+            "run_id",
+            "source_id",
+            unique=True,
+            postgresql_where=text("source_id IS NOT NULL"),
+        ),
+        Index(
+            "experience_rollout_key",
+            "rollout_id",
+            "step",
+            unique=True,
+            postgresql_where=text("source_id IS NULL"),
+        ),
+        Index(
+            "experience_open_idx",
+            "run_id",
+            "state",
+            "id",
+            postgresql_where=text("state IN ('raw', 'clean', 'scored') AND worker_id IS NULL"),
+        ),
+        Index("experience_ready_idx", "run_id", "id", postgresql_where=text("state = 'ready'")),
+        Index("experience_group_idx", "group_id"),
+        Index("experience_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
+        {"postgresql_with": {"fillfactor": "70"}},
+    )
+
+
+class ExperienceText(Base):
+    """Prompt and response for people and search; immutable. Written by explorer and import."""
+
+    __tablename__ = "experience_text"
+
+    experience_id: Mapped[int] = mapped_column(
+        ForeignKey("experience.id", ondelete="CASCADE"), primary_key=True
+    )
+    prompt: Mapped[str] = mapped_column(Text)
+    response: Mapped[str] = mapped_column(Text)
+    # The prompt as a conversation, where it was one.
+    messages: Mapped[list[dict[str, str]] | None] = mapped_column(JSONB)
+    # Columns of an imported row that have no place of their own; an export gives them back.
+    extra: Mapped[dict[str, Any] | None]
+
+
+class Payload(Base):
+    """An experience's arrays, packed as in trinity_db.arrays; immutable. Written by explorer and trainer."""
+
+    __tablename__ = "payload"
+
+    experience_id: Mapped[int] = mapped_column(
+        ForeignKey("experience.id", ondelete="CASCADE"), primary_key=True
+    )
+    codec: Mapped[str] = mapped_column(Text)
+    num_tokens: Mapped[int] = mapped_column(Integer)
+    # STORAGE EXTERNAL (set in the migration): such bytes gain nothing from compression.
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+
+    __table_args__ = (CheckConstraint("num_tokens > 0", "has_tokens"),)

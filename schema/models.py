@@ -1,0 +1,19 @@
+"""All tables at once, for Alembic."""
+
+from trinity_db.schema import batches, experiences, preferences, processing, rewards, rollouts, runs, tasks
+from trinity_db.schema.base import Base
+
+metadata = Base.metadata
+
+# Importing a family registers its tables.
+__all__ = [
+    "batches",
+    "experiences",
+    "metadata",
+    "preferences",
+    "processing",
+    "rewards",
+    "rollouts",
+    "runs",
+    "tasks",
+]

@@ -1,0 +1,29 @@
+"""Named SQL: every statement that moves a row.
+
+A file holds queries of one part; `-- name: claim_raw` begins one, the comment below it says what
+it guarantees. States stand as literals, so that partial indexes serve prepared statements.
+"""
+
+import re
+from functools import cache
+from importlib.resources import files
+
+_HEADER = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+@cache
+def queries() -> dict[str, str]:
+    """Every query by name."""
+    found: dict[str, str] = {}
+    for path in sorted(files(__package__).iterdir(), key=lambda entry: entry.name):
+        if path.name.endswith(".sql"):
+            _, *parts = _HEADER.split(path.read_text(encoding="utf-8"))
+            for name, text in zip(parts[::2], parts[1::2], strict=True):
+                assert name not in found, f"two queries are named {name}"
+                found[name] = text.strip()
+    return found
+
+
+def query(name: str) -> str:
+    """The text of a named query, with psycopg's %(name)s placeholders."""
+    return queries()[name]

@@ -1,0 +1,280 @@
+-- name: latest_version
+-- The newest policy version, NULL before the first.
+SELECT max(p.version) AS version FROM trinity.policy_version p WHERE p.run_id = %(run_id)s
+
+-- name: expire_stale_groups
+-- Take ready groups out that are staler than the limit allows; the draw calls it first, so none is drawn.
+UPDATE trinity.rollout_group g SET state = 'dropped'
+WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND %(version)s - g.version_min > %(max_staleness)s
+RETURNING g.id
+
+-- name: expire_members
+UPDATE trinity.experience e SET state = 'expired'
+WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'ready' AND e.source_id IS NULL
+RETURNING e.id, e.version_min
+
+-- name: draw_groups
+-- The oldest ready groups, locked; skips what another transaction holds right now.
+SELECT g.id
+FROM trinity.rollout_group g
+WHERE g.run_id = %(run_id)s AND g.state = 'ready'
+ORDER BY g.id
+LIMIT %(limit)s
+FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: draw_members
+-- All members of drawn groups that are left to train on, in order, with their rewards as they are now.
+SELECT e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness
+FROM trinity.experience e
+WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'ready' AND e.source_id IS NULL
+ORDER BY e.group_id, e.id
+FOR NO KEY UPDATE
+
+-- name: draw_rows
+-- Rows for imitation, in an order that is shuffled anew for each pass over the data and the same after a
+-- restart. Rows known to be bad are never imitated: rejected ones and those with a reward of zero or less.
+SELECT e.id, e.use_count
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND NOT e.held_out
+  AND (e.reward IS NULL OR e.reward > 0)
+  AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
+ORDER BY e.use_count, hashint8extended(e.id, %(seed)s::bigint + e.use_count), e.id
+LIMIT %(limit)s
+FOR NO KEY UPDATE OF e SKIP LOCKED
+
+-- name: draw_pairs
+-- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart.
+SELECT p.id, p.use_count, p.chosen_id, p.rejected_id
+FROM trinity.preference p
+WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND NOT p.held_out
+ORDER BY p.use_count, hashint8extended(p.id, %(seed)s::bigint + p.use_count), p.id
+LIMIT %(limit)s
+FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: count_rows
+SELECT count(*) AS rows
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND NOT e.held_out
+  AND (e.reward IS NULL OR e.reward > 0)
+  AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
+
+-- name: count_pairs
+SELECT count(*) AS rows
+FROM trinity.preference p
+WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND NOT p.held_out
+
+-- name: held_out_rows
+SELECT e.id
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.held_out
+  AND (e.reward IS NULL OR e.reward > 0)
+  AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
+ORDER BY e.id
+LIMIT %(limit)s
+
+-- name: held_out_pairs
+SELECT p.id, p.chosen_id, p.rejected_id
+FROM trinity.preference p
+WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.held_out
+ORDER BY p.id
+LIMIT %(limit)s
+
+-- name: insert_batch
+INSERT INTO trinity.batch (run_id, step, worker_id, policy_version, size, epoch, sampler, seed, query)
+VALUES (%(run_id)s, %(step)s, %(worker_id)s, %(version)s, %(size)s, %(epoch)s, %(sampler)s, %(seed)s, %(query)s)
+RETURNING id
+
+-- name: insert_batch_items
+-- What the trainer will see, in order, with the numbers it will use.
+INSERT INTO trinity.batch_item (batch_id, ordinal, experience_id, preference_id, reward, advantage, staleness)
+SELECT %(batch_id)s, i.ordinal - 1, i.experience_id, i.preference_id, i.reward, i.advantage, i.staleness
+FROM unnest(%(experience_ids)s::bigint[], %(preference_ids)s::bigint[], %(rewards)s::double precision[],
+            %(advantages)s::double precision[], %(staleness)s::integer[])
+     WITH ORDINALITY AS i (experience_id, preference_id, reward, advantage, staleness, ordinal)
+
+-- name: lease_experiences
+UPDATE trinity.experience e SET state = 'leased', worker_id = %(worker_id)s, attempt = e.attempt + 1
+WHERE e.id = ANY(%(ids)s) AND e.state = 'ready'
+
+-- name: lease_groups
+UPDATE trinity.rollout_group g SET state = 'leased', worker_id = %(worker_id)s
+WHERE g.id = ANY(%(ids)s) AND g.state = 'ready'
+
+-- name: lease_preferences
+UPDATE trinity.preference p SET state = 'leased', worker_id = %(worker_id)s, attempt = p.attempt + 1
+WHERE p.id = ANY(%(ids)s) AND p.state = 'ready'
+
+-- name: read_batch
+-- The rows of a batch with their arrays, in the order of the draw.
+SELECT i.ordinal, i.experience_id, i.preference_id, i.reward, i.advantage, i.weight, i.staleness, e.group_id,
+       p.codec, p.num_tokens, p.data
+FROM trinity.batch_item i
+JOIN trinity.experience e ON e.id = i.experience_id
+JOIN trinity.payload p ON p.experience_id = i.experience_id
+WHERE i.batch_id = %(batch_id)s
+ORDER BY i.ordinal
+
+-- name: read_payloads
+SELECT p.experience_id AS id, p.codec, p.num_tokens, p.data
+FROM trinity.payload p
+WHERE p.experience_id = ANY(%(ids)s)
+
+-- name: commit_batch
+-- The trainer step is done. Only the worker that drew the batch can say so.
+UPDATE trinity.batch b SET state = 'committed', committed_at = now()
+WHERE b.id = %(batch_id)s AND b.worker_id = %(worker_id)s AND b.state = 'leased'
+RETURNING b.run_id
+
+-- name: batch_state
+SELECT b.state FROM trinity.batch b WHERE b.id = %(batch_id)s
+
+-- name: use_experiences
+-- Count the use; a row that was used as often as allowed is trained.
+UPDATE trinity.experience e
+SET use_count = e.use_count + 1,
+    state = CASE WHEN e.use_count + 1 < %(max_uses)s THEN 'ready' ELSE 'trained' END::trinity.experience_state,
+    worker_id = NULL
+FROM trinity.batch_item i
+WHERE i.batch_id = %(batch_id)s AND i.preference_id IS NULL AND e.id = i.experience_id AND e.state = 'leased'
+
+-- name: use_groups
+UPDATE trinity.rollout_group g SET state = 'trained', worker_id = NULL
+WHERE g.state = 'leased' AND g.run_id = %(run_id)s
+  AND g.id IN (SELECT e.group_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
+               WHERE i.batch_id = %(batch_id)s)
+
+-- name: use_preferences
+UPDATE trinity.preference p
+SET use_count = p.use_count + 1,
+    state = CASE WHEN p.use_count + 1 < %(max_uses)s THEN 'ready' ELSE 'trained' END::trinity.experience_state,
+    worker_id = NULL
+WHERE p.state = 'leased'
+  AND p.id IN (SELECT i.preference_id FROM trinity.batch_item i WHERE i.batch_id = %(batch_id)s)
+
+-- name: publish_version
+-- The last step must still be committed by the worker that publishes: a trainer that was replaced meanwhile
+-- publishes nothing. The first version has no steps. Harmless when repeated.
+INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
+SELECT %(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s
+WHERE %(version)s = 0
+   OR EXISTS (SELECT FROM trinity.batch b
+              WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'committed'
+                AND b.worker_id = %(worker_id)s)
+ON CONFLICT (run_id, version) DO NOTHING
+
+-- name: find_version
+SELECT p.version FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.step = %(step)s
+  AND p.checkpoint_hash = %(checkpoint_hash)s
+
+-- name: include_batches
+-- By this the version's checkpoint includes every batch that was committed since the one before.
+UPDATE trinity.batch b SET included_version = %(version)s
+WHERE b.run_id = %(run_id)s AND b.state = 'committed' AND b.included_version IS NULL
+
+-- name: versions_with_checkpoint
+-- Newest first.
+SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash
+FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
+ORDER BY p.version DESC
+LIMIT %(limit)s
+
+-- name: prune_checkpoints
+-- Forget the checkpoints of all but the newest few versions, before their files are deleted. Version 0 stays:
+-- it is where a run starts anew, and what it is compared with.
+WITH old AS (
+    SELECT p.version, p.checkpoint
+    FROM trinity.policy_version p
+    WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
+    ORDER BY p.version DESC
+    OFFSET %(keep)s
+)
+UPDATE trinity.policy_version p SET checkpoint = NULL
+FROM old
+WHERE p.run_id = %(run_id)s AND p.version = old.version
+RETURNING old.checkpoint
+
+-- name: withdraw_version
+-- Its files are damaged or missing: nobody shall load it.
+UPDATE trinity.policy_version p SET checkpoint = NULL WHERE p.run_id = %(run_id)s AND p.version = %(version)s
+
+-- name: open_batches
+-- Batches that the checkpoint of a version does not include.
+SELECT b.id, b.state
+FROM trinity.batch b
+WHERE b.run_id = %(run_id)s AND b.state IN ('leased', 'committed')
+  AND (b.included_version IS NULL OR b.included_version > %(version)s)
+ORDER BY b.id
+FOR NO KEY UPDATE
+
+-- name: leased_batch
+SELECT b.id FROM trinity.batch b WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'leased'
+
+-- name: reopen_experiences
+-- Give the rows of batches back; a committed use is taken back.
+UPDATE trinity.experience e
+SET state = 'ready', worker_id = NULL, use_count = e.use_count - i.uses
+FROM (SELECT i.experience_id, count(*) FILTER (WHERE b.state = 'committed') AS uses
+      FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id
+      WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL
+      GROUP BY i.experience_id) i
+WHERE e.id = i.experience_id AND e.state IN ('leased', 'trained', 'ready')
+
+-- name: reopen_groups
+UPDATE trinity.rollout_group g SET state = 'ready', worker_id = NULL
+WHERE g.run_id = %(run_id)s AND g.state IN ('leased', 'trained')
+  AND g.id IN (SELECT e.group_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
+               WHERE i.batch_id = ANY(%(batch_ids)s))
+
+-- name: reopen_preferences
+UPDATE trinity.preference p
+SET state = 'ready', worker_id = NULL, use_count = p.use_count - i.uses
+FROM (SELECT pairs.preference_id, count(*) FILTER (WHERE pairs.state = 'committed') AS uses
+      FROM (SELECT DISTINCT i.preference_id, b.id, b.state
+            FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id
+            WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NOT NULL) pairs
+      GROUP BY pairs.preference_id) i
+WHERE p.id = i.preference_id AND p.state IN ('leased', 'trained', 'ready')
+
+-- name: reopen_batches
+UPDATE trinity.batch b SET state = 'reopened', included_version = NULL WHERE b.id = ANY(%(batch_ids)s)
+
+-- name: unencoded_rows
+-- Adopted rows that no tokenizer has seen yet.
+SELECT e.id, x.prompt, x.response, x.messages
+FROM trinity.experience e
+JOIN trinity.experience_text x ON x.experience_id = e.source_id
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL AND e.id > %(after)s
+ORDER BY e.id
+LIMIT %(limit)s
+
+-- name: count_unencoded
+SELECT count(*) AS rows
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL
+
+-- name: encode_rows
+UPDATE trinity.experience e SET prompt_length = n.prompt_length, response_length = n.response_length
+FROM unnest(%(ids)s::bigint[], %(prompt_lengths)s::integer[], %(response_lengths)s::integer[])
+     AS n (id, prompt_length, response_length)
+WHERE e.id = n.id
+
+-- name: insert_payloads
+INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
+SELECT n.id, %(codec)s, n.num_tokens, n.data
+FROM unnest(%(ids)s::bigint[], %(num_tokens)s::integer[], %(data)s::bytea[]) AS n (id, num_tokens, data)
+
+-- name: drop_ready
+-- Ready rows that turn out not to fit the model.
+UPDATE trinity.experience e SET state = 'dropped' WHERE e.id = ANY(%(ids)s) AND e.state = 'ready' RETURNING e.id
+
+-- name: drop_pairs_of
+-- A pair goes with either of its rows.
+WITH dropped AS (
+    UPDATE trinity.preference p SET state = 'dropped'
+    WHERE (p.chosen_id = ANY(%(ids)s) OR p.rejected_id = ANY(%(ids)s)) AND p.state = 'ready'
+    RETURNING p.id, p.run_id
+)
+INSERT INTO trinity."drop" (run_id, preference_id, stage, reason)
+SELECT run_id, id, %(stage)s, 'row_dropped' FROM dropped

@@ -1,0 +1,112 @@
+-- name: create_taskset
+-- Create a taskset; nothing when the name is taken.
+INSERT INTO trinity.taskset (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING
+
+-- name: insert_tasks
+-- Add tasks; those that the set has already are left alone.
+INSERT INTO trinity.task (taskset_id, key, payload)
+SELECT s.id, n.key, n.payload::jsonb
+FROM unnest(%(keys)s::text[], %(payloads)s::text[]) WITH ORDINALITY AS n (key, payload, ordinal)
+JOIN trinity.taskset s ON s.name = %(name)s
+ORDER BY n.ordinal
+ON CONFLICT (taskset_id, key) DO NOTHING
+
+-- name: find_tasks
+SELECT t.key, t.id
+FROM trinity.task t
+JOIN trinity.taskset s ON s.id = t.taskset_id
+WHERE s.name = %(name)s AND t.key = ANY(%(keys)s)
+
+-- name: lock_taskset
+-- Imports under one name take turns, so that what one found missing is still missing when it writes.
+SELECT s.id FROM trinity.taskset s WHERE s.name = %(name)s FOR NO KEY UPDATE
+
+-- name: find_imported
+-- Which of these rows are there already.
+SELECT e.import_key, e.id
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.import_key = ANY(%(keys)s::uuid[])
+
+-- name: join_groups
+-- Make room for new members in the groups of their tasks; a task that has no group, or only groups that are full
+-- (their counters are smallint), gets one. The first of the new members has ordinal `first`.
+WITH joining AS (
+    SELECT n.task_id, n.members,
+           (SELECT max(g.id) FROM trinity.rollout_group g
+            WHERE g.run_id = %(run_id)s AND g.task_id = n.task_id AND g.arrived + n.members <= 32767) AS group_id
+    FROM unnest(%(task_ids)s::bigint[], %(members)s::integer[]) AS n (task_id, members)
+),
+grown AS (
+    UPDATE trinity.rollout_group g SET expected = g.expected + j.members, arrived = g.arrived + j.members
+    FROM joining j
+    WHERE g.id = j.group_id
+    RETURNING g.task_id, g.id, g.arrived - j.members AS first
+),
+started AS (
+    INSERT INTO trinity.rollout_group (run_id, task_id, state, expected, arrived, completed_at)
+    SELECT %(run_id)s, j.task_id, 'ready', j.members, j.members, now()
+    FROM joining j
+    WHERE j.group_id IS NULL
+    ORDER BY j.task_id
+    RETURNING task_id, id, 0 AS first
+)
+SELECT task_id, id, first FROM grown UNION ALL SELECT task_id, id, first FROM started
+
+-- name: insert_pairs
+-- Add imported preferences; pairs that the data set has already are left alone.
+INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, margin, extra)
+SELECT %(run_id)s, n.chosen_id, n.rejected_id, 'import', n.margin, n.extra::jsonb
+FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[], %(margins)s::double precision[],
+            %(extras)s::text[]) WITH ORDINALITY AS n (chosen_id, rejected_id, margin, extra, ordinal)
+ORDER BY n.ordinal
+ON CONFLICT (run_id, chosen_id, rejected_id) DO NOTHING
+
+-- name: export_tasks
+SELECT t.payload
+FROM trinity.task t
+JOIN trinity.taskset s ON s.id = t.taskset_id
+WHERE s.name = %(name)s
+ORDER BY t.id
+
+-- name: export_demonstrations
+-- Imported responses that are compared with no other.
+SELECT x.prompt, x.messages, x.response, x.extra
+FROM trinity.experience e
+JOIN trinity.run r ON r.id = e.run_id
+JOIN trinity.experience_text x ON x.experience_id = e.id
+WHERE r.name = %(name)s AND e.group_id IS NULL AND e.source_id IS NULL
+ORDER BY e.id
+
+-- name: export_trajectories
+-- All attempts of a run or a data set, with their rewards as they are now.
+SELECT t.payload, x.response, e.reward, m.model, x.extra
+FROM trinity.experience e
+JOIN trinity.run r ON r.id = e.run_id
+JOIN trinity.experience_text x ON x.experience_id = e.id
+JOIN trinity.rollout m ON m.id = e.rollout_id
+JOIN trinity.rollout_group g ON g.id = e.group_id
+JOIN trinity.task t ON t.id = g.task_id
+WHERE r.name = %(name)s AND e.source_id IS NULL
+ORDER BY e.id
+
+-- name: export_pairs
+SELECT x.prompt, x.messages, x.response AS chosen, y.response AS rejected, p.margin, p.extra
+FROM trinity.preference p
+JOIN trinity.run r ON r.id = p.run_id
+JOIN trinity.experience chosen ON chosen.id = p.chosen_id
+JOIN trinity.experience_text x ON x.experience_id = coalesce(chosen.source_id, chosen.id)
+JOIN trinity.experience rejected ON rejected.id = p.rejected_id
+JOIN trinity.experience_text y ON y.experience_id = coalesce(rejected.source_id, rejected.id)
+WHERE r.name = %(name)s
+ORDER BY p.id
+
+-- name: export_verdicts
+-- Responses with an imported verdict, the latest of each.
+SELECT x.prompt, x.messages, x.response, v.value > 0 AS label, x.extra
+FROM trinity.experience e
+JOIN trinity.run r ON r.id = e.run_id
+JOIN trinity.experience_text x ON x.experience_id = e.id
+JOIN LATERAL (SELECT v.value FROM trinity.reward_event v
+              WHERE v.rollout_id = e.rollout_id AND v.name = 'label' ORDER BY v.id DESC LIMIT 1) v ON true
+WHERE r.name = %(name)s AND e.source_id IS NULL
+ORDER BY e.id

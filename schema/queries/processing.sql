@@ -1,0 +1,183 @@
+-- name: claim_raw
+-- Lease up to :limit raw rows for the clean processor, oldest first; skip rows that others hold.
+WITH picked AS MATERIALIZED (
+    SELECT e.id
+    FROM trinity.experience e
+    WHERE e.run_id = %(run_id)s AND e.state = 'raw' AND e.worker_id IS NULL
+    ORDER BY e.id
+    LIMIT %(limit)s
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE trinity.experience e SET worker_id = %(worker_id)s, attempt = e.attempt + 1
+FROM picked
+WHERE e.id = picked.id
+RETURNING e.id, e.attempt
+
+-- name: claim_clean
+-- Lease up to :limit clean rows for the score processor, oldest first; skip rows that others hold.
+WITH picked AS MATERIALIZED (
+    SELECT e.id
+    FROM trinity.experience e
+    WHERE e.run_id = %(run_id)s AND e.state = 'clean' AND e.worker_id IS NULL
+    ORDER BY e.id
+    LIMIT %(limit)s
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE trinity.experience e SET worker_id = %(worker_id)s, attempt = e.attempt + 1
+FROM picked
+WHERE e.id = picked.id
+RETURNING e.id, e.attempt
+
+-- name: read_for_cleaning
+SELECT e.id, e.attempt, x.response, m.finish_reason, p.codec, p.data, p.num_tokens
+FROM trinity.experience e
+JOIN trinity.experience_text x ON x.experience_id = e.id
+JOIN trinity.payload p ON p.experience_id = e.id
+JOIN trinity.rollout m ON m.id = e.rollout_id
+WHERE e.id = ANY(%(ids)s)
+ORDER BY e.id
+
+-- name: read_for_scoring
+SELECT e.id, e.attempt, e.rollout_id, e.group_id, x.response, t.payload AS task
+FROM trinity.experience e
+JOIN trinity.experience_text x ON x.experience_id = e.id
+JOIN trinity.rollout_group g ON g.id = e.group_id
+JOIN trinity.task t ON t.id = g.task_id
+WHERE e.id = ANY(%(ids)s)
+ORDER BY e.id
+
+-- name: pass_raw
+-- Move rows that the worker still holds under the attempt it was given from raw to clean.
+UPDATE trinity.experience e SET state = 'clean', worker_id = NULL
+FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt)
+WHERE e.id = h.id AND e.attempt = h.attempt AND e.worker_id = %(worker_id)s AND e.state = 'raw'
+RETURNING e.id
+
+-- name: pass_clean
+-- Move rows that the worker still holds under the attempt it was given from clean to scored.
+UPDATE trinity.experience e SET state = 'scored', worker_id = NULL
+FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt)
+WHERE e.id = h.id AND e.attempt = h.attempt AND e.worker_id = %(worker_id)s AND e.state = 'clean'
+RETURNING e.id
+
+-- name: drop_held
+-- Drop rows that the worker still holds under the attempt it was given.
+UPDATE trinity.experience e SET state = 'dropped', worker_id = NULL
+FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt)
+WHERE e.id = h.id AND e.attempt = h.attempt AND e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean')
+RETURNING e.id
+
+-- name: release_held
+-- Give rows back for another attempt.
+UPDATE trinity.experience e SET worker_id = NULL
+FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt)
+WHERE e.id = h.id AND e.attempt = h.attempt AND e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean')
+RETURNING e.id
+
+-- name: count_failures
+-- How often this version of a processor has failed on each row.
+SELECT p.experience_id AS id, count(*) AS failures
+FROM trinity.processing p
+WHERE p.experience_id = ANY(%(ids)s) AND p.processor = %(processor)s
+  AND p.processor_version = %(processor_version)s AND p.outcome = 'failed'
+GROUP BY p.experience_id
+
+-- name: record_processing
+INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, error)
+SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, p.outcome::trinity.processing_outcome, p.error
+FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(errors)s::text[])
+     AS p (id, attempt, outcome, error)
+
+-- name: record_drops
+-- Why rows will not be trained on; the state changes in the same transaction.
+INSERT INTO trinity."drop" (run_id, experience_id, stage, reason, detail)
+SELECT %(run_id)s, d.id, %(stage)s, d.reason, d.detail
+FROM unnest(%(ids)s::bigint[], %(reasons)s::text[], %(details)s::jsonb[]) AS d (id, reason, detail)
+ON CONFLICT (experience_id) DO NOTHING
+
+-- name: settle_groups
+-- Take complete groups of which no member is still being processed; with enough members left they are ready,
+-- otherwise dropped. Whole groups only: a member that another processor holds keeps its group back.
+WITH picked AS MATERIALIZED (
+    SELECT g.id
+    FROM trinity.rollout_group g
+    WHERE g.run_id = %(run_id)s AND g.state = 'complete'
+      AND NOT EXISTS (SELECT FROM trinity.experience e WHERE e.group_id = g.id AND e.state IN ('raw', 'clean'))
+    ORDER BY g.id
+    LIMIT %(limit)s
+    FOR NO KEY UPDATE SKIP LOCKED
+),
+members AS (
+    SELECT picked.id,
+           count(e.id) AS size,
+           count(e.id) FILTER (WHERE e.reward >= 1) AS solved,
+           count(e.reward) AS reward_count,
+           avg(e.reward) AS reward_mean,
+           var_samp(e.reward) AS reward_variance
+    FROM picked
+    LEFT JOIN trinity.experience e ON e.group_id = picked.id AND e.state = 'scored'
+    GROUP BY picked.id
+)
+UPDATE trinity.rollout_group g
+SET state = CASE WHEN members.size >= %(min_group_size)s THEN 'ready' ELSE 'dropped' END::trinity.group_state,
+    reward_count = members.reward_count,
+    reward_mean = members.reward_mean,
+    reward_variance = members.reward_variance
+FROM members
+WHERE g.id = members.id
+RETURNING g.id, g.task_id, g.state, members.size, members.solved
+
+-- name: ready_members
+UPDATE trinity.experience e SET state = 'ready' WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
+
+-- name: drop_members
+-- The members of groups that are dropped as a whole.
+UPDATE trinity.experience e SET state = 'dropped'
+WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
+RETURNING e.id
+
+-- name: record_group_drops
+INSERT INTO trinity."drop" (run_id, group_id, stage, reason, detail)
+SELECT %(run_id)s, d.id, %(stage)s, %(reason)s, d.detail
+FROM unnest(%(group_ids)s::bigint[], %(details)s::jsonb[]) AS d (id, detail)
+ON CONFLICT (group_id) DO NOTHING
+
+-- name: count_solved
+-- What selectors know of a task: rollouts with a reward, those solved, and the Beta posterior that follows.
+INSERT INTO trinity.task_stat AS s (run_id, task_id, scored, solved, alpha, beta)
+SELECT %(run_id)s, n.task_id, sum(n.scored), sum(n.solved), 1 + sum(n.solved), 1 + sum(n.scored - n.solved)
+FROM unnest(%(task_ids)s::bigint[], %(scored)s::integer[], %(solved)s::integer[]) AS n (task_id, scored, solved)
+GROUP BY n.task_id
+ON CONFLICT (run_id, task_id) DO UPDATE
+SET scored = s.scored + excluded.scored,
+    solved = s.solved + excluded.solved,
+    alpha = s.alpha + excluded.solved,
+    beta = s.beta + excluded.scored - excluded.solved
+
+-- name: count_unprocessed
+-- Rows and groups that processors have yet to move on.
+SELECT (SELECT count(*) FROM trinity.experience e
+        WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean', 'scored')) AS experiences,
+       (SELECT count(*) FROM trinity.rollout_group g
+        WHERE g.run_id = %(run_id)s AND g.state IN ('open', 'complete')) AS groups
+
+-- name: pair_groups
+-- Pair each group's best rows with its worst: every chosen row beats its rejected one by at least the margin,
+-- no row is in two pairs of its group, and pairs that exist are left alone. Serves a run's own and adopted rows.
+WITH ranked AS (
+    SELECT e.id, e.group_id, e.reward, e.held_out,
+           row_number() OVER (PARTITION BY e.group_id ORDER BY e.reward DESC, e.id) AS best,
+           row_number() OVER (PARTITION BY e.group_id ORDER BY e.reward, e.id) AS worst
+    FROM trinity.experience e
+    WHERE e.run_id = %(run_id)s AND e.group_id IS NOT NULL AND e.reward IS NOT NULL
+      AND e.state IN ('ready', 'leased', 'trained')
+)
+INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, margin, held_out)
+SELECT %(run_id)s, chosen.id, rejected.id, 'pair', chosen.reward - rejected.reward, chosen.held_out
+FROM ranked chosen
+JOIN ranked rejected ON rejected.group_id = chosen.group_id AND rejected.worst = chosen.best
+WHERE chosen.reward - rejected.reward >= %(margin)s AND chosen.reward > rejected.reward
+  AND NOT EXISTS (SELECT FROM trinity.preference p
+                  WHERE p.run_id = %(run_id)s AND (p.chosen_id = chosen.id OR p.rejected_id = rejected.id))
+ORDER BY chosen.id
+ON CONFLICT DO NOTHING

@@ -1,0 +1,125 @@
+-- name: status_runs
+-- Every run, or the one with this id, with its workers that said no goodbye and its rows by state. Counts are
+-- exact and scan the hot rows: about 100 ms for a million.
+SELECT r.id, r.name AS run, r.kind, r.state, r.created_at, r.finished_at, p.version AS policy_version, p.step,
+       p.published_at, coalesce(w.workers, '[]') AS workers, coalesce(e.states, '{}') AS experiences
+FROM trinity.run r
+LEFT JOIN LATERAL (
+    SELECT p.version, p.step, p.published_at
+    FROM trinity.policy_version p
+    WHERE p.run_id = r.id
+    ORDER BY p.version DESC
+    LIMIT 1
+) p ON true
+LEFT JOIN LATERAL (
+    SELECT jsonb_agg(jsonb_build_object('role', w.role, 'host', w.host, 'pid', w.pid, 'started_at', w.started_at,
+                                        'silent_seconds', w.silent, 'alive', w.silent <= %(lease_seconds)s::float8)
+                     ORDER BY w.role, w.id) AS workers
+    FROM (SELECT w.id, w.role, w.host, w.pid, w.started_at,
+                 round(extract(epoch FROM clock_timestamp() - w.heartbeat_at), 1) AS silent
+          FROM trinity.worker w
+          WHERE w.run_id = r.id AND w.stopped_at IS NULL) w
+) w ON true
+LEFT JOIN (
+    SELECT s.run_id, jsonb_object_agg(s.state, s.rows) AS states
+    FROM (SELECT e.run_id, e.state, count(*) AS rows
+          FROM trinity.experience e
+          WHERE %(run_id)s::bigint IS NULL OR e.run_id = %(run_id)s
+          GROUP BY e.run_id, e.state) s
+    GROUP BY s.run_id
+) e ON e.run_id = r.id
+WHERE %(run_id)s::bigint IS NULL OR r.id = %(run_id)s
+ORDER BY r.id
+
+-- name: status_detail
+-- How one run fares: groups and pairs by state, staleness of its latest batches, what was explored and trained
+-- lately, the reward of its newest versions, why rows were dropped.
+SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
+        FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
+              WHERE g.run_id = %(run_id)s GROUP BY g.state) s) AS groups,
+       (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
+        FROM (SELECT p.state, count(*) AS rows FROM trinity.preference p
+              WHERE p.run_id = %(run_id)s GROUP BY p.state) s) AS preferences,
+       (SELECT jsonb_build_object('batches', count(DISTINCT b.id), 'mean', avg(i.staleness), 'max', max(i.staleness))
+        FROM (SELECT b.id FROM trinity.batch b
+              WHERE b.run_id = %(run_id)s AND b.state <> 'reopened'
+              ORDER BY b.step DESC LIMIT %(batches)s) b
+        JOIN trinity.batch_item i ON i.batch_id = b.id
+        WHERE i.staleness IS NOT NULL) AS staleness,
+       jsonb_build_object(
+           'seconds', %(window_seconds)s::integer,
+           'rollouts_per_second',
+           (SELECT round(count(*) / %(window_seconds)s::numeric, 2) FROM trinity.rollout m
+            WHERE m.run_id = %(run_id)s AND m.finished_at > now() - make_interval(secs => %(window_seconds)s)),
+           'trained_rows_per_second',
+           (SELECT round(count(*) / %(window_seconds)s::numeric, 2)
+            FROM trinity.batch b JOIN trinity.batch_item i ON i.batch_id = b.id
+            WHERE b.run_id = %(run_id)s AND b.state = 'committed'
+              AND b.committed_at > now() - make_interval(secs => %(window_seconds)s))) AS rates,
+       (SELECT coalesce(jsonb_agg(to_jsonb(v)), '[]')
+        FROM (SELECT v.version, v.step, v.experiences, v.reward
+              FROM trinity.policy_progress v
+              WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)
+              ORDER BY v.version DESC LIMIT %(versions)s) v) AS rewards,
+       (SELECT coalesce(jsonb_agg(to_jsonb(d)), '[]')
+        FROM (SELECT d.stage, d.reason, count(d.experience_id) AS experiences, count(d.group_id) AS groups,
+                     count(d.preference_id) AS preferences
+              FROM trinity."drop" d
+              WHERE d.run_id = %(run_id)s
+              GROUP BY d.stage, d.reason
+              ORDER BY count(*) DESC, d.stage, d.reason) d) AS drops
+
+-- name: show_experience
+-- One experience with everything of which there is one. An adopted row shares the text of its source.
+SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.version_max,
+       (SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = e.run_id) - e.version_min AS staleness,
+       e.use_count, e.prompt_length, e.response_length, e.source_id, e.group_id, g.state AS group_state,
+       m.ordinal AS member, e.rollout_id, e.step, m.model, m.finish_reason, m.started_at, m.finished_at,
+       e.worker_id, e.attempt, e.created_at, s.name AS taskset, t.key AS task, t.payload AS task_payload,
+       x.prompt, x.response, x.messages
+FROM trinity.experience e
+JOIN trinity.run r ON r.id = e.run_id
+LEFT JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e.id)
+LEFT JOIN trinity.rollout m ON m.id = e.rollout_id
+LEFT JOIN trinity.rollout_group g ON g.id = e.group_id
+LEFT JOIN trinity.task t ON t.id = g.task_id
+LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
+WHERE e.id = %(id)s
+
+-- name: show_rewards
+-- What was said about an experience or its rollout; the latest of each name counts.
+SELECT v.created_at, v.source, v.name, v.value, v.weight, v.created_by, v.detail,
+       row_number() OVER (PARTITION BY v.rollout_id, v.name ORDER BY v.id DESC) = 1 AS latest
+FROM trinity.experience e
+JOIN trinity.reward_event v ON v.rollout_id = e.rollout_id OR v.experience_id = e.id
+WHERE e.id = %(id)s
+ORDER BY v.id
+
+-- name: show_processing
+SELECT p.created_at, p.processor, p.processor_version, p.attempt, p.outcome, p.error
+FROM trinity.processing p
+WHERE p.experience_id = %(id)s
+ORDER BY p.id
+
+-- name: show_drops
+-- Why an experience, or the group of a run's own experience, will not be trained on.
+SELECT d.created_at, d.stage, d.reason, d.detail, d.group_id
+FROM trinity.experience e
+JOIN trinity."drop" d ON d.experience_id = e.id OR (d.group_id = e.group_id AND d.run_id = e.run_id)
+WHERE e.id = %(id)s
+ORDER BY d.id
+
+-- name: show_preferences
+SELECT p.id, p.chosen_id, p.rejected_id, p.state, p.source, p.margin, p.use_count, p.held_out
+FROM trinity.preference p
+WHERE p.chosen_id = %(id)s OR p.rejected_id = %(id)s
+ORDER BY p.id
+
+-- name: show_batches
+-- The batches an experience was in, with the numbers they used.
+SELECT b.id, b.step, b.state, b.policy_version, b.included_version, i.ordinal, i.preference_id, i.reward,
+       i.advantage, i.staleness, i.weight, i.probability, b.created_at, b.committed_at
+FROM trinity.batch_item i
+JOIN trinity.batch b ON b.id = i.batch_id
+WHERE i.experience_id = %(id)s
+ORDER BY b.id, i.ordinal

@@ -1,0 +1,99 @@
+"""Attempts at tasks: groups that are compared with one another, and their members."""
+
+from datetime import datetime
+
+from sqlalchemy import (
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    SmallInteger,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from trinity_db.schema.base import Base, Id, Now, enum
+from trinity_db.schema.states import GroupState, RolloutState
+
+
+class RolloutGroup(Base):
+    """The attempts at one task. Written by the explorer; the group processor and the trainer move it."""
+
+    __tablename__ = "rollout_group"
+
+    id: Mapped[Id]
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
+    task_id: Mapped[int] = mapped_column(ForeignKey("task.id"))
+    state: Mapped[GroupState] = mapped_column(enum(GroupState, "group_state"), server_default="open")
+    expected: Mapped[int] = mapped_column(SmallInteger)
+    arrived: Mapped[int] = mapped_column(SmallInteger, server_default="0")
+    # Members that failed for good: they complete the group at a smaller size.
+    failed: Mapped[int] = mapped_column(SmallInteger, server_default="0")
+    # The oldest version that wrote any token of any member; NULL where no policy of this run did.
+    version_min: Mapped[int | None] = mapped_column(Integer)
+    # Kept in the transaction that changes a reward.
+    reward_count: Mapped[int] = mapped_column(Integer, server_default="0")
+    reward_mean: Mapped[float | None] = mapped_column(Double)
+    reward_variance: Mapped[float | None] = mapped_column(Double)
+    # The explorer's lease, and its fencing token.
+    worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
+    attempt: Mapped[int] = mapped_column(Integer, server_default="1")
+    created_at: Mapped[Now]
+    completed_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        # A group that claims more members than it expects was written twice.
+        CheckConstraint("expected > 0 AND arrived + failed <= expected", "members_within_expected"),
+        CheckConstraint("(state = 'open') = (completed_at IS NULL)", "completed_at_iff_not_open"),
+        # What the pace counts and the group processor and the draw look for; finished groups are not in it.
+        Index(
+            "rollout_group_live_idx",
+            "run_id",
+            "state",
+            "id",
+            postgresql_where=text("state IN ('open', 'complete', 'ready', 'leased')"),
+        ),
+        Index("rollout_group_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
+        Index(None, "run_id", "task_id"),
+        {"postgresql_with": {"fillfactor": "70"}},
+    )
+
+
+class Rollout(Base):
+    """One attempt at a task, by one worker; failed ones are kept. Written by the explorer."""
+
+    __tablename__ = "rollout"
+
+    id: Mapped[Id]
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
+    group_id: Mapped[int] = mapped_column(ForeignKey("rollout_group.id", ondelete="CASCADE"))
+    ordinal: Mapped[int] = mapped_column(SmallInteger)
+    attempt: Mapped[int] = mapped_column(Integer)
+    state: Mapped[RolloutState] = mapped_column(enum(RolloutState, "rollout_state"))
+    worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
+    # Who wrote it, where it was no policy version of this run.
+    model: Mapped[str | None] = mapped_column(Text)
+    version_min: Mapped[int | None] = mapped_column(Integer)
+    version_max: Mapped[int | None] = mapped_column(Integer)
+    finish_reason: Mapped[str | None] = mapped_column(Text)
+    error: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[Now]
+
+    __table_args__ = (
+        # A repeated write is a no-op.
+        UniqueConstraint("group_id", "ordinal", "attempt"),
+        # One accepted rollout a member, whatever the number of attempts.
+        Index(
+            "rollout_finished_member_key",
+            "group_id",
+            "ordinal",
+            unique=True,
+            postgresql_where=text("state = 'finished'"),
+        ),
+        CheckConstraint("(state = 'failed') = (error IS NOT NULL)", "error_iff_failed"),
+        CheckConstraint("version_min <= version_max", "versions_in_order"),
+    )

@@ -1,0 +1,72 @@
+"""The states of everything that moves. ARCHITECTURE.md draws the moves; the queries own them."""
+
+from enum import StrEnum
+
+
+class RunKind(StrEnum):
+    """What a run is for."""
+
+    TRAIN = "train"  #: a training effort with roles that work on it
+    DATA = "data"  #: a data set that was imported; training runs adopt its rows
+
+
+class RunState(StrEnum):
+    """Whether a run still wants work."""
+
+    ACTIVE = "active"  #: roles work on it, or may; the trainer moves it on
+    FINISHED = "finished"  #: the configured steps or epochs are done; explorers and processors end
+
+
+class WorkerRole(StrEnum):
+    """Which role a worker plays."""
+
+    EXPLORE = "explore"
+    PROCESS = "process"
+    TRAIN = "train"
+
+
+class GroupState(StrEnum):
+    """How far a rollout group is. Whole groups are explored, paced and drawn."""
+
+    OPEN = "open"  #: members are being explored; the explorer moves it on with the last arrival
+    COMPLETE = "complete"  #: all members arrived or failed; the group processor moves it on
+    READY = "ready"  #: every member is scored or dropped; the trainer draws it
+    LEASED = "leased"  #: in a batch that a trainer works on
+    TRAINED = "trained"  #: its batch is committed; reopened when a checkpoint is rolled back
+    DROPPED = "dropped"  #: will not be trained on; table drop says why
+
+
+class RolloutState(StrEnum):
+    """How an attempt ended."""
+
+    FINISHED = "finished"  #: has experiences
+    FAILED = "failed"  #: has an error
+
+
+class ExperienceState(StrEnum):
+    """How far an experience (or a preference) is."""
+
+    RAW = "raw"  #: written by an explorer; the clean processor moves it on
+    CLEAN = "clean"  #: fit to be scored; the score processor moves it on
+    SCORED = "scored"  #: has a reward; the group processor moves it on with its group
+    READY = "ready"  #: may be drawn; the trainer moves it on. Imported rows begin here
+    LEASED = "leased"  #: in a batch that a trainer works on
+    TRAINED = "trained"  #: used as often as allowed; back to ready when a checkpoint is rolled back
+    DROPPED = "dropped"  #: will not be trained on; table drop says why
+    EXPIRED = "expired"  #: too stale to be trained on; table drop says by how much
+
+
+class BatchState(StrEnum):
+    """Where a batch stands with the checkpoints."""
+
+    LEASED = "leased"  #: drawn, being trained on
+    COMMITTED = "committed"  #: its trainer step is done; durable once a policy version includes it
+    REOPENED = "reopened"  #: no checkpoint includes it; its rows may be drawn again
+
+
+class Outcome(StrEnum):
+    """What a processor made of a row."""
+
+    PASSED = "passed"  #: moved on
+    DROPPED = "dropped"  #: judged unfit
+    FAILED = "failed"  #: raised an error; tried again, or a dead letter at the last attempt

@@ -1,0 +1,64 @@
+"""Servers for the whole session, and a database of its own for each test that asks for one."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from .postgres import cluster_15, cluster_18, discard, execute, new_database, on_database, start
+
+TEMPLATE = "trinity_template"
+
+
+def make_template(url: str) -> None:
+    """Give an empty database what every test's database starts with."""
+    from trinity_db import database
+
+    database.upgrade(url)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The URL of the maintenance database of an embedded server."""
+    cluster = cluster_18()
+    yield start(cluster)
+    discard(cluster)
+
+
+@pytest.fixture(scope="session")
+def server15() -> Iterator[str]:
+    """The same of a PostgreSQL 15, the oldest that is supported."""
+    cluster = cluster_15()
+    if cluster is None:
+        pytest.skip("no PostgreSQL 15 found; install it, or name its bin folder in TRINITY_TEST_PG15_BIN")
+    yield start(cluster)
+    discard(cluster)
+
+
+@pytest.fixture(scope="session")
+def template(server: str) -> str:
+    return _with_template(server)
+
+
+@pytest.fixture(scope="session")
+def template15(server15: str) -> str:
+    return _with_template(server15)
+
+
+@pytest.fixture
+def database_url(server: str, template: str) -> Iterator[str]:
+    """The URL of a database that is this test's own, with the schema at head."""
+    with new_database(server, template) as url:
+        yield url
+
+
+@pytest.fixture
+def database_url_15(server15: str, template15: str) -> Iterator[str]:
+    """The same on PostgreSQL 15."""
+    with new_database(server15, template15) as url:
+        yield url
+
+
+def _with_template(server: str) -> str:
+    execute(server, "CREATE DATABASE {}", TEMPLATE)
+    make_template(on_database(server, TEMPLATE))
+    return TEMPLATE

@@ -1,0 +1,95 @@
+"""Payloads survive their bytes; damaged bytes are refused."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from trinity_db.arrays import CODEC, Payload, decode, encode
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> Payload:
+    mask = np.array(draw(st.lists(st.booleans(), max_size=40)), dtype=np.bool_)
+    int32 = st.integers(-(2**31), 2**31 - 1)
+    tokens = np.array([draw(int32) for _ in mask], dtype=np.int32)
+    trained = int(mask.sum())
+    if not trained or draw(st.booleans()):
+        return Payload(tokens, mask)
+    logprobs = [draw(st.floats(width=32)) for _ in range(trained)]
+    versions = [draw(int32) for _ in range(trained)]
+    return Payload(tokens, mask, np.array(logprobs, np.float32), np.array(versions, np.int32))
+
+
+@given(payloads())
+def test_a_payload_survives_its_bytes(payload: Payload) -> None:
+    again = decode(CODEC, encode(payload), payload.num_tokens)
+    for name in ("token_ids", "action_mask", "logprobs", "versions"):
+        before, after = getattr(payload, name), getattr(again, name)
+        if before is None:
+            assert after is None
+        else:
+            assert after.dtype == before.dtype
+            np.testing.assert_array_equal(before, after)
+
+
+@given(payloads(), st.integers(0, 400))
+def test_shortened_bytes_are_never_read_as_all_of_the_payload(payload: Payload, length: int) -> None:
+    data = encode(payload)[:length]
+    if len(data) == len(encode(payload)):
+        return
+    try:
+        again = decode(CODEC, data, payload.num_tokens)
+    except ValueError:
+        return
+    # What remains can only be the payload without its log-probabilities and versions.
+    assert payload.logprobs is not None
+    assert again.logprobs is None
+    np.testing.assert_array_equal(payload.action_mask, again.action_mask)
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    payload = Payload(
+        np.array([1, 258], np.int32),
+        np.array([False, True]),
+        np.array([-0.5], np.float32),
+        np.array([7], np.int32),
+    )
+    assert encode(payload) == bytes.fromhex("01000000 02010000 00 01 000000bf 07000000")
+
+
+@pytest.mark.parametrize(
+    ("codec", "data", "num_tokens", "message"),
+    [
+        ("packed-9", b"", 0, "'packed-9' is unknown"),
+        (CODEC, bytes(4), 1, "too few"),
+        (CODEC, bytes(5), -1, "too few"),
+        (CODEC, bytes([0, 0, 0, 0, 2]), 1, "other than 0 and 1"),
+        (CODEC, bytes([0, 0, 0, 0, 1, 9]), 1, "expected 0 or 8"),
+        (CODEC, bytes(6), 1, "expected 0 or 0"),
+    ],
+)
+def test_damaged_bytes_are_refused(codec: str, data: bytes, num_tokens: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode(codec, data, num_tokens)
+
+
+TOKENS = np.zeros(2, np.int32)
+MASK = np.array([False, True])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ((TOKENS, MASK[:1]), "one mask entry per token"),
+        ((TOKENS, MASK, np.zeros(1, np.float32), None), "or neither"),
+        ((TOKENS, MASK, np.zeros(2, np.float32), np.zeros(1, np.int32)), "do not fit 1 trained"),
+        ((TOKENS, ~MASK | MASK, np.zeros(2, np.float32), np.zeros(1, np.int32)), "do not fit 2 trained"),
+        ((TOKENS, MASK & ~MASK, np.zeros(0, np.float32), np.zeros(0, np.int32)), "do not fit 0 trained"),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(arrays: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Payload(*arrays)

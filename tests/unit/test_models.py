@@ -1,0 +1,78 @@
+"""Small models are built the same from the same seed, and what is no model is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from trinity_db import models
+from trinity_db.config import ScratchConfig
+from trinity_db.errors import ConfigError, MissingExtra
+from trinity_db.prompts import UntokenizableText, prompt_ids
+
+SMALL = ScratchConfig(alphabet="0123 >\n", hidden_size=16, layers=1, heads=2, context=24)
+
+
+def test_the_same_seed_builds_the_same_files(tmp_path: Path) -> None:
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        models.build_scratch(SMALL, seed, tmp_path / folder)
+    files = {path.name for path in (tmp_path / "a").iterdir()}
+    assert files >= {"config.json", "model.safetensors", "tokenizer.json"}
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in "ac"]
+    assert weights[0] != weights[1]
+
+
+def test_an_alphabet_gives_one_token_per_character_and_no_other_character(tmp_path: Path) -> None:
+    models.build_scratch(SMALL, 0, tmp_path)
+    tokenizer = models.load_tokenizer(tmp_path)
+    ids = prompt_ids("01 3>\n", tokenizer)
+    assert len(ids) == 6
+    assert tokenizer.decode(ids) == "01 3>\n"
+    for text in ("014", "é"):
+        with pytest.raises(UntokenizableText, match="cannot encode"):
+            prompt_ids(text, tokenizer)
+
+
+def test_bytes_spell_every_text(tmp_path: Path) -> None:
+    models.build_scratch(ScratchConfig(hidden_size=16, layers=1, heads=2), 0, tmp_path)
+    tokenizer = models.load_tokenizer(tmp_path)
+    text = "#### 42\n\tdon't, 世界 🙂"
+    ids = prompt_ids(text, tokenizer)
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert models.load_model(tmp_path).config.vocab_size == len(tokenizer) == 258
+
+
+def test_the_model_has_the_asked_shape(tmp_path: Path) -> None:
+    models.build_scratch(SMALL, 0, tmp_path)
+    config = models.load_model(tmp_path, "cpu").config
+    assert config.model_type == "qwen2"
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (16, 1, 2)
+    assert (config.intermediate_size, config.max_position_embeddings) == (48, 24)
+    assert config.tie_word_embeddings
+
+
+def test_a_folder_without_a_model_is_named_in_one_line(tmp_path: Path) -> None:
+    models.build_scratch(SMALL, 0, tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    for folder, message in (
+        ("none", "no such model folder"),
+        ("empty", "has no config.json"),
+        ("odd", "is no causal language model"),
+        ("cut", "is no causal language model"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            models.load_model(tmp_path / folder)
+        assert str(tmp_path / folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_missing_library_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r"torch.*trinity-db\[train\]"):
+        models.load_model(tmp_path)

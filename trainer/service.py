@@ -1,0 +1,230 @@
+"""The trainer: draws, computes, commits, publishes.
+
+It owns the learner and the step counter, which equals the number of committed batches that the
+weights have seen. It reads batches and writes checkpoints; it never speaks to an explorer or a
+processor. A run has one trainer.
+"""
+
+import logging
+import math
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from trinity_db.config import ModelConfig
+from trinity_db.database import Database, Transaction
+from trinity_db.errors import TrinityError
+from trinity_db.models import context_length, load_tokenizer
+from trinity_db.schema.states import WorkerRole
+from trinity_db.service import Service
+from trinity_db.store import batches, policies, runs
+from trinity_db.trainer import checkpoint, start
+from trinity_db.trainer.algorithms.advantages import group_advantages
+from trinity_db.trainer.config import AlgorithmConfig, DpoConfig, GrpoConfig, SftConfig, TrainerConfig
+from trinity_db.trainer.encode import encode_adopted
+from trinity_db.trainer.step import Batch, Learner
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 5.0  # between lines in the log
+HELD_OUT_ROWS = 512  # rows or pairs of an evaluation; its error is then a few percent
+
+
+@dataclass(frozen=True)
+class TrainerSetup:
+    """What of a run's configuration the trainer needs."""
+
+    trainer: TrainerConfig
+    algorithm: AlgorithmConfig
+    model: ModelConfig
+    seed: int
+    max_staleness: int | None
+    temperature: float
+    checkpoints: Path
+
+    @property
+    def is_online(self) -> bool:
+        """Whether it learns from live rollout groups; otherwise from adopted rows, for some epochs."""
+        return isinstance(self.algorithm, GrpoConfig)
+
+    @property
+    def publish_every(self) -> int:
+        """Steps between published versions."""
+        return self.trainer.publish_every or (1 if self.is_online else 100)
+
+
+class Trainer(Service):
+    """The one trainer of a run."""
+
+    role = WorkerRole.TRAIN
+    exclusive = True
+
+    def __init__(self, database: Database, run: runs.Run, setup: TrainerSetup) -> None:
+        super().__init__(database, run)
+        self._setup = setup
+        self._learner: Learner
+        self._total_steps = 0
+        self._published_step = 0
+        self._waiting_since = time.monotonic()
+        self._logged_at = 0.0
+
+    def start(self) -> None:
+        """Go on from the latest whole checkpoint; what it does not include is drawn again."""
+        setup = self._setup
+        start.publish_first_version(self.database, self.run, setup.model, setup.seed, setup.checkpoints)
+        policy = start.recover(self.database, self.run)
+        self._tokenizer = load_tokenizer(policy.checkpoint)
+        if not setup.is_online:
+            limit = min(setup.trainer.max_length or sys.maxsize, context_length(policy.checkpoint))
+            encode_adopted(self.database, self.run.id, self._tokenizer, setup.model.prompt_template, limit)
+        self._total_steps = self._count_steps()
+        self._learner = Learner(
+            setup.trainer,
+            setup.algorithm,
+            policy.checkpoint,
+            total_steps=self._total_steps,
+            reference=self._first_model(),
+            temperature=setup.temperature if setup.is_online else 1.0,
+        )
+        if policy.version > 0:
+            checkpoint.load_state(policy.checkpoint, self._learner)
+        self._published_step = policy.step
+        if policy.version == 0:
+            self._evaluate()
+
+    def work(self) -> bool:
+        """One step; False when no batch can be drawn yet, or never again."""
+        if self._learner.steps_done >= self._total_steps:
+            return False
+        with self.database.transaction() as tx:
+            batch = self._draw(tx)
+        if batch is None:
+            return False
+        waited = time.monotonic() - self._waiting_since
+        started = time.monotonic()
+        with self.database.transaction() as tx:
+            rows = batches.read(tx, batch.id)
+        metrics = self._learner.step(_to_learn(rows))
+        metrics |= {"time/wait_for_batch": waited, "time/step": time.monotonic() - started}
+        self.database.retry(lambda: self._commit(batch, metrics), give_up=lambda: self.stopping)
+        self._after_step(metrics)
+        self._waiting_since = time.monotonic()
+        return True
+
+    def is_done(self) -> bool:
+        """When the last step is done: publish it, and say so to the others."""
+        if self._learner.steps_done < self._total_steps:
+            return False
+        self.release()
+        with self.database.transaction() as tx:
+            runs.finish(tx, self.run.id)
+        logger.info("run '%s' is finished after %d steps", self.run.name, self._learner.steps_done)
+        return True
+
+    def release(self) -> None:
+        """Publish the steps that no checkpoint includes yet, so that stopping costs nothing."""
+        if self._learner.steps_done > self._published_step:
+            self._publish()
+            self._evaluate()
+
+    def _draw(self, tx: Transaction) -> batches.Batch | None:
+        draw = batches.Draw(
+            self.run.id,
+            self.worker_id,
+            self._learner.steps_done + 1,
+            self._setup.trainer.batch_size,
+            self._setup.seed,
+        )
+        batches.reopen_leased(tx, draw)
+        match self._setup.algorithm:
+            case GrpoConfig() as grpo:
+                advantage = partial(group_advantages, scale_by_std=grpo.scale_by_std)
+                return batches.draw_groups(tx, draw, self._setup.max_staleness, advantage)
+            case DpoConfig():
+                return batches.draw_pairs(tx, draw)
+            case SftConfig():
+                return batches.draw_rows(tx, draw)
+
+    def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
+        max_uses = 1 if self._setup.is_online else self._setup.trainer.epochs
+        with self.database.transaction() as tx:
+            if batches.commit(tx, batch, self.worker_id, max_uses):
+                runs.record_metrics(tx, self.run.id, self.role, batch.step, metrics)
+
+    def _after_step(self, metrics: dict[str, float]) -> None:
+        step = self._learner.steps_done
+        if step % self._setup.publish_every == 0 and step < self._total_steps:
+            self._publish()
+        eval_every = self._setup.trainer.eval_every
+        if eval_every is not None and step % eval_every == 0 and step < self._total_steps:
+            self._evaluate()
+        if time.monotonic() - self._logged_at > PROGRESS_SECONDS or step == self._total_steps:
+            self._logged_at = time.monotonic()
+            logger.info("step %d of %d: %s", step, self._total_steps, _short(metrics))
+
+    def _publish(self) -> None:
+        """Save, then record the version and what it includes; older checkpoints go after that."""
+        step = self._learner.steps_done
+        with self.database.transaction() as tx:
+            version = (policies.latest_version(tx, self.run.id) or 0) + 1
+        folder = start.version_folder(self._setup.checkpoints, version)
+        policy = policies.PolicyVersion(
+            version, step, folder, checkpoint.save(folder, self._learner, self._tokenizer)
+        )
+        pruned = self.database.retry(lambda: self._record(policy), give_up=lambda: self.stopping)
+        self._published_step = step
+        for old in pruned:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _record(self, policy: policies.PolicyVersion) -> list[Path]:
+        with self.database.transaction() as tx:
+            policies.publish(tx, self.run.id, policy, self.worker_id)
+            return policies.prune(tx, self.run.id, self._setup.trainer.keep_checkpoints)
+
+    def _evaluate(self) -> None:
+        """Measure the held-out rows, where there are any."""
+        if self._setup.is_online:
+            return
+        pairs = isinstance(self._setup.algorithm, DpoConfig)
+        with self.database.transaction() as tx:
+            payloads = batches.held_out(tx, self.run.id, pairs, HELD_OUT_ROWS)
+        if not payloads:
+            return
+        metrics = {f"eval/{name}": value for name, value in self._learner.evaluate(Batch(payloads)).items()}
+        logger.info("held out, step %d: %s", self._learner.steps_done, _short(metrics))
+        with self.database.transaction() as tx:
+            runs.record_metrics(tx, self.run.id, self.role, self._learner.steps_done, metrics)
+
+    def _count_steps(self) -> int:
+        setup = self._setup
+        if setup.is_online:
+            assert setup.trainer.steps is not None, "the configuration checks it"
+            return setup.trainer.steps
+        with self.database.transaction() as tx:
+            available = batches.count_trainable(tx, self.run.id, isinstance(setup.algorithm, DpoConfig))
+        if not available:
+            what = "preferences" if isinstance(setup.algorithm, DpoConfig) else "rows to imitate"
+            raise TrinityError(
+                f"Run '{self.run.name}' has no {what}; import some and name them under data:, "
+                "or derive pairs with: trinity-db process CONFIG --drain"
+            )
+        return math.ceil(available / setup.trainer.batch_size) * setup.trainer.epochs
+
+    def _first_model(self) -> Path | None:
+        with self.database.transaction() as tx:
+            oldest = policies.with_checkpoint(tx, self.run.id)[-1]
+        return oldest.checkpoint if oldest.version == 0 else None
+
+
+def _to_learn(rows: list[batches.Row]) -> Batch:
+    advantages = [row.advantage for row in rows if row.advantage is not None]
+    return Batch([row.payload for row in rows], np.array(advantages) if advantages else None)
+
+
+def _short(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in metrics.items())

@@ -1,0 +1,93 @@
+"""The arrays of one experience, and their bytes in the store.
+
+Explorers and imports write payloads, trainers read them, nobody changes one. The layout has a
+name, the codec, which is stored beside the bytes, so that a later layout can live with this one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+CODEC = "packed-1"
+"""Little endian, one after the other: token_ids int32[n], action_mask uint8[n], and for sampled
+sequences logprobs float32[k] and versions int32[k], where k counts the ones in the mask."""
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """One trainable token sequence: n tokens, of which k are trained.
+
+    Log-probabilities and versions are both there (a policy sampled the trained tokens) or both
+    None (somebody wrote them: a demonstration, a preference). Only sequences with at least one
+    trained token can have them.
+    """
+
+    token_ids: NDArray[np.int32]
+    """[n] The prompt's and the response's tokens."""
+    action_mask: NDArray[np.bool_]
+    """[n] True for a token that is trained."""
+    logprobs: NDArray[np.float32] | None = None
+    """[k] Log-probability of each trained token under the distribution it was sampled from."""
+    versions: NDArray[np.int32] | None = None
+    """[k] The policy version that sampled each trained token."""
+
+    def __post_init__(self) -> None:
+        if self.token_ids.ndim != 1 or self.action_mask.shape != self.token_ids.shape:
+            raise ValueError(
+                f"A payload needs one mask entry per token: {self.token_ids.shape} tokens, "
+                f"{self.action_mask.shape} mask entries."
+            )
+        if (self.logprobs is None) != (self.versions is None):
+            raise ValueError("A payload has log-probabilities and versions, or neither.")
+        for name, values in (("log-probabilities", self.logprobs), ("versions", self.versions)):
+            if values is not None and (values.shape != (self.num_trained,) or not values.size):
+                raise ValueError(f"{values.shape} {name} do not fit {self.num_trained} trained tokens.")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_trained(self) -> int:
+        return int(np.count_nonzero(self.action_mask))
+
+
+def encode(payload: Payload) -> bytes:
+    """The bytes of a payload in the layout `CODEC`."""
+    parts = [_little(payload.token_ids, "<i4"), _little(payload.action_mask, "u1")]
+    if payload.logprobs is not None and payload.versions is not None:
+        parts += [_little(payload.logprobs, "<f4"), _little(payload.versions, "<i4")]
+    return b"".join(parts)
+
+
+def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
+    """The payload of `num_tokens` tokens that `encode` wrote; its arrays are read-only views.
+
+    Raises:
+        ValueError: the codec is unknown, or the bytes are not those of such a payload.
+    """
+    if codec != CODEC:
+        raise ValueError(f"Payload codec '{codec}' is unknown; this version reads '{CODEC}'.")
+    if num_tokens < 0 or len(data) < 5 * num_tokens:
+        raise ValueError(f"Damaged payload: {len(data)} bytes are too few for {num_tokens} tokens.")
+    token_ids = np.frombuffer(data, "<i4", num_tokens)
+    mask = np.frombuffer(data, "u1", num_tokens, offset=4 * num_tokens)
+    if mask.size and mask.max() > 1:
+        raise ValueError("Damaged payload: its action mask holds values other than 0 and 1.")
+    num_trained = int(mask.sum())
+    rest = len(data) - 5 * num_tokens
+    if rest == 0:
+        return Payload(token_ids, mask.view(np.bool_))
+    if rest != 8 * num_trained:
+        raise ValueError(
+            f"Damaged payload: {rest} bytes follow the mask, expected 0 or {8 * num_trained} "
+            f"for {num_trained} trained tokens."
+        )
+    logprobs = np.frombuffer(data, "<f4", num_trained, offset=5 * num_tokens)
+    versions = np.frombuffer(data, "<i4", num_trained, offset=5 * num_tokens + 4 * num_trained)
+    return Payload(token_ids, mask.view(np.bool_), logprobs, versions)
+
+
+def _little(values: NDArray[np.generic], dtype: str) -> bytes:
+    return values.astype(dtype).tobytes()

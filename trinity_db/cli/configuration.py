@@ -1,0 +1,66 @@
+"""The configuration of a run: the sections of all roles in one file, and what follows from them together."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from trinity_db.config import ModelConfig
+from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.settings import Settings, home
+from trinity_db.trainer.config import AlgorithmConfig, GrpoConfig, TrainerConfig
+
+
+class RunConfig(Settings):
+    """One training effort. Every role reads the same file; what it says is stored with the run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Unique in the store; also names the folder of checkpoints."""
+    seed: int = Field(0, ge=0)
+    """Of sampling, shuffling and random weights."""
+    model: ModelConfig
+    """The starting model."""
+    taskset: str | None = None
+    """Imported tasks to explore (online)."""
+    data: list[str] = Field(default_factory=list)
+    """Names of imported data sets to train on (offline)."""
+    holdout: float = Field(0.0, ge=0, lt=1)
+    """Share of the imported rows that is kept for evaluation and never trained on; all answers to one prompt
+    go together."""
+    max_staleness: int | None = Field(1, ge=0)
+    """How many versions behind the latest one a rollout may be when it is drawn. 0: exploring and training
+    alternate; 1 or more: they overlap; null: no limit."""
+    algorithm: AlgorithmConfig
+    """grpo (online), sft or dpo (offline), by name or with options."""
+    explorer: ExplorerConfig = ExplorerConfig()
+    """How rollouts are produced."""
+    processors: ProcessorsConfig = ProcessorsConfig()
+    """What happens between a rollout and its training."""
+    trainer: TrainerConfig = TrainerConfig()
+    """How the policy is improved."""
+
+    @model_validator(mode="after")
+    def online_or_offline(self) -> Self:
+        if self.is_online:
+            if self.taskset is None:
+                raise ValueError(f"algorithm {self.algorithm.name} explores: name its tasks under taskset")
+            if self.trainer.steps is None:
+                raise ValueError(f"algorithm {self.algorithm.name} trains until trainer.steps: set it")
+        elif not self.data:
+            raise ValueError(f"algorithm {self.algorithm.name} trains on imported rows: name them under data")
+        return self
+
+    @property
+    def is_online(self) -> bool:
+        """Whether the run explores."""
+        return isinstance(self.algorithm, GrpoConfig)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of this run's checkpoints."""
+        return (self.trainer.checkpoints or home() / "checkpoints").absolute() / self.name
+
+    def stored(self) -> dict[str, Any]:
+        """The form in which the configuration is kept with the run, and compared when a role joins it."""
+        return self.model_dump(mode="json")

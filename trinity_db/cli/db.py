@@ -1,0 +1,121 @@
+"""`trinity-db db`: the store itself, embedded or the server that TRINITY_DB_URL names."""
+
+import os
+
+import typer
+
+from trinity_db.errors import ConfigError, SchemaMismatch
+
+OLDEST_SERVER = 15  # the oldest PostgreSQL that is tested
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, check and upgrade the store.")
+
+
+@app.command()
+def init() -> None:
+    """Create the store's schema; harmless when it is there.
+
+    Example:
+
+        trinity-db db init
+    """
+    from trinity_db import database, schema
+
+    url = database.location()
+    if database.schema_version(url) is None:
+        database.upgrade(url)
+    database.open_database()
+    print(f"The store is ready (schema {schema.HEAD}).")
+
+
+@app.command()
+def upgrade() -> None:
+    """Bring the store's schema up to date.
+
+    Example:
+
+        trinity-db db upgrade
+    """
+    from trinity_db import database, schema
+
+    url = database.location()
+    found = database.schema_version(url)
+    database.upgrade(url)
+    print(f"The schema was {found or 'not there'} and is {schema.HEAD} now.")
+
+
+@app.command()
+def check() -> None:
+    """Say which server and schema there are, and whether they fit.
+
+    The exit code is 1 where they do not.
+
+    Example:
+
+        trinity-db db check
+    """
+    from trinity_db import database, schema
+
+    url = database.location()
+    with database.connect(url) as connection:
+        server = connection.info.server_version
+        print(f"server  PostgreSQL {connection.info.parameter_status('server_version')}")
+    found = database.schema_version(url)
+    print(f"schema  {found or 'none'}, this trinity-db needs {schema.HEAD}")
+    if server // 10000 < OLDEST_SERVER:
+        raise SchemaMismatch(f"The server is too old; trinity-db needs PostgreSQL {OLDEST_SERVER} or newer.")
+    if found is None:
+        raise SchemaMismatch("The database has no trinity-db schema yet; run: trinity-db db init")
+    database.open_database()
+
+
+@app.command()
+def url() -> None:
+    """Print the store's URL, for psql and other clients.
+
+    The embedded server is started if need be.
+
+    Example:
+
+        psql "$(trinity-db db url)"
+    """
+    from trinity_db import database
+
+    print(database.location())
+
+
+@app.command()
+def start() -> None:
+    """Start the embedded server; harmless when it runs.
+
+    Example:
+
+        trinity-db db start
+    """
+    _require_embedded("start")
+    from trinity_db import embedded, settings
+
+    embedded.ensure_running(settings.home())
+    print(f"The embedded server runs ({settings.home()}).")
+
+
+@app.command()
+def stop() -> None:
+    """Stop the embedded server; harmless when it does not run.
+
+    Example:
+
+        trinity-db db stop
+    """
+    _require_embedded("stop")
+    from trinity_db import embedded, settings
+
+    stopped = embedded.stop(settings.home())
+    print(f"The embedded server {'is stopped' if stopped else 'was not running'} ({settings.home()}).")
+
+
+def _require_embedded(command: str) -> None:
+    if os.environ.get("TRINITY_DB_URL"):
+        raise ConfigError(
+            f"db {command} is for the embedded server, and TRINITY_DB_URL names another; unset it first."
+        )

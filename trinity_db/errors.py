@@ -1,0 +1,55 @@
+"""What can go wrong, as a small tree.
+
+    TrinityError              one line for the user: what is wrong and what to do
+    ├── ConfigError           a configuration or a command's arguments are wrong
+    ├── ImportFileError       a file to import cannot be read at all
+    ├── MissingExtra          the command needs an optional part of the installation
+    ├── NotFound              a run, row or file that was named does not exist
+    ├── SchemaMismatch        the database's schema is not the one this code knows
+    ├── DatabaseUnavailable   no database answers (Retryable)
+    └── LeaseLost             another worker took the rows over
+
+The command line prints the message of a TrinityError and exits with 1. Anything else is a
+bug and keeps its traceback. `Retryable` marks what a service loop may try again.
+"""
+
+
+class TrinityError(Exception):
+    """Something the user can mend; the message says how, in one line."""
+
+
+class Retryable(Exception):
+    """Mixed into errors that pass by themselves: a loop waits and tries again."""
+
+
+class ConfigError(TrinityError, ValueError):
+    """A configuration or an argument is wrong."""
+
+
+class ImportFileError(TrinityError):
+    """A file to import cannot be read."""
+
+
+class MissingExtra(TrinityError):
+    """A command needs an optional part of the installation."""
+
+    def __init__(self, extra: str, package: str) -> None:
+        super().__init__(
+            f"This needs the package {package}; install it with: pip install 'trinity-db[{extra}]'"
+        )
+
+
+class NotFound(TrinityError):
+    """Something that was named does not exist."""
+
+
+class SchemaMismatch(TrinityError):
+    """The database's schema is not the one this code was written for."""
+
+
+class DatabaseUnavailable(TrinityError, Retryable):
+    """No database answers."""
+
+
+class LeaseLost(TrinityError):
+    """Another worker took these rows after the lease ran out."""

@@ -1,0 +1,146 @@
+"""Out of the store into a file that an import reads back without loss.
+
+Rows have TRL's columns; a conversation is a list of messages in their place, and what meant nothing to the
+import stands in the column `extra`. The file appears under its name only when it is whole.
+"""
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from psycopg.rows import DictRow
+
+from trinity_db.database import Database, Transaction
+from trinity_db.errors import ConfigError, NotFound
+from trinity_db.imports.records import Kind
+from trinity_db.schema.queries import query
+
+Row = dict[str, Any]
+
+EXPORT_TYPES = (".jsonl", ".jsonl.gz", ".parquet", ".arrow")
+FETCH_ROWS = 1_000  # held at a time
+
+
+def export_rows(
+    database: Database, kind: Kind, name: str, path: Path, progress: Callable[[int], None]
+) -> int:
+    """Write what a taskset, data set or run of that name holds of a kind; returns the number of rows.
+
+    Args:
+        progress: called with the number of rows written so far, every FETCH_ROWS rows.
+
+    Raises:
+        ConfigError: the file's type is none of EXPORT_TYPES, or its folder does not exist.
+        NotFound: there are no such rows; no file is written.
+    """
+    suffix = next((suffix for suffix in EXPORT_TYPES if path.name.lower().endswith(suffix)), None)
+    if suffix is None:
+        raise ConfigError(f"{path}: unknown type of file; known are {', '.join(EXPORT_TYPES)}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}.")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with database.transaction(read_only=True) as tx:
+            rows = _counted(_READERS[kind](tx, name), progress)
+            count = _write_lines(partial, rows, packed=suffix.endswith(".gz"))
+        if count == 0:
+            raise NotFound(f"'{name}' holds no {kind}.")
+        if suffix in (".parquet", ".arrow"):
+            from trinity_db.imports import tables  # here, because pyarrow takes half a second to load
+
+            tables.write_table(partial, suffix)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def _tasks(tx: Transaction, name: str) -> Iterator[Row]:
+    for row in _select(tx, "export_tasks", name):
+        payload = dict(row["payload"])
+        prompt = payload.pop("messages", None) or payload.pop("prompt")
+        yield _present(prompt=prompt, answer=payload.pop("answer", None), extra=payload)
+
+
+def _demonstrations(tx: Transaction, name: str) -> Iterator[Row]:
+    for row in _select(tx, "export_demonstrations", name):
+        yield _present(
+            prompt=row["messages"] or row["prompt"],
+            completion=_reply(row["response"], row["messages"]),
+            extra=row["extra"],
+        )
+
+
+def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
+    for row in _select(tx, "export_pairs", name):
+        yield _present(
+            prompt=row["messages"] or row["prompt"],
+            chosen=_reply(row["chosen"], row["messages"]),
+            rejected=_reply(row["rejected"], row["messages"]),
+            margin=row["margin"],
+            extra=row["extra"],
+        )
+    for row in _select(tx, "export_verdicts", name):
+        yield _present(
+            prompt=row["messages"] or row["prompt"],
+            completion=_reply(row["response"], row["messages"]),
+            label=row["label"],
+            extra=row["extra"],
+        )
+
+
+def _trajectories(tx: Transaction, name: str) -> Iterator[Row]:
+    for row in _select(tx, "export_trajectories", name):
+        messages = row["payload"].get("messages")
+        yield _present(
+            prompt=messages or row["payload"]["prompt"],
+            response=_reply(row["response"], messages),
+            reward=row["reward"],
+            model=row["model"],
+            answer=row["payload"].get("answer"),
+            extra=row["extra"],
+        )
+
+
+_READERS: dict[Kind, Callable[[Transaction, str], Iterator[Row]]] = {
+    "tasks": _tasks,
+    "demonstrations": _demonstrations,
+    "preferences": _preferences,
+    "trajectories": _trajectories,
+}
+
+
+def _select(tx: Transaction, name: str, dataset: str) -> Iterator[DictRow]:
+    """The rows of a query, a few at a time."""
+    with tx.cursor(name=name) as cursor:
+        cursor.itersize = FETCH_ROWS
+        cursor.execute(query(name), {"name": dataset})
+        yield from cursor
+
+
+def _reply(response: str, messages: Any) -> Any:
+    """The response in the form of its prompt: text to text, a message to a conversation."""
+    return [{"role": "assistant", "content": response}] if messages else response
+
+
+def _present(**columns: Any) -> Row:
+    return {name: value for name, value in columns.items() if value is not None and value != {}}
+
+
+def _counted(rows: Iterable[Row], progress: Callable[[int], None]) -> Iterator[Row]:
+    for number, row in enumerate(rows, 1):
+        yield row
+        if number % FETCH_ROWS == 0:
+            progress(number)
+
+
+def _write_lines(path: Path, rows: Iterable[Row], packed: bool) -> int:
+    count = 0
+    with gzip.open(path, "wb") if packed else path.open("wb") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            count += 1
+    return count

@@ -1,0 +1,232 @@
+"""Rows out of files: JSON lines, JSON, Parquet, Arrow, and data sets saved by Hugging Face's `datasets`.
+
+A reader yields a file's rows as JSON values, in order, and holds few of them at a time (but for .json,
+which is one value). It knows nothing of what the columns mean. A row that cannot be read is Rejected and
+the next one follows; a file that cannot be read on raises ImportFileError, after the rows before the break.
+"""
+
+import difflib
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from trinity_db.errors import ConfigError, ImportFileError
+from trinity_db.imports.records import MAX_RECORD_BYTES
+from trinity_db.imports.rejects import MAX_ROW_CHARACTERS, Rejected
+
+Row = dict[str, Any]
+Reader = Callable[[Path], Iterator[tuple[int, int, Row | Rejected]]]
+"""Yields the line (or row), counted from 1, the bytes of the file that are read, and the row."""
+
+KNOWN_TYPES = ".jsonl, .json (both also .gz), .parquet, .arrow, .feather, or a folder written by save_to_disk"
+
+
+@dataclass
+class RowSource:
+    """The rows of one import, and how far reading has come."""
+
+    path: Path
+    files: list[Path]
+    reader: Reader
+    total_bytes: int = field(init=False)
+    position: int = field(init=False, default=0)
+    """Bytes read so far, for a progress bar; on compressed files, compressed bytes."""
+
+    def __post_init__(self) -> None:
+        self.total_bytes = sum(file.stat().st_size for file in self.files)
+
+    def __iter__(self) -> Iterator[tuple[int, Row | Rejected]]:
+        """Yield (line, row). Lines are counted from 1, and on through the files of a data set.
+
+        Raises:
+            ImportFileError: the file breaks off or is not what its name says, or holds no rows at all.
+        """
+        lines_before = bytes_before = lines = 0
+        for file in self.files:
+            for line, position, row in self.reader(file):
+                lines = lines_before + line
+                self.position = bytes_before + position
+                yield lines, row
+            lines_before = lines
+            bytes_before += file.stat().st_size
+        self.position = self.total_bytes
+        if not lines:
+            raise ImportFileError(f"{self.path}: holds no rows.")
+
+
+def open_rows(path: Path, split: str | None = None) -> RowSource:
+    """Choose the reader by the file's name; nothing is read yet.
+
+    Args:
+        path: a file of a known type, or a folder that `save_to_disk` wrote.
+        split: the one split to read from a folder with several; None reads them all.
+
+    Raises:
+        ImportFileError: no such file, empty, or of an unknown type.
+        ConfigError: a split that there is not.
+    """
+    if not path.exists():
+        raise ImportFileError(f"{path}: no such file.")
+    if path.is_dir():
+        return _open_saved(path, split)
+    if split is not None:
+        raise ConfigError(f"--split {split}: {path} is one file and has no splits.")
+    reader = _reader_for(path)
+    if path.stat().st_size == 0:
+        raise ImportFileError(f"{path}: is empty.")
+    return RowSource(path, [path], reader)
+
+
+def _reader_for(path: Path) -> Reader:
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) == 2 else "".join(suffixes[-1:])
+    if kind == ".jsonl":
+        return read_lines
+    if kind == ".json":
+        return read_json
+    if suffixes[-1:] in ([".parquet"], [".arrow"], [".feather"]):
+        from trinity_db.imports import tables  # here, because pyarrow takes half a second to load
+
+        return tables.read_parquet if suffixes[-1] == ".parquet" else tables.read_arrow
+    raise ImportFileError(f"{path}: unknown type of file; known are {KNOWN_TYPES}.")
+
+
+def _open_saved(path: Path, split: str | None) -> RowSource:
+    """The Arrow streams of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
+    from trinity_db.imports import tables
+
+    folders = {split: path}
+    if (path / "dataset_dict.json").exists():
+        names = _read_index(path / "dataset_dict.json", "splits")
+        if split is not None and split not in names:
+            nearest = difflib.get_close_matches(split, names, n=1, cutoff=0.5)
+            hint = f"did you mean '{nearest[0]}'?" if nearest else f"there are: {', '.join(names)}."
+            raise ConfigError(f"--split {split}: {path} has no such split; {hint}")
+        folders = {name: path / name for name in names if split in (None, name)}
+    elif split is not None:
+        raise ConfigError(f"--split {split}: {path} is one data set and has no splits.")
+    elif not (path / "state.json").exists():
+        raise ImportFileError(
+            f"{path}: is a folder that save_to_disk did not write; known are {KNOWN_TYPES}."
+        )
+    files = [
+        folder / entry["filename"]
+        for folder in folders.values()
+        for entry in _read_index(folder / "state.json", "_data_files")
+    ]
+    for file in files:
+        if not file.exists():
+            raise ImportFileError(f"{path}: is not whole, {file.name} is missing.")
+    return RowSource(path, files, tables.read_arrow)
+
+
+def _read_index(path: Path, key: str) -> list[Any]:
+    try:
+        entries: list[Any] = json.loads(path.read_text(encoding="utf-8"))[key]
+    except FileNotFoundError:
+        raise ImportFileError(f"{path.parent}: is not whole, {path.name} is missing.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ImportFileError(f"{path}: cannot be read: {error!r}") from error
+    return entries
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, int, Row | Rejected]]:
+    """JSON lines; blank ones are passed over. No more than one line is held, up to MAX_RECORD_BYTES of it."""
+    line = 0
+    try:
+        with path.open("rb") as raw, _decompressed(path, raw) as stream:
+            while content := stream.readline(MAX_RECORD_BYTES + 1):
+                line += 1
+                row = _parse_line(content.removeprefix(b"\xef\xbb\xbf") if line == 1 else content)
+                if len(content) > MAX_RECORD_BYTES:
+                    _skip_line(stream, content)
+                if row is not None:
+                    yield line, raw.tell(), row
+    except (OSError, EOFError, zlib.error) as error:
+        _break_off(path, f"line {line}" if line else None, error)
+
+
+def read_json(path: Path) -> Iterator[tuple[int, int, Row | Rejected]]:
+    """One JSON value: a list of objects, or an object whose columns are lists of the same length."""
+    try:
+        with path.open("rb") as raw, _decompressed(path, raw) as stream:
+            value = _DECODER.decode(stream.read().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ImportFileError(f"{path}: is not UTF-8, from byte {error.start} on.") from None
+    except json.JSONDecodeError as error:
+        lines = "; if each line is an object, name it .jsonl" if error.msg == "Extra data" else ""
+        raise ImportFileError(f"{path}: is not JSON: {error}{lines}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ImportFileError(f"{path}: is not JSON: {_one_line(error)}.") from None
+    except (OSError, EOFError, zlib.error) as error:
+        _break_off(path, None, error)
+    rows = _rows_of_columns(path, value) if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        raise ImportFileError(f"{path}: must be a list of objects, or an object of columns.")
+    size = path.stat().st_size
+    for number, row in enumerate(rows, 1):
+        ok = row if isinstance(row, dict) else Rejected.of("is not a JSON object", row)
+        yield number, size * number // len(rows), ok
+
+
+def _rows_of_columns(path: Path, columns: dict[str, Any]) -> list[Row]:
+    if not all(isinstance(column, list) for column in columns.values()):
+        raise ImportFileError(f"{path}: must be a list of objects, or an object of columns.")
+    if len({len(column) for column in columns.values()}) > 1:
+        raise ImportFileError(f"{path}: its columns differ in length.")
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _parse_line(content: bytes) -> Row | Rejected | None:
+    """The object in a line; None for a blank one."""
+    if len(content) > MAX_RECORD_BYTES:
+        reason = f"is longer than {MAX_RECORD_BYTES // 2**20} MiB"
+    elif content.isspace():
+        return None
+    else:
+        try:
+            value = _DECODER.decode(content.decode("utf-8"))
+        except UnicodeDecodeError:
+            reason = "is not UTF-8"
+        except json.JSONDecodeError as error:
+            reason = f"is not JSON: {error.msg}"
+        except (ValueError, RecursionError) as error:
+            reason = f"is not JSON: {_one_line(error)}"
+        else:
+            if isinstance(value, dict):
+                return value
+            reason = "is not a JSON object"
+    return Rejected.of(reason, content[: MAX_ROW_CHARACTERS * 4].decode("utf-8", errors="replace"))
+
+
+def _skip_line(stream: BinaryIO, content: bytes) -> None:
+    """Read on to the end of a line of which `content` was read, and forget it."""
+    while content and not content.endswith(b"\n"):
+        content = stream.readline(2**20)
+
+
+def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
+    """The file itself, or what is packed in it; it reads `raw`, so that `raw.tell()` is the progress."""
+    packed: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+    return io.BufferedReader(packed, 2**16) if packed is not raw else raw
+
+
+def _break_off(path: Path, place: str | None, error: Exception) -> NoReturn:
+    what = f"breaks off after {place}" if place else "cannot be read"
+    raise ImportFileError(f"{path}: {what}: {_one_line(error)}") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -1,0 +1,233 @@
+"""What a row means: five kinds of record, each checked and known by its content.
+
+A record's key is a hash of its content, the same in every file, format and run. That makes a second import
+of a row a no-op, and lets attempts at one task find one another. Values are tidied first, so that a row
+reads the same from JSON, from a table and back from the database: nulls in objects are left out, and whole
+numbers are integers.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+from uuid import UUID
+
+Kind = Literal["tasks", "preferences", "demonstrations", "trajectories"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+MAX_RECORD_BYTES = 8 * 2**20  # of a record as JSON, and of a line: far above any context, far below memory
+
+Message = dict[str, Any]  # role, content, and whatever else a chat template may read
+
+
+class Unfit(ValueError):
+    """A row cannot become a record; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The base of all records.
+
+    Raises:
+        Unfit: for content that the database or a second reader could not take: NaN, NUL characters, lone
+            surrogates, more than MAX_RECORD_BYTES.
+    """
+
+    key: UUID = field(init=False)
+    num_bytes: int = field(init=False, repr=False, compare=False)
+    """Length as JSON, the task's included."""
+
+    def __post_init__(self) -> None:
+        key, num_bytes = _fingerprint(type(self).__name__, vars(self))
+        object.__setattr__(self, "key", key)
+        task = vars(self).get("task")
+        object.__setattr__(self, "num_bytes", num_bytes + (task.num_bytes if task else 0))
+
+
+@dataclass(frozen=True)
+class Task(Record):
+    """A prompt, in its payload as text (`prompt`) or as a conversation (`messages`), maybe with its `answer`.
+
+    Imported as such, it keeps every other column in its payload too, for reward functions to read.
+    """
+
+    payload: dict[str, Any]
+
+    @property
+    def messages(self) -> list[Message] | None:
+        """The conversation; None where the prompt is plain text."""
+        messages: list[Message] | None = self.payload.get("messages")
+        return messages
+
+    @property
+    def prompt(self) -> str:
+        """The prompt as text, for people and for search; of a conversation, what was said in it."""
+        if self.messages is None:
+            return str(self.payload["prompt"])
+        return "\n\n".join(message["content"] for message in self.messages)
+
+
+@dataclass(frozen=True)
+class Demonstration(Record):
+    """A response to imitate."""
+
+    task: Task
+    response: str
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Preference(Record):
+    """Two responses to one task, one better than the other, by `margin` where that is known."""
+
+    task: Task
+    chosen: str
+    rejected: str
+    margin: float | None
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unpaired(Record):
+    """One response with a verdict, good or bad."""
+
+    task: Task
+    response: str
+    label: bool
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trajectory(Record):
+    """One attempt at a task, with its reward where it has one, and who made it."""
+
+    task: Task
+    response: str
+    reward: float | None
+    model: str | None
+    extra: dict[str, Any]
+
+
+def tidy(value: Any) -> Any:
+    """The value as JSON and PostgreSQL's jsonb both keep it: no nulls in objects, one kind of number."""
+    if isinstance(value, dict):
+        return {name: tidy(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [tidy(inner) for inner in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def text(value: Any, name: str) -> str:
+    """A text that is not blank, or Unfit."""
+    if not isinstance(value, str):
+        raise Unfit(f"'{name}' must be text, not {_kind_of(value)}")
+    if not value.strip():
+        raise Unfit(f"'{name}' is empty")
+    return value
+
+
+def number(value: Any, name: str) -> float:
+    """A finite number, true and false as 1 and 0, or Unfit."""
+    if not isinstance(value, bool | int | float):
+        raise Unfit(f"'{name}' must be a number, not {_kind_of(value)}")
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise Unfit(f"'{name}' is not finite")
+    return result
+
+
+def verdict(value: Any, name: str) -> bool:
+    """True or false, also as 1 or 0, or Unfit."""
+    if not isinstance(value, bool | int | float):
+        raise Unfit(f"'{name}' must be true or false, not {_kind_of(value)}")
+    if value not in (0, 1):
+        raise Unfit(f"'{name}' must be true or false, not another number")
+    return bool(value)
+
+
+def conversation(value: Any, name: str) -> list[Message]:
+    """Messages, each with a role and a text as its content, or Unfit."""
+    if not isinstance(value, list):
+        raise Unfit(f"'{name}' must be a list of messages, not {_kind_of(value)}")
+    if not value:
+        raise Unfit(f"'{name}' is empty")
+    messages: list[Message] = tidy(value)
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Unfit(f"'{name}' must hold messages with 'role' and 'content'")
+        if not isinstance(message.get("content"), str):
+            raise Unfit(f"'{name}' holds a message whose 'content' is not text")
+    return messages
+
+
+def reply(value: Any, name: str) -> str:
+    """A response: text, or a list of the one assistant message that holds it."""
+    if not isinstance(value, list):
+        return text(value, name)
+    messages = conversation(value, name)
+    if len(messages) != 1 or messages[0]["role"] != "assistant":
+        raise Unfit(f"'{name}' must be text or one message of the assistant's")
+    return text(messages[0]["content"], name)
+
+
+def prompt_payload(value: Any, name: str) -> dict[str, Any]:
+    """The part of a task's payload that is its prompt: `prompt` for text, `messages` for a conversation."""
+    if isinstance(value, list):
+        messages = conversation(value, name)
+        if not any(message["content"].strip() for message in messages):
+            raise Unfit(f"'{name}' is empty")
+        return {"messages": messages}
+    return {"prompt": text(value, name)}
+
+
+_CANONICAL = json.JSONEncoder(
+    sort_keys=True,
+    ensure_ascii=False,
+    allow_nan=False,
+    separators=(",", ":"),
+    default=lambda record: str(record.key),
+)
+
+
+def _fingerprint(kind: str, content: dict[str, Any]) -> tuple[UUID, int]:
+    try:
+        canonical = _CANONICAL.encode(content)
+        data = canonical.encode("utf-8")
+    except UnicodeEncodeError:
+        raise Unfit("holds half of a surrogate pair, which is no character") from None
+    except ValueError:
+        raise Unfit("holds a number that is not finite") from None
+    # An escaped backslash before "u0000" looks the same in JSON, so the rare hit is looked at again.
+    if "\\u0000" in canonical and _holds_nul(content):
+        raise Unfit("holds a NUL character, which PostgreSQL text cannot")
+    if len(data) > MAX_RECORD_BYTES:
+        raise Unfit(f"is longer than {MAX_RECORD_BYTES // 2**20} MiB")
+    return UUID(bytes=hashlib.blake2b(data, digest_size=16, person=kind.encode()).digest()), len(data)
+
+
+def _holds_nul(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_nul(name) or _holds_nul(inner) for name, inner in value.items())
+    if isinstance(value, list):
+        return any(_holds_nul(inner) for inner in value)
+    return isinstance(value, str) and "\x00" in value
+
+
+def _kind_of(value: Any) -> str:
+    return _KINDS_OF_VALUE.get(type(value), "null")
+
+
+_KINDS_OF_VALUE: dict[type, str] = {
+    str: "text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}

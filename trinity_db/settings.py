@@ -1,0 +1,114 @@
+"""Typed configuration: the base class of every section, and reading a file into one.
+
+Knows YAML, `--set` overrides and how to say what is wrong in one line. It knows no section:
+those stand in the `config.py` beside each role.
+"""
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trinity_db.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """A section of the configuration. An unknown key is an error; the text under a field explains it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def home() -> Path:
+    """The folder that holds the embedded store, checkpoints and logs: TRINITY_DB_HOME, or ./.trinity-db."""
+    return Path(os.environ.get("TRINITY_DB_HOME") or ".trinity-db").absolute()
+
+
+def load(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> SettingsT:
+    """Read a YAML file, apply `key.path=value` overrides, validate.
+
+    Raises:
+        ConfigError: one line that names the file, the key and, for an unknown key, the nearest right one.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold keys and values, for example 'name: first-run'.")
+    for override in overrides:
+        _apply(content, override)
+    return validate(model, content, str(path))
+
+
+def validate(model: type[SettingsT], content: dict[str, Any], source: str) -> SettingsT:
+    """Build the settings or raise ConfigError, one line for the first few mistakes."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        mistakes = [_describe(model, dict(mistake)) for mistake in error.errors()]
+        raise ConfigError(f"{source}: {'; '.join(mistakes[:3])}") from None
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override}: write it as key.path=value, for example trainer.steps=100.")
+    *parents, last = key.split(".")
+    section = content
+    for name in parents:
+        section = section.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {override}: '{name}' is a value, not a section.")
+    section[last] = _scalar(value)
+
+
+def _scalar(text: str) -> Any:
+    """YAML's reading of a value, with 1e-5 as a number (YAML 1.1 wants 1.0e-5)."""
+    try:
+        return float(text) if "e" in text.lower() and not text.isalpha() else yaml.safe_load(text)
+    except ValueError:
+        return yaml.safe_load(text)
+
+
+def _describe(model: type[BaseModel], mistake: dict[str, Any]) -> str:
+    location = [str(part) for part in mistake["loc"]]
+    key = ".".join(location)
+    if mistake["type"] != "extra_forbidden":
+        return f"{key or 'the whole'}: {mistake['msg']} (got {mistake['input']!r:.80})"
+    known = _fields_at(model, location[:-1])
+    nearest = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+    hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(known)}"
+    return f"unknown key '{key}'; {hint}"
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """The field names of the section that a location (as pydantic reports it) leads to."""
+    sections: list[type[BaseModel]] = [model]
+    for part in location:
+        below = [annotation for s in sections if part in s.model_fields for annotation in _models(s, part)]
+        # A part that is no field is the tag of a union: keep the member it names.
+        tagged = [s for s in sections if "name" in s.model_fields and s.model_fields["name"].default == part]
+        sections = below or tagged or sections
+    return sorted({name for section in sections for name in section.model_fields})
+
+
+def _models(section: type[BaseModel], field: str) -> list[type[BaseModel]]:
+    found: list[type[BaseModel]] = []
+    pending: list[Any] = [section.model_fields[field].annotation]
+    while pending:
+        annotation = pending.pop()
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found.append(annotation)
+        pending.extend(get_args(annotation))
+    return found

@@ -1,0 +1,14 @@
+"""The store's verbs: what the roles may do to rows, each one a named statement or a few in one transaction.
+
+    runs       open a run, adopt imported rows, finish, announce, metrics
+    workers    register, heartbeat, stop, give back what dead workers held
+    groups     pace, claim, write rollouts                          (explorer)
+    rows       claim, pass, drop, settle whole groups, pair         (processors)
+    rewards    record events and everything that follows from them  (processors, people)
+    batches    draw, read, commit, reopen                           (trainer)
+    policies   publish versions, find whole checkpoints             (trainer, explorer)
+    offline    give adopted rows their tokens                       (trainer)
+
+Every verb takes an open transaction, so that callers decide what belongs together; none holds
+it across model work, files or sleep.
+"""

@@ -1,0 +1,81 @@
+"""Adopted rows on their way to the trainer: text that has no tokens yet gets them, or is dropped."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_db import arrays
+from trinity_db.database import Transaction
+from trinity_db.schema.queries import query
+
+
+@dataclass(frozen=True)
+class Text:
+    """An adopted row that no tokenizer has seen yet."""
+
+    id: int
+    prompt: str
+    response: str
+    messages: list[dict[str, str]] | None
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The prompt in the form in which tasks have it."""
+        return {"messages": self.messages} if self.messages else {"prompt": self.prompt}
+
+
+def count_unencoded(tx: Transaction, run_id: int) -> int:
+    """How many adopted rows have no tokens yet."""
+    row = tx.execute(query("count_unencoded"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    return int(row["rows"])
+
+
+def unencoded(tx: Transaction, run_id: int, after: int, limit: int) -> list[Text]:
+    """The next adopted rows without tokens, by id."""
+    rows = tx.execute(query("unencoded_rows"), {"run_id": run_id, "after": after, "limit": limit})
+    return [Text(row["id"], row["prompt"], row["response"], row["messages"]) for row in rows]
+
+
+def write_tokens(tx: Transaction, encoded: Sequence[tuple[int, arrays.Payload]]) -> None:
+    """Store the tokens of rows, by id."""
+    ids = [row_id for row_id, _ in encoded]
+    trained = [payload.num_trained for _, payload in encoded]
+    lengths = [payload.num_tokens for _, payload in encoded]
+    tx.execute(
+        query("insert_payloads"),
+        {
+            "ids": ids,
+            "codec": arrays.CODEC,
+            "num_tokens": lengths,
+            "data": [arrays.encode(payload) for _, payload in encoded],
+        },
+    )
+    tx.execute(
+        query("encode_rows"),
+        {
+            "ids": ids,
+            "prompt_lengths": [length - k for length, k in zip(lengths, trained, strict=True)],
+            "response_lengths": trained,
+        },
+    )
+
+
+def drop(tx: Transaction, run_id: int, rows: Sequence[tuple[int, str, str]]) -> None:
+    """Drop rows that the model cannot use, each with reason and explanation, and the pairs they are in."""
+    if not rows:
+        return
+    ids = [row_id for row_id, _, _ in rows]
+    tx.execute(query("drop_ready"), {"ids": ids})
+    tx.execute(
+        query("record_drops"),
+        {
+            "run_id": run_id,
+            "stage": "encode",
+            "ids": ids,
+            "reasons": [reason for _, reason, _ in rows],
+            "details": [json.dumps({"error": explanation}) for _, _, explanation in rows],
+        },
+    )
+    tx.execute(query("drop_pairs_of"), {"ids": ids, "stage": "encode"})

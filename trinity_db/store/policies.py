@@ -1,0 +1,79 @@
+"""Policy versions: published by the trainer with a checkpoint, picked up by explorers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity_db.database import Transaction
+from trinity_db.errors import LeaseLost
+from trinity_db.schema.queries import query
+from trinity_db.store import runs
+
+NEWEST_CHECKPOINTS = 100  # more than any run keeps
+
+
+@dataclass(frozen=True)
+class PolicyVersion:
+    """A published version whose checkpoint is there."""
+
+    version: int
+    step: int
+    checkpoint: Path
+    checkpoint_hash: str
+
+
+def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int | None = None) -> None:
+    """Record a version; by that its checkpoint includes every batch committed since the one before.
+
+    Call it when the files are safe on disk, never before. Saying it again changes nothing. All
+    versions but the first name the worker that committed their last step.
+
+    Raises:
+        LeaseLost: another trainer took the run over, and this version's steps were reopened.
+    """
+    values = {
+        "run_id": run_id,
+        "version": policy.version,
+        "step": policy.step,
+        "checkpoint": str(policy.checkpoint),
+        "checkpoint_hash": policy.checkpoint_hash,
+        "worker_id": worker_id,
+    }
+    tx.execute(query("publish_version"), values)
+    if tx.execute(query("find_version"), values).fetchone() is None:
+        raise LeaseLost(f"Version {policy.version} was not published: another trainer took the run over.")
+    tx.execute(query("include_batches"), values)
+    runs.announce(tx, run_id)
+
+
+def newest(tx: Transaction, run_id: int) -> PolicyVersion | None:
+    """The newest version whose checkpoint is there; None before the first."""
+    found = with_checkpoint(tx, run_id, limit=1)
+    return found[0] if found else None
+
+
+def with_checkpoint(tx: Transaction, run_id: int, limit: int = NEWEST_CHECKPOINTS) -> list[PolicyVersion]:
+    """Versions whose checkpoint was not pruned, newest first."""
+    rows = tx.execute(query("versions_with_checkpoint"), {"run_id": run_id, "limit": limit})
+    return [
+        PolicyVersion(row["version"], row["step"], Path(row["checkpoint"]), row["checkpoint_hash"])
+        for row in rows
+    ]
+
+
+def latest_version(tx: Transaction, run_id: int) -> int | None:
+    """The highest version ever published, which staleness is counted from."""
+    row = tx.execute(query("latest_version"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    version: int | None = row["version"]
+    return version
+
+
+def withdraw(tx: Transaction, run_id: int, version: int) -> None:
+    """Nobody shall load this version: its files are damaged."""
+    tx.execute(query("withdraw_version"), {"run_id": run_id, "version": version})
+
+
+def prune(tx: Transaction, run_id: int, keep: int) -> list[Path]:
+    """Forget all but the newest `keep` checkpoints and version 0; returns the folders to delete then."""
+    rows = tx.execute(query("prune_checkpoints"), {"run_id": run_id, "keep": keep})
+    return [Path(row["checkpoint"]) for row in rows]

@@ -1,0 +1,185 @@
+"""Experiences as processors handle them: claim, pass on, drop, try again; whole groups at the end."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg.rows import DictRow
+
+from trinity_db.database import Transaction
+from trinity_db.schema.queries import query
+from trinity_db.schema.states import Outcome
+from trinity_db.store import runs
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A processor that moves rows from one state to the next, and the statements it does it with."""
+
+    processor: str
+    version: int
+    claim: str
+    read: str
+    move: str
+
+
+CLEAN = Stage("clean", 1, "claim_raw", "read_for_cleaning", "pass_raw")
+SCORE = Stage("score", 1, "claim_clean", "read_for_scoring", "pass_clean")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a processor made of one row."""
+
+    id: int
+    attempt: int
+    outcome: Outcome = Outcome.PASSED
+    reason: str | None = None
+    detail: Mapping[str, Any] | None = None
+
+    @property
+    def error(self) -> str | None:
+        """The message of a failure."""
+        return str((self.detail or {}).get("error", self.reason)) if self.outcome == Outcome.FAILED else None
+
+
+def claim(tx: Transaction, stage: Stage, run_id: int, worker_id: int, limit: int) -> list[DictRow]:
+    """Lease up to `limit` rows for a stage and read what it needs to judge them."""
+    claimed = tx.execute(query(stage.claim), {"run_id": run_id, "worker_id": worker_id, "limit": limit})
+    ids = [row["id"] for row in claimed]
+    return tx.execute(query(stage.read), {"ids": ids}, binary=True).fetchall() if ids else []
+
+
+def finish(
+    tx: Transaction, stage: Stage, run_id: int, worker_id: int, verdicts: Sequence[Verdict], max_attempts: int
+) -> set[int]:
+    """Move claimed rows by their verdicts; returns the ids that were still this worker's.
+
+    A row that failed is given back, or, at its last attempt, dropped with its error (a dead
+    letter). A row whose lease was lost is left as it is: its verdict changes nothing.
+    """
+    settled = _bury(tx, stage, verdicts, max_attempts)
+    held: set[int] = set()
+    for statement, outcome in (
+        (stage.move, Outcome.PASSED),
+        ("drop_held", Outcome.DROPPED),
+        ("release_held", Outcome.FAILED),
+    ):
+        chosen = [verdict for verdict in settled if verdict.outcome == outcome]
+        if chosen:
+            values = {
+                "ids": [v.id for v in chosen],
+                "attempts": [v.attempt for v in chosen],
+                "worker_id": worker_id,
+            }
+            held |= {row["id"] for row in tx.execute(query(statement), values)}
+    _record(tx, stage, [verdict for verdict in verdicts if verdict.id in held])
+    _record_drops(tx, stage, run_id, [v for v in settled if v.id in held and v.outcome == Outcome.DROPPED])
+    runs.announce(tx, run_id)
+    return held
+
+
+def settle_groups(tx: Transaction, run_id: int, min_group_size: int, limit: int) -> int:
+    """Make complete, wholly processed groups ready, or drop those with too few members; returns how many."""
+    settled = tx.execute(
+        query("settle_groups"), {"run_id": run_id, "min_group_size": min_group_size, "limit": limit}
+    ).fetchall()
+    if not settled:
+        return 0
+    ready = [group["id"] for group in settled if group["state"] == "ready"]
+    tx.execute(query("ready_members"), {"group_ids": ready})
+    tx.execute(
+        query("count_solved"),
+        {
+            "run_id": run_id,
+            "task_ids": [group["task_id"] for group in settled],
+            "scored": [group["size"] for group in settled],
+            "solved": [group["solved"] for group in settled],
+        },
+    )
+    _drop_groups(tx, run_id, [group for group in settled if group["state"] == "dropped"], min_group_size)
+    runs.announce(tx, run_id)
+    return len(settled)
+
+
+def pair_groups(tx: Transaction, run_id: int, margin: float) -> int:
+    """Derive preferences from the rewards inside each group; returns how many are new."""
+    made = tx.execute(query("pair_groups"), {"run_id": run_id, "margin": margin}).rowcount
+    if made:
+        runs.announce(tx, run_id)
+    return made
+
+
+def _bury(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], max_attempts: int) -> list[Verdict]:
+    """Turn failures that are not to be tried again into drops."""
+    failed = [verdict.id for verdict in verdicts if verdict.outcome == Outcome.FAILED]
+    if not failed:
+        return list(verdicts)
+    rows = tx.execute(
+        query("count_failures"),
+        {"ids": failed, "processor": stage.processor, "processor_version": stage.version},
+    )
+    before = {row["id"]: row["failures"] for row in rows}
+    return [
+        Verdict(v.id, v.attempt, Outcome.DROPPED, f"{stage.processor}_failed", {"error": v.error})
+        if v.outcome == Outcome.FAILED and before.get(v.id, 0) + 1 >= max_attempts
+        else v
+        for v in verdicts
+    ]
+
+
+def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict]) -> None:
+    tx.execute(
+        query("record_processing"),
+        {
+            "processor": stage.processor,
+            "processor_version": stage.version,
+            "ids": [v.id for v in verdicts],
+            "attempts": [v.attempt for v in verdicts],
+            "outcomes": [v.outcome.value for v in verdicts],
+            "errors": [v.error for v in verdicts],
+        },
+    )
+
+
+def _record_drops(tx: Transaction, stage: Stage, run_id: int, verdicts: Sequence[Verdict]) -> None:
+    if verdicts:
+        tx.execute(
+            query("record_drops"),
+            {
+                "run_id": run_id,
+                "stage": stage.processor,
+                "ids": [v.id for v in verdicts],
+                "reasons": [v.reason for v in verdicts],
+                "details": [json.dumps(v.detail) if v.detail else None for v in verdicts],
+            },
+        )
+
+
+def _drop_groups(tx: Transaction, run_id: int, groups: Sequence[DictRow], min_group_size: int) -> None:
+    if not groups:
+        return
+    group_ids = [group["id"] for group in groups]
+    details = [json.dumps({"members": group["size"], "needed": min_group_size}) for group in groups]
+    members = [row["id"] for row in tx.execute(query("drop_members"), {"group_ids": group_ids})]
+    tx.execute(
+        query("record_drops"),
+        {
+            "run_id": run_id,
+            "stage": "group",
+            "ids": members,
+            "reasons": ["group_too_small"] * len(members),
+            "details": [None] * len(members),
+        },
+    )
+    tx.execute(
+        query("record_group_drops"),
+        {
+            "run_id": run_id,
+            "stage": "group",
+            "reason": "group_too_small",
+            "group_ids": group_ids,
+            "details": details,
+        },
+    )

@@ -1,0 +1,129 @@
+"""Runs: opened by whichever role comes first, over the data sets they adopt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from trinity_db.database import Transaction
+from trinity_db.errors import ConfigError, NotFound
+from trinity_db.schema.queries import query
+from trinity_db.schema.states import RunKind, RunState, WorkerRole
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it is stored."""
+
+    id: int
+    name: str
+    kind: RunKind
+    state: RunState
+    config: dict[str, Any]
+
+
+def find(tx: Transaction, name: str) -> Run:
+    """The run of that name.
+
+    Raises:
+        NotFound: with the nearest name there is.
+    """
+    row = tx.execute(query("find_run"), {"name": name}).fetchone()
+    if row is None:
+        names = [r["name"] for r in tx.execute(query("list_run_names"))]
+        nearest = get_close_matches(name, names, n=1)
+        raise NotFound(f"There is no run '{name}'" + (f"; did you mean '{nearest[0]}'?" if nearest else "."))
+    return Run(row["id"], row["name"], RunKind(row["kind"]), RunState(row["state"]), row["config"])
+
+
+def open_run(tx: Transaction, name: str, config: dict[str, Any], data: Sequence[str], holdout: float) -> Run:
+    """Create the run, or join it when it exists with this very configuration; then adopt its data sets.
+
+    Raises:
+        ConfigError: the name belongs to a run with another configuration, or to a data set.
+        NotFound: a data set to adopt does not exist.
+    """
+    tx.execute(query("create_run"), {"name": name, "kind": RunKind.TRAIN, "config": Jsonb(config)})
+    run = find(tx, name)
+    if run.kind != RunKind.TRAIN:
+        raise ConfigError(f"'{name}' is the name of an imported data set; give the run another name.")
+    if run.config != config:
+        raise ConfigError(
+            f"The run name '{name}' is in use with another configuration "
+            f"({'; '.join(_differences(run.config, config)[:3])}); choose another with --set name=..."
+        )
+    for source in data:
+        _adopt(tx, run, find(tx, source), holdout)
+    return run
+
+
+def find_taskset(tx: Transaction, name: str) -> int:
+    """The id of a taskset that has tasks.
+
+    Raises:
+        NotFound: there is none, or it is empty.
+    """
+    row = tx.execute(query("find_taskset"), {"name": name}).fetchone()
+    if row is None or not row["tasks"]:
+        raise NotFound(
+            f"There is no taskset '{name}' with tasks; run: trinity-db import FILE --as tasks --name {name}"
+        )
+    return int(row["id"])
+
+
+def is_finished(tx: Transaction, run_id: int) -> bool:
+    """Whether the trainer has done all that was configured."""
+    row = tx.execute(query("run_state"), {"run_id": run_id}).fetchone()
+    return row is None or row["state"] == RunState.FINISHED
+
+
+def finish(tx: Transaction, run_id: int) -> None:
+    """Say that the configured work is done; the other roles end when they hear it."""
+    tx.execute(query("finish_run"), {"run_id": run_id})
+    announce(tx, run_id)
+
+
+def announce(tx: Transaction, run_id: int) -> None:
+    """Wake the roles that wait on this run, when this transaction commits."""
+    tx.execute(query("announce"), {"run_id": run_id})
+
+
+def channel(run_id: int) -> str:
+    """The channel on which `announce` speaks."""
+    return f"trinity_run_{run_id}"
+
+
+def record_metrics(
+    tx: Transaction, run_id: int, role: WorkerRole, step: int, values: Mapping[str, float]
+) -> None:
+    """Write measured numbers of one step."""
+    tx.execute(
+        query("record_metrics"),
+        {
+            "run_id": run_id,
+            "role": role,
+            "step": step,
+            "names": list(values),
+            "values": [float(value) for value in values.values()],
+        },
+    )
+
+
+def _adopt(tx: Transaction, run: Run, source: Run, holdout: float) -> None:
+    if source.kind != RunKind.DATA:
+        raise ConfigError(f"data: '{source.name}' is a training run, not an imported data set.")
+    values = {"run_id": run.id, "source_run_id": source.id, "holdout": holdout}
+    tx.execute(query("adopt_experiences"), values)
+    tx.execute(query("adopt_preferences"), values)
+
+
+def _differences(stored: Any, given: Any, path: str = "") -> list[str]:
+    if isinstance(stored, dict) and isinstance(given, dict):
+        return [
+            line
+            for key in sorted(stored.keys() | given.keys())
+            for line in _differences(stored.get(key), given.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if stored == given else [f"{path} was {stored!r}, is {given!r}"]
