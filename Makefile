@@ -6,10 +6,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test check format migration clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## Teach a small model from nothing, all three roles at work (about two minutes)
 	$(BIN)/trinity-db demo
@@ -26,6 +26,9 @@ check: $(VENV)/.test ## Lint, check types and the arrows between the parts
 format: $(VENV)/.test ## Format the code and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+migration: $(VENV)/.test ## Write the next migration from the models: make migration for="what it is for"
+	$(BIN)/python -c 'import sys; from trinity_db import database as d; d.write_migration(d.location(), sys.argv[1])' "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

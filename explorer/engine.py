@@ -176,8 +176,9 @@ class TransformersEngine:
             positions = mask.sum(1, keepdim=True)
             mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
 
-    def _record(self, rows: list[_Row], tokens: Tensor, logprobs: Tensor) -> Iterator[Completion]:
-        """Append a token to each unfinished row; yield those that it finishes."""
+    def _record(self, rows: list[_Row], tokens: Tensor, logprobs: Tensor) -> list[Completion]:
+        """Append a token to each unfinished row; the rows that it finishes."""
+        finished = []
         for row, token, logprob in zip(rows, tokens[:, 0].tolist(), logprobs[:, 0].tolist(), strict=True):
             if row.finish_reason is not None:
                 continue
@@ -191,7 +192,10 @@ class TransformersEngine:
                 row.finish_reason = "length"
             else:
                 continue
-            yield Completion(row.index, row.token_ids, row.logprobs, row.versions, row.finish_reason)
+            finished.append(
+                Completion(row.index, row.token_ids, row.logprobs, row.versions, row.finish_reason)
+            )
+        return finished
 
     def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Token ids and attention mask, [B, P]; the padding's token does not matter, it is never seen."""

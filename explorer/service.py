@@ -73,15 +73,21 @@ class Explorer(Service):
         return bool(claimed)
 
     def _load(self, policy: policies.PolicyVersion) -> bool:
-        """Use a version; False when its files went away meanwhile, as pruned ones do."""
+        """Use a version; False when its files are gone or damaged.
+
+        Another one follows then: the trainer prunes what is old, and withdraws at its start what is damaged.
+
+        Raises:
+            ConfigError: there is no starting model.
+        """
         if policy.version == self._loaded:
             return True
         try:
             self._engine.load(policy.checkpoint, policy.version)
-        except (ConfigError, OSError):
-            if policy.checkpoint.exists():
+        except (ConfigError, OSError) as error:
+            if policy.version == 0:
                 raise
-            logger.warning("version %d: no files at %s", policy.version, policy.checkpoint)
+            logger.warning("version %d cannot be used: %s", policy.version, error)
             return False
         logger.info("using policy version %d", policy.version)
         self._loaded = policy.version

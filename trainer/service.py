@@ -99,8 +99,13 @@ class Trainer(Service):
 
     def work(self) -> bool:
         """One step; False when no batch can be drawn yet, or never again."""
-        if self._learner.steps_done >= self._total_steps:
+        step = self._learner.steps_done
+        if step >= self._total_steps:
             return False
+        # Before a step and not after it, so that it is tried again when the database was away.
+        if step - self._published_step >= self._setup.publish_every:
+            self._publish()
+            self._waiting_since = time.monotonic()
         with self.database.transaction() as tx:
             batch = self._draw(tx)
         if batch is None:
@@ -158,8 +163,6 @@ class Trainer(Service):
 
     def _after_step(self, metrics: dict[str, float]) -> None:
         step = self._learner.steps_done
-        if step % self._setup.publish_every == 0 and step < self._total_steps:
-            self._publish()
         eval_every = self._setup.trainer.eval_every
         if eval_every is not None and step % eval_every == 0 and step < self._total_steps:
             self._evaluate()

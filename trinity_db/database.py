@@ -158,6 +158,14 @@ def upgrade(url: str) -> None:
         command.upgrade(config, "head")
 
 
+def write_migration(url: str, purpose: str) -> None:
+    """For developers (`make migration`): the difference between the models and a store, as a new migration."""
+    from alembic import command
+
+    with alembic_config(url) as config:
+        command.revision(config, purpose, autogenerate=True)
+
+
 def known_versions() -> set[str]:
     """Every version of the schema that this code has a migration for."""
     from alembic.script import ScriptDirectory

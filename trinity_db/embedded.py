@@ -17,6 +17,7 @@ import os
 import pwd
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import time
@@ -182,6 +183,7 @@ class Cluster:
 
         initdb inherits the lock: should this process be killed, the next one waits for the orphan to end.
         """
+        self._end_orphans()
         account = server_account(self.data)
         fresh = self.home / "postgres.new"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -198,6 +200,16 @@ class Cluster:
             raise DatabaseUnavailable(f"The embedded database cannot be made: {_reason(made.stdout)}")
         fresh.rename(self.data)
         _sync(self.home)
+
+    def _end_orphans(self) -> None:
+        """Kill servers whose data directory stood here and was deleted under them (known on Linux only).
+
+        A minute later they would notice, and on their way out remove the new server's socket.
+        """
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.readlink(process / "cwd") == f"{self.data} (deleted)":
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def _check_version(self) -> None:
         try:
@@ -246,6 +258,9 @@ class Cluster:
             while (answer := self._ping()) is not Ping.OK:
                 if answer is Ping.NO_RESPONSE and _try_lock(claim):
                     return claim
+                if answer is Ping.NO_RESPONSE and self._lost_its_socket():
+                    # Somebody tidied up the socket's folder: nobody will ever reach this server again.
+                    self._run("pg_ctl", "stop", "-s", "-w", "-m", "fast", "-t", str(int(START_SECONDS)))
                 if time.monotonic() > deadline:
                     raise DatabaseUnavailable(
                         f"The embedded database has not answered for {START_SECONDS:.0f} s (see {self.log})"
@@ -256,6 +271,14 @@ class Cluster:
             raise
         claim.close()
         return None
+
+    def _lost_its_socket(self) -> bool:
+        """Whether the server says that it is ready while its socket is not there."""
+        try:
+            ready = (self.data / "postmaster.pid").read_text().rstrip().endswith("ready")
+        except FileNotFoundError:
+            return False
+        return ready and not (self.socket / SOCKET).exists()
 
     def _prepare(self, account: Account | None) -> None:
         """Give the server the folders it needs, and remove what a killed one left."""

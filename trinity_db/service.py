@@ -27,7 +27,7 @@ LEASE_SECONDS = 30.0  # longer than a disk stalls, short enough to wait for
 HEARTBEAT_SECONDS = LEASE_SECONDS / 6  # so that several may be missed
 POLL_SECONDS = 2.0  # news usually wakes sooner; polling is the truth
 LOCK_SECONDS = 5  # a server notices in milliseconds that a killed worker's connection is gone
-SUPERVISED = "TRINITY_DB_SUPERVISED"  # set by a supervisor for roles that shall end with it
+SUPERVISOR = "TRINITY_DB_SUPERVISOR"  # process id of the parent that a role shall end with
 
 
 class Service:
@@ -77,9 +77,9 @@ class Service:
         """Work until there is no more or a signal comes. A lost database is waited for."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        pulse = Pulse(self)  # first, so that an exclusive role that is refused leaves no worker behind
         with self.database.transaction() as tx:
             self.worker_id = workers.register(tx, self.run.id, self.role)
-        pulse = Pulse(self)
         pulse.start()
         logger.info("%s worker %d serves run '%s'", self.role, self.worker_id, self.run.name)
         try:
@@ -127,12 +127,14 @@ class Pulse(threading.Thread):
         self.failure: Exception | None = None
         self._service = service
         self._ended = threading.Event()
-        self._parent = os.getppid() if os.environ.get(SUPERVISED) else None
+        supervisor = os.environ.get(SUPERVISOR)
+        self._supervisor = int(supervisor) if supervisor else None
         self._connection = self._connect()
 
     def run(self) -> None:
         """Beat until stopped."""
         while not self._ended.is_set():
+            self._watch_supervisor()
             try:
                 self._beat()
             except psycopg.OperationalError:
@@ -156,11 +158,13 @@ class Pulse(threading.Thread):
                 released.groups,
             )
             service.hear_news()
-        if self._parent is not None and os.getppid() != self._parent:
-            logger.warning("the supervisor is gone: stopping")
-            service.stop()
         for _ in self._connection.notifies(timeout=HEARTBEAT_SECONDS):
             service.hear_news()
+
+    def _watch_supervisor(self) -> None:
+        if self._supervisor not in (None, os.getppid()) and not self._service.stopping:
+            logger.warning("the supervisor is gone: stopping")
+            self._service.stop()
 
     def _connect(self) -> psycopg.Connection[DictRow]:
         service = self._service
@@ -177,15 +181,15 @@ class Pulse(threading.Thread):
         return connection
 
     def _reconnect(self) -> None:
-        while not self._ended.wait(RETRY_SECONDS[0]):
-            try:
-                self._connection = self._connect()
-            except DatabaseUnavailable:
-                continue
-            except ConfigError as error:
-                self.failure = LeaseLost(f"{error} It took over while the database was away.")
-                self._ended.set()
-                self._service.stop()
-            else:
-                self._service.hear_news()
+        if self._ended.wait(RETRY_SECONDS[0]):
             return
+        try:
+            self._connection = self._connect()
+        except DatabaseUnavailable:
+            return
+        except ConfigError as error:
+            self.failure = LeaseLost(f"{error} It took over while the database was away.")
+            self._ended.set()
+            self._service.stop()
+        else:
+            self._service.hear_news()

@@ -170,7 +170,7 @@ WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.step = %(step)s
 -- name: include_batches
 -- By this the version's checkpoint includes every batch that was committed since the one before.
 UPDATE trinity.batch b SET included_version = %(version)s
-WHERE b.run_id = %(run_id)s AND b.state = 'committed' AND b.included_version IS NULL
+WHERE b.run_id = %(run_id)s AND b.state = 'committed' AND b.included_version IS NULL AND b.step <= %(step)s
 
 -- name: versions_with_checkpoint
 -- Newest first.

@@ -32,11 +32,15 @@ WHERE e.rollout_id = total.rollout_id AND e.reward IS DISTINCT FROM total.reward
 UPDATE trinity.rollout_group g
 SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance
 FROM (
-    SELECT e.group_id, count(e.reward) AS reward_count, avg(e.reward) AS reward_mean,
-           var_samp(e.reward) AS reward_variance
-    FROM trinity.experience e
-    WHERE e.group_id IN (SELECT r.group_id FROM trinity.rollout r WHERE r.id = ANY(%(rollout_ids)s))
-      AND e.source_id IS NULL AND e.state NOT IN ('dropped', 'expired')
-    GROUP BY e.group_id
+    SELECT m.group_id, count(m.reward) AS reward_count, avg(m.reward) AS reward_mean,
+           var_samp(m.reward) AS reward_variance
+    FROM (
+        -- Conditions in the CASE, not in WHERE: without statistics the planner would scan a partial index for them.
+        SELECT e.group_id,
+               CASE WHEN e.source_id IS NULL AND e.state NOT IN ('dropped', 'expired') THEN e.reward END AS reward
+        FROM trinity.experience e
+        WHERE e.group_id IN (SELECT r.group_id FROM trinity.rollout r WHERE r.id = ANY(%(rollout_ids)s))
+    ) m
+    GROUP BY m.group_id
 ) s
 WHERE g.id = s.group_id

@@ -308,6 +308,33 @@ def test_postgresql_15_lives_the_same_life() -> None:
         discard(cluster)
 
 
+def test_a_server_whose_socket_was_removed_is_replaced(home: Path) -> None:
+    embedded.ensure_running(home)
+    unreachable = postmaster(home)
+    (embedded.cluster(home).socket / embedded.SOCKET).unlink()
+    url = embedded.ensure_running(home)
+    assert value(url, "SELECT 1") == "1"
+    assert postmaster(home) != unreachable
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="servers whose data were deleted are found in /proc")
+def test_a_server_whose_data_were_deleted_does_not_outlive_them(home: Path) -> None:
+    embedded.ensure_running(home)
+    orphan = postmaster(home)
+    shutil.rmtree(home / "postgres")
+    url = embedded.ensure_running(home)
+    assert value(url, "SELECT 1") == "1"
+    wait_until(lambda: not is_running(orphan))
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is more than an entry that its parent has not collected yet."""
+    try:
+        return "Z" not in Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
 def starter(home: Path) -> subprocess.Popen[str]:
     """A process, and a process group, that starts the server, prints its URL and waits for end of input."""
     return subprocess.Popen(

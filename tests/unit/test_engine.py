@@ -88,7 +88,9 @@ def test_the_seed_decides_the_sample(engine: TransformersEngine) -> None:
     assert run(engine, PROMPTS, seed=5) != run(engine, PROMPTS, seed=6)
 
 
-def test_a_row_ends_at_its_end_token_or_its_limit_and_is_given_out_at_once(engine: TransformersEngine) -> None:
+def test_a_row_ends_at_its_end_token_or_its_limit_and_is_given_out_at_once(
+    engine: TransformersEngine,
+) -> None:
     limits = [3, 40, 1, 6]
     requests = [Request([1, 2], limit) for limit in limits]
     end = engine.tokenizer.eos_token_id

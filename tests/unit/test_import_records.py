@@ -158,6 +158,7 @@ def test_the_key_is_the_same_in_every_run() -> None:
             | st.floats(allow_nan=False, allow_infinity=False)
             | st.text("xé"),
             lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner),
+            max_leaves=10,
         ),
     )
 )

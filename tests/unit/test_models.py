@@ -1,5 +1,6 @@
 """Small models are built the same from the same seed, and what is no model is refused."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,9 @@ def test_a_folder_without_a_model_is_named_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_missing_library_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+def test_a_missing_library_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"torch.*trinity-db\[train\]"):
         models.load_model(tmp_path)

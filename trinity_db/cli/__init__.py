@@ -15,7 +15,7 @@ import typer
 from trinity_db import __version__
 from trinity_db.errors import TrinityError
 
-from . import db, demo, roles, show, sql, status
+from . import db, demo, roles, show, sql, status, transfer
 
 # Plain help: rich would take two thirds of the time in which --help has to answer.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -25,6 +25,8 @@ app.command("run")(roles.run)
 app.command("explore")(roles.explore)
 app.command("process")(roles.process)
 app.command("train")(roles.train)
+app.command("import")(transfer.import_)
+app.command("export")(transfer.export)
 app.command("sql")(sql.sql)
 app.command("status")(status.status)
 app.command("show")(show.show)

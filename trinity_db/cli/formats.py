@@ -69,8 +69,9 @@ def _write_table(columns: Sequence[Column], rows: Rows, out: TextIO) -> None:
         for row in shown:
             table.add_row(*row)
         console.print(table)
-    if next(rows, None) is not None:
-        print(f"These are the first {TABLE_ROWS} rows; --format csv writes all.", file=sys.stderr)
+    if more := sum(1 for _ in rows):
+        total = TABLE_ROWS + more
+        print(f"The first {TABLE_ROWS} of {total} rows; --format csv writes all.", file=sys.stderr)
 
 
 def _write_json(columns: Sequence[Column], rows: Rows, out: TextIO) -> None:

@@ -25,10 +25,20 @@ def arguments(path: Path, overrides: Sequence[str] | None) -> list[str]:
 
 
 def open_run(config: RunConfig) -> tuple[Database, runs.Run]:
-    """The store and the run, created if this is the first role that comes."""
+    """The store and the run, created if this is the first role that comes.
+
+    Raises:
+        TrinityError: a data set, taskset or run that the configuration names does not exist. Nothing is
+            created then, so that the run's name stays free for the corrected configuration.
+    """
     database = open_database()
     with database.transaction() as tx:
-        return database, runs.open_run(tx, config.name, config.stored(), config.data, config.holdout)
+        run = runs.open_run(tx, config.name, config.stored(), config.data, config.holdout)
+        if config.taskset is not None:
+            runs.find_taskset(tx, config.taskset)
+        if config.model.run is not None:
+            runs.find(tx, config.model.run)
+    return database, run
 
 
 def check(config: RunConfig) -> tuple[Database, runs.Run]:
@@ -42,11 +52,7 @@ def check(config: RunConfig) -> tuple[Database, runs.Run]:
 
     check_source(config.model)
     Scorer(config.processors.score)
-    database, run = open_run(config)
-    if config.taskset is not None:
-        with database.transaction() as tx:
-            runs.find_taskset(tx, config.taskset)
-    return database, run
+    return open_run(config)
 
 
 def explore(config: RunConfig) -> None:
@@ -55,6 +61,9 @@ def explore(config: RunConfig) -> None:
         raise ConfigError(
             f"Run '{config.name}' is offline (algorithm {config.algorithm.name}): nothing to explore."
         )
+    from trinity_db.models import check_source
+
+    check_source(config.model)  # before the imports: it says which extra is missing
     from trinity_db.explorer.engine import TransformersEngine
     from trinity_db.explorer.service import Explorer
 
@@ -75,14 +84,19 @@ def explore(config: RunConfig) -> None:
 
 def process(config: RunConfig, drain: bool) -> None:
     """Be the processors until the run is finished, nothing is left (drain) or a signal comes."""
+    from trinity_db.processors.score import Scorer
     from trinity_db.processors.service import Processors
 
+    Scorer(config.processors.score)  # before the run is created
     database, run = open_run(config)
     Processors(database, run, config.processors, drain).serve()
 
 
 def train(config: RunConfig) -> None:
     """Be the trainer until the last step is done or a signal comes."""
+    from trinity_db.models import check_source
+
+    check_source(config.model)  # before the imports: it says which extra is missing
     from trinity_db.trainer.service import Trainer, TrainerSetup
 
     database, run = open_run(config)

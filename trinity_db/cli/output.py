@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -39,7 +39,9 @@ def table(*columns: str) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False, header_style="bold"
+    )
     for column in columns:
         table.add_column(printable(column), overflow="fold")
     return table
@@ -132,4 +134,5 @@ def opened(path: Path | None) -> Iterator[TextIO]:
         raise TrinityError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         if not is_device:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()

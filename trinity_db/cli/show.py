@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +32,8 @@ def show(
     """
     from trinity_db.database import open_database
 
-    found = _read(open_database(), experience_id)
+    with closing(open_database()) as database:
+        found = _read(database, experience_id)
     if as_json:
         output.print_json(found)
     else:

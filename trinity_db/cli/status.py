@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,8 +21,14 @@ RATE_SECONDS = 60  # short enough to see a stall, long enough to average over ba
 RECENT_BATCHES = 20
 NEWEST_VERSIONS = 5
 
-WAITING = ("raw", "clean", "scored")  # the states of an experience before it may be drawn
-GONE = ("dropped", "expired")
+COUNTS = {
+    "waiting": ("raw", "clean", "scored"),
+    "ready": ("ready",),
+    "leased": ("leased",),
+    "trained": ("trained",),
+    "gone": ("dropped", "expired"),
+}
+"""What a run's line counts, and the states of experiences that count as it."""
 
 
 def status(
@@ -46,13 +53,13 @@ def status(
         raise typer.BadParameter("--watch draws on a terminal; it goes with neither --json nor a pipe")
     from trinity_db.database import open_database
 
-    database = open_database()
-    if watch:
-        _watch(database, run)
-    elif as_json:
-        output.print_json(_all(database) if run is None else _one(database, run))
-    else:
-        output.console(sys.stdout).print(_picture(database, run))
+    with closing(open_database()) as database:
+        if watch:
+            _watch(database, run)
+        elif as_json:
+            output.print_json(_all(database) if run is None else _one(database, run))
+        else:
+            output.console(sys.stdout).print(_picture(database, run))
 
 
 def _watch(database: "Database", run: str | None) -> None:
@@ -102,18 +109,20 @@ def _picture(database: "Database", run: str | None) -> "RenderableType":
 def _overview(runs: list[dict[str, Any]]) -> "Table | str":
     if not runs:
         return "There are no runs yet; trinity-db demo makes one."
-    table = output.table(
-        "run", "kind", "state", "alive", "version", "step", "waiting", "ready", "leased", "trained", "gone"
-    )
+    table = output.table("run", "state", "alive", "version", *COUNTS)
+    for column in table.columns:
+        column.no_wrap = column.header != "alive"
+    for column in table.columns[3:]:
+        column.justify = "right"
     for run in runs:
         states = run["experiences"]
-        alive = ", ".join(worker["role"] for worker in run["workers"] if worker["alive"])
-        counts = [sum(states.get(state, 0) for state in part) for part in (WAITING, ("ready",), ("leased",))]
-        counts += [sum(states.get(state, 0) for state in part) for part in (("trained",), GONE)]
-        policy = ["" if run[key] is None else str(run[key]) for key in ("policy_version", "step")]
-        table.add_row(run["run"], run["kind"], run["state"], alive, *policy, *map(str, counts))
-    for column in table.columns[4:]:
-        column.justify = "right"
+        table.add_row(
+            run["run"],
+            run["state"] if run["kind"] == "train" else run["kind"],
+            ", ".join(worker["role"] for worker in run["workers"] if worker["alive"]),
+            "" if run["policy_version"] is None else str(run["policy_version"]),
+            *(str(sum(states.get(state, 0) for state in counted)) for counted in COUNTS.values()),
+        )
     return table
 
 
@@ -168,5 +177,7 @@ def _reward(version: Mapping[str, Any]) -> str:
 
 
 def _drop(drop: Mapping[str, Any]) -> str:
-    rows = ", ".join(f"{kind} {drop[kind]}" for kind in ("experiences", "groups", "preferences") if drop[kind])
+    rows = ", ".join(
+        f"{kind} {drop[kind]}" for kind in ("experiences", "groups", "preferences") if drop[kind]
+    )
     return f"{drop['reason']} ({drop['stage']}): {rows}"

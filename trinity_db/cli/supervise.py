@@ -20,7 +20,7 @@ from trinity_db.cli.configuration import RunConfig
 from trinity_db.cli.progress import Progress
 from trinity_db.database import Database
 from trinity_db.errors import TrinityError
-from trinity_db.service import SUPERVISED
+from trinity_db.service import SUPERVISOR
 from trinity_db.settings import home
 from trinity_db.store import runs
 
@@ -47,7 +47,7 @@ class Child:
         """Start the role in a session of its own, so that a Ctrl-C in the terminal reaches it through us alone."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(1, (os.cpu_count() or 1) // 2))  # explorer and trainer compute at the same time
-        environment = {"OMP_NUM_THREADS": threads} | os.environ | {SUPERVISED: "1"}
+        environment = {"OMP_NUM_THREADS": threads} | os.environ | {SUPERVISOR: str(os.getpid())}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,

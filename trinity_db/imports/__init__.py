@@ -1,6 +1,11 @@
-"""Data that somebody else gathered: from a file to typed records, and from there into the store.
+"""Data that somebody else gathered: from a file into the store, and out of it again.
 
-A row travels `readers` (a file's rows as JSON values) → `columns` (which column is the prompt) → `records`
-(what a row means, checked, with a key made of its content) → the store. What cannot go on is a
-`rejects.Rejected` with its reason; nothing is left out silently.
+    readers, tables     a file's rows as JSON values, one after the other
+    mapping, columns    which column is the prompt: by the user's word, by convention
+    records             what a row means, checked, with a key made of its content
+    rejects             what cannot go on, each with its reason, and the summary
+    dataset, importer   records into tasks, or into a data set that runs adopt
+    exporter            rows back into a file that an import reads without loss
+
+Nothing is left out silently.
 """

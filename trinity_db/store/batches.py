@@ -66,9 +66,7 @@ def draw_groups(tx: Transaction, draw: Draw, max_staleness: int | None, advantag
     Groups that are too stale become drops with a reason, also when None is returned. Advantages
     are computed from the rewards as they are in this transaction, and recorded.
     """
-    version = policies.latest_version(tx, draw.run_id)
-    if version is None:
-        return None
+    version = _version(tx, draw)
     if max_staleness is not None:
         _expire(tx, draw.run_id, version, max_staleness)
     rows = tx.execute(query("draw_groups"), {"run_id": draw.run_id, "limit": draw.batch_size}).fetchall()
@@ -193,9 +191,10 @@ def _reopen(tx: Transaction, run_id: int, batches: Sequence[DictRow]) -> None:
 
 
 def _version(tx: Transaction, draw: Draw) -> int:
-    version = policies.latest_version(tx, draw.run_id)
-    assert version is not None, "the trainer publishes version 0 before it draws"
-    return version
+    """What staleness is counted from: a version that was withdrawn does not make the others older."""
+    policy = policies.newest(tx, draw.run_id)
+    assert policy is not None, "the trainer publishes version 0 before it draws"
+    return policy.version
 
 
 def _record(

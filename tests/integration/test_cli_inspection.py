@@ -1,0 +1,353 @@
+"""What db, sql, status and show make of a store; as processes they are in acceptance/."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.postgres import execute, new_database
+from tests.rows import Scene, reward
+from trinity_db import cli
+from trinity_db.database import Database
+from trinity_db.schema.states import Outcome, WorkerRole
+from trinity_db.store import rewards, rows
+
+
+@dataclass
+class Done:
+    """A command that has ended."""
+
+    code: int | str | None
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command line in this process, on the database at a URL."""
+
+    def run(url: str, *arguments: str) -> Done:
+        monkeypatch.setenv("TRINITY_DB_URL", url)
+        monkeypatch.setattr(sys, "argv", ["trinity-db", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Done(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def output(run: Run) -> Callable[..., str]:
+    """What a command that succeeds prints."""
+
+    def output(url: str, *arguments: str) -> str:
+        done = run(url, *arguments)
+        assert (done.code, done.stderr) == (0, "")
+        return done.stdout
+
+    return output
+
+
+@pytest.fixture
+def complaint(run: Run) -> Callable[..., str]:
+    """The one line with which a command fails."""
+
+    def complaint(url: str, *arguments: str) -> str:
+        done = run(url, *arguments)
+        assert isinstance(done.code, str), done
+        assert (done.stdout, done.code[:7], done.code.count("\n")) == ("", "error: ", 0)
+        return done.code[7:]
+
+    return complaint
+
+
+Say = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def url(server: str, template: str) -> Iterator[str]:
+    """A store for tests that read: a trained group with experiences 1 and 2, of which 2 was corrected later,
+    and a ready group with 3 and 4 and a dropped 5.
+    """
+    with new_database(server, template) as url, closing(Database(url)) as database:
+        scene = Scene.open(database, "first")
+        scene.make_ready(1, rewards=(1.0, 0.0))
+        scene.train(step=1, size=1)
+        scene.publish(1, step=1)
+        scene.explore(1, rewards=(1.0, 0.0, 0.5))
+        drop_last(scene)
+        scene.judge(rows.SCORE)
+        scene.settle()
+        with database.transaction() as tx:
+            rewards.record(tx, scene.run.id, "person", [reward(2, 0.25)], created_by="ann")
+            rows.pair_groups(tx, scene.run.id, margin=0.5)
+        stop_the_clock(scene)
+        yield url
+
+
+def drop_last(scene: Scene) -> None:
+    """Clean all that is raw, and find nothing in the last row."""
+    with scene.database.transaction() as tx:
+        claimed = rows.claim(tx, rows.CLEAN, scene.run.id, scene.processor, limit=10)
+        *verdicts, last = [rows.Verdict(row["id"], row["attempt"]) for row in claimed]
+        empty = rows.Verdict(last.id, last.attempt, Outcome.DROPPED, "empty", {"characters": 0})
+        rows.finish(tx, rows.CLEAN, scene.run.id, scene.processor, [*verdicts, empty], max_attempts=3)
+
+
+def stop_the_clock(scene: Scene) -> None:
+    """Everything happens just now, however long the tests take; but the processor was killed, and a second
+    explorer said goodbye.
+    """
+    second = scene.new_worker(WorkerRole.EXPLORE)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.rollout SET finished_at = now() + interval '1 day'")
+        tx.execute("UPDATE trinity.batch SET committed_at = now() + interval '1 day'")
+        tx.execute("UPDATE trinity.worker SET heartbeat_at = now() + interval '1 day'")
+        killed = "UPDATE trinity.worker SET heartbeat_at = now() - interval '31 s' WHERE id = %s"
+        tx.execute(killed, [scene.processor])
+        tx.execute("UPDATE trinity.worker SET stopped_at = now() WHERE id = %s", [second])
+
+
+@pytest.mark.parametrize(
+    "arguments", [("sql", "SELECT 1"), ("status",), ("show", "1"), ("db", "init"), ("db", "upgrade")]
+)
+def test_a_newer_schema_stops_the_command(
+    database_url: str, complaint: Say, arguments: tuple[str, ...]
+) -> None:
+    execute(database_url, "UPDATE trinity.alembic_version SET version_num = '9999'")
+    line = complaint(database_url, *arguments)
+    assert line.startswith("The database's schema is 9999, newer than this trinity-db knows (")
+
+
+@pytest.mark.parametrize("arguments", [("sql", "SELECT 1"), ("status",), ("show", "1")])
+def test_a_database_without_a_store_names_the_command_that_makes_one(
+    database_url: str, complaint: Say, arguments: tuple[str, ...]
+) -> None:
+    execute(database_url, "DROP SCHEMA trinity CASCADE")
+    assert complaint(database_url, *arguments) == (
+        "The database has no trinity-db schema yet; run: trinity-db db init"
+    )
+
+
+def test_a_server_that_does_not_answer_is_named(complaint: Say) -> None:
+    line = complaint("postgresql://someone:secret@127.0.0.1:1/nowhere", "status")
+    assert "postgresql://someone:***@127.0.0.1:1/nowhere" in line
+
+
+def test_upgrade_leaves_a_store_that_is_up_to_date(url: str, output: Say) -> None:
+    found = output(url, "sql", "SELECT version_num FROM alembic_version", "--format", "csv").split()[1]
+    assert output(url, "db", "upgrade") == f"The schema was {found} and is {found} now.\n"
+
+
+def test_start_and_stop_leave_a_server_of_others_alone(url: str, output: Say, complaint: Say) -> None:
+    assert output(url, "db", "url") == f"{url}\n"
+    assert complaint(url, "db", "stop").startswith("db stop is for the embedded server")
+    assert complaint(url, "db", "start").startswith("db start is for the embedded server")
+
+
+def test_json_streams_all_rows(url: str, output: Say) -> None:
+    query = "SELECT g AS n, g / 2.0 AS half FROM generate_series(1, 3000) g;"
+    shown = output(url, "sql", query, "--format", "json")
+    assert json.loads(shown)[-1] == {"n": 3000, "half": 1500}
+    assert len(shown.splitlines()) == 3002
+
+
+def test_columns_of_one_name_are_told_apart(url: str, output: Say) -> None:
+    assert output(url, "sql", "SELECT 1 AS a, 2 AS a", "--format", "csv") == "a,a_2\n1,2\n"
+
+
+def test_a_result_without_rows_has_its_columns(url: str, output: Say) -> None:
+    assert output(url, "sql", "SELECT id, state FROM run WHERE false", "--format", "csv") == "id,state\n"
+
+
+def test_any_statement_that_returns_rows_may_be_asked(url: str, output: Say) -> None:
+    assert "trinity, public" in output(url, "sql", "SHOW search_path")
+    assert "Scan" in output(url, "sql", "EXPLAIN SELECT * FROM experience")
+    assert "%s %(name)s" in output(url, "sql", "SELECT '%s %(name)s'")
+
+
+def test_parquet_goes_to_a_file_with_its_types(url: str, output: Say, tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    query = "SELECT id, state, reward, held_out, created_at, 1.5::numeric(5, 2) AS price FROM experience"
+    assert output(url, "sql", query, "--format", "parquet", "--output", str(file)) == ""
+    table = pq.read_table(file)
+    types = ["int64", "string", "double", "bool", "timestamp[us, tz=UTC]", "decimal128(5, 2)"]
+    assert [str(field.type) for field in table.schema] == types
+    assert sorted(table["id"].to_pylist()) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("DELETE FROM experience", "cannot execute DELETE in a read-only transaction (--write allows it)"),
+        ("CREATE TABLE public.mine (id int)", "cannot execute CREATE TABLE in a read-only transaction"),
+        ("DO $$ BEGIN SET TRANSACTION READ WRITE; DELETE FROM run; END $$", "must be set before any query"),
+        ("DO $$ BEGIN RESET ROLE; DELETE FROM run; END $$", "cannot execute DELETE in a read-only"),
+        ("COPY run TO '/tmp/runs'", "permission denied"),
+        ("SELECT 1; DELETE FROM run", "The query holds several statements; give them one at a time."),
+    ],
+)
+def test_the_database_refuses_to_write(url: str, complaint: Say, statement: str, reason: str) -> None:
+    assert reason in complaint(url, "sql", statement)
+
+
+def test_reads_run_as_the_reader(url: str, output: Say) -> None:
+    assert output(url, "sql", "SELECT current_user", "--format", "csv").split()[1] == "trinity_reader"
+
+
+def test_a_write_that_is_allowed_stays(database_url: str, run: Run, output: Say) -> None:
+    insert = "INSERT INTO taskset (name) SELECT 'set ' || n FROM generate_series(1, 1500) n RETURNING id"
+    # Also where the table shows only some of the rows that it returns.
+    done = run(database_url, "sql", "--write", insert)
+    assert (done.code, done.stderr) == (0, "The first 1000 of 1500 rows; --format csv writes all.\n")
+    assert output(database_url, "sql", "--write", "DELETE FROM taskset WHERE id > 1") == "DELETE 1499\n"
+    assert output(database_url, "sql", "SELECT count(*) FROM taskset", "--format", "csv") == "count\n1\n"
+
+
+def test_a_failed_write_leaves_nothing(database_url: str, output: Say, complaint: Say) -> None:
+    insert = "INSERT INTO taskset (name) SELECT 'same' FROM generate_series(1, 2)"
+    assert "duplicate key" in complaint(database_url, "sql", "--write", insert)
+    assert output(database_url, "sql", "SELECT name FROM taskset", "--format", "csv") == "name\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"),
+    [
+        (
+            "SELECT id,\n  rewrad\nFROM experience",
+            'column "rewrad" does not exist (line 2: rewrad)',
+        ),
+        ("SELECT 'ä', 1 +", "syntax error at end of input (line 1: SELECT 'ä', 1 +)"),
+        ("SELECT 1 / 0", "division by zero"),
+        (" ", "The query is empty."),
+    ],
+)
+def test_a_mistake_is_shown_with_its_line(url: str, complaint: Say, statement: str, line: str) -> None:
+    assert complaint(url, "sql", statement) == line
+
+
+def test_a_statement_that_takes_too_long_is_cancelled(url: str, complaint: Say) -> None:
+    line = complaint(url, "sql", "SELECT pg_sleep(60)", "--timeout", "0.1")
+    assert line == "canceling statement due to statement timeout (--timeout is 0.1 seconds)"
+
+
+def test_status_has_a_line_for_each_run(url: str, output: Say) -> None:
+    header, _, line = output(url, "status").splitlines()
+    counts = ["waiting", "ready", "leased", "trained", "gone"]
+    assert header.split() == ["run", "state", "alive", "version", *counts]
+    # The processor has been silent for too long.
+    assert line.split() == ["first", "active", "explore,", "train", "1", *"02021"]
+
+
+def test_a_data_set_is_told_from_a_run(database_url: str, output: Say) -> None:
+    execute(database_url, "INSERT INTO trinity.run (name, kind, config) VALUES ('set', 'data', '{{}}')")
+    assert output(database_url, "status").splitlines()[2].split() == ["set", "data", *"00000"]
+
+
+def test_status_without_runs_says_how_to_get_one(database_url: str, output: Say) -> None:
+    assert output(database_url, "status") == "There are no runs yet; trinity-db demo makes one.\n"
+    assert json.loads(output(database_url, "status", "--json")) == []
+
+
+def test_status_of_a_run_as_json(url: str, output: Say) -> None:
+    status = json.loads(output(url, "status", "first", "--json"))
+    assert [status[name] for name in ("run", "policy_version", "step")] == ["first", 1, 1]
+    assert status["experiences"] == {"trained": 2, "ready": 2, "dropped": 1}
+    assert status["groups"] == {"trained": 1, "ready": 1}
+    assert status["preferences"] == {"ready": 2}
+    alive = {worker["role"]: worker["alive"] for worker in status["workers"]}
+    assert alive == {"explore": True, "process": False, "train": True}
+    assert status["staleness"] == {"batches": 1, "mean": 0.0, "max": 0}
+    # Five rollouts and two trained rows in a minute.
+    rates = {"seconds": 60, "rollouts_per_second": 0.08, "trained_rows_per_second": 0.03}
+    assert status["rates"] == rates
+    rewards = [(of["version"], of["experiences"], of["reward"]) for of in status["rewards"]]
+    assert rewards == [(1, 0, None), (0, 5, (1.0 + 0.25 + 1.0 + 0.0) / 4)]
+    drop = {"stage": "clean", "reason": "empty", "experiences": 1, "groups": 0, "preferences": 0}
+    assert status["drops"] == [drop]
+
+
+def test_status_of_a_run_for_people(url: str, output: Say) -> None:
+    shown = output(url, "status", "first")
+    for fact in (
+        "first (train, active)",
+        "2 trained",
+        "version 1, step 1",
+        "mean 0.00, max 0 in the last 1 batches",
+        "0.08 rollouts/s, 0.03 trained rows/s",
+        "version 0: 0.562, experiences 5",
+        "version 1: not scored",
+        "empty (clean): experiences 1",
+        "silent for",
+    ):
+        assert fact in shown
+
+
+def test_a_run_that_is_not_there_has_a_neighbour(url: str, complaint: Say) -> None:
+    assert complaint(url, "status", "frist") == "There is no run 'frist'; did you mean 'first'?"
+
+
+def test_watch_needs_a_terminal(url: str, run: Run) -> None:
+    done = run(url, "status", "--watch")
+    assert done.code == 2
+    assert "--watch draws on a terminal" in done.stderr
+
+
+def test_show_has_everything_about_an_experience(url: str, output: Say) -> None:
+    shown = json.loads(output(url, "show", "2", "--json"))
+    facts = {"id": 2, "run": "first", "state": "trained", "reward": 0.25, "staleness": 1, "use_count": 1}
+    assert {name: shown[name] for name in facts} == facts
+    assert shown["task_payload"] == {"prompt": "task 0", "answer": "0"}
+    assert (shown["prompt"], shown["response"]) == ("prompt", "0.0")
+    assert shown["tokens"] == {
+        "token_ids": [0, 1, 2, 3, 4],
+        "action_mask": [0, 0, 0, 1, 1],
+        "logprobs": [-1.0, -0.5],
+        "versions": [0, 0],
+    }
+    events = [(event["source"], event["value"], event["latest"]) for event in shown["rewards"]]
+    assert events == [("score", 0.0, False), ("person", 0.25, True)]
+    steps = [(step["processor"], step["outcome"]) for step in shown["processing"]]
+    assert steps == [("clean", "passed"), ("score", "passed")]
+    [pair] = shown["preferences"]
+    assert (pair["chosen_id"], pair["rejected_id"], pair["margin"]) == (1, 2, 0.75)
+    # What the batch used is what the reward was then.
+    [batch] = shown["batches"]
+    used = [
+        batch[name] for name in ("step", "included_version", "reward", "advantage", "staleness", "weight")
+    ]
+    assert used == [1, 1, 0.0, -0.5, 0, 1.0]
+
+
+def test_show_says_why_a_row_was_dropped(url: str, output: Say) -> None:
+    shown = json.loads(output(url, "show", "5", "--json"))
+    assert shown["state"] == "dropped"
+    [drop] = shown["drops"]
+    assert (drop["stage"], drop["reason"], drop["detail"]) == ("clean", "empty", {"characters": 0})
+
+
+def test_show_lists_the_trained_tokens(url: str, output: Say) -> None:
+    shown = output(url, "show", "2")
+    lines = [line.split() for line in shown[shown.index("\ntokens\n") :].splitlines()]
+    assert lines[4:] == [["0-2", "0", "1", "2"], ["3", "3", "-1.0", "0"], ["4", "4", "-0.5", "0"]]
+
+
+def test_show_of_a_row_without_tokens_leaves_them_out(database_url: str, output: Say) -> None:
+    execute(database_url, "INSERT INTO trinity.run (name, kind, config) VALUES ('set', 'data', '{{}}')")
+    execute(
+        database_url, "INSERT INTO trinity.experience (run_id, state) SELECT id, 'ready' FROM trinity.run"
+    )
+    assert "tokens" not in output(database_url, "show", "1")
+
+
+def test_an_experience_that_is_not_there_is_one_line(url: str, complaint: Say) -> None:
+    number = "123456789012345678901234567890"
+    assert complaint(url, "show", number) == f"There is no experience {number}."

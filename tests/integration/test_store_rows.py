@@ -1,0 +1,325 @@
+"""Experiences on their way through the processors: claimed once, judged once, settled by whole groups."""
+
+from functools import partial
+
+import pytest
+
+from tests.rows import (
+    WAIT_SECONDS,
+    Scene,
+    at_once,
+    import_records,
+    in_a_thread,
+    members,
+    reward,
+    rolled_back,
+    rollout,
+    trajectory,
+)
+from trinity_db.database import Transaction
+from trinity_db.schema.states import Outcome, WorkerRole
+from trinity_db.store import rewards, rows
+from trinity_db.store.rows import CLEAN, SCORE, Verdict
+
+STATES = "SELECT state, count(*) FROM trinity.experience GROUP BY state ORDER BY state"
+DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE experience_id IS NOT NULL ORDER BY id'
+GROUP_DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE group_id IS NOT NULL'
+
+
+def claim(scene: Scene, stage: rows.Stage = CLEAN, limit: int = 100, worker: int | None = None) -> list[int]:
+    """The ids of rows that are claimed, oldest first."""
+    with scene.database.transaction() as tx:
+        return [row["id"] for row in rows.claim(tx, stage, scene.run.id, worker or scene.processor, limit)]
+
+
+def finish(
+    scene: Scene,
+    verdicts: list[Verdict],
+    stage: rows.Stage = CLEAN,
+    worker: int | None = None,
+    max_attempts: int = 3,
+) -> set[int]:
+    with scene.database.transaction() as tx:
+        return rows.finish(tx, stage, scene.run.id, worker or scene.processor, verdicts, max_attempts)
+
+
+def fail(row: int, attempt: int, error: str) -> Verdict:
+    return Verdict(row, attempt, Outcome.FAILED, detail={"error": error})
+
+
+def pair(scene: Scene, margin: float = 0.0) -> int:
+    with scene.database.transaction() as tx:
+        return rows.pair_groups(tx, scene.run.id, margin)
+
+
+def test_a_row_moves_from_raw_to_clean_to_scored_to_ready(scene: Scene) -> None:
+    scene.explore(2)
+    moves = []
+    for step in (lambda: None, partial(scene.judge, CLEAN), partial(scene.judge, SCORE), scene.settle):
+        step()
+        moves.append(scene.rows(STATES))
+    assert moves == [[("raw", 4)], [("clean", 4)], [("scored", 4)], [("ready", 4)]]
+    assert scene.rows(
+        "SELECT processor, processor_version, attempt, outcome, count(*) FROM trinity.processing"
+        " GROUP BY 1, 2, 3, 4 ORDER BY 1"
+    ) == [("clean", 1, 1, "passed", 4), ("score", 1, 2, "passed", 4)]
+
+
+def test_a_claim_takes_the_oldest_rows_and_what_their_judge_reads(scene: Scene) -> None:
+    scene.explore(3)
+    with scene.database.transaction() as tx:
+        first, second = rows.claim(tx, CLEAN, scene.run.id, scene.processor, 2)
+    assert [first["id"], second["id"]] == scene.values(
+        "SELECT id FROM trinity.experience ORDER BY id LIMIT 2"
+    )
+    assert first["response"] == "1.0"
+    assert first["finish_reason"] == "stop"
+    assert first["num_tokens"] == 5
+
+
+def test_claims_at_the_same_time_are_disjoint_and_miss_nothing(scene: Scene) -> None:
+    scene.explore(8, rewards=(1.0,) * 10)
+    workers = [scene.new_worker(WorkerRole.PROCESS) for _ in range(4)]
+
+    def claim_all(worker: int, tx: Transaction) -> list[int]:
+        taken: list[int] = []
+        while claimed := rows.claim(tx, CLEAN, scene.run.id, worker, 7):
+            taken += [row["id"] for row in claimed]
+        return taken
+
+    taken = at_once(scene.database, [partial(claim_all, worker) for worker in workers])
+    ids = [row for rows_of_one in taken for row in rows_of_one]
+    assert len(ids) == len(set(ids)) == 80
+
+
+def test_a_claim_does_not_wait_for_rows_that_another_is_claiming(scene: Scene) -> None:
+    scene.explore(4)
+    other = scene.new_worker(WorkerRole.PROCESS)
+    with scene.database.transaction() as tx:
+        first = rows.claim(tx, CLEAN, scene.run.id, scene.processor, 5)
+        second = in_a_thread(scene.database, lambda: claim(scene, worker=other)).result(WAIT_SECONDS)
+    assert len(first) == 5
+    assert len(second) == 3
+
+
+def test_a_verdict_under_a_lost_lease_changes_nothing(scene: Scene) -> None:
+    scene.explore(1)
+    lost = claim(scene)
+    assert scene.lose(scene.processor).experiences == 2
+    verdicts = [Verdict(lost[0], 1), Verdict(lost[1], 1, Outcome.DROPPED, "empty")]
+    assert finish(scene, verdicts) == set(), "nobody holds the rows"
+
+    other = scene.new_worker(WorkerRole.PROCESS)
+    assert claim(scene, worker=other) == lost
+    assert finish(scene, verdicts) == set(), "another holds the rows"
+    assert finish(scene, verdicts, worker=other) == set(), "the attempt is old, whoever says it"
+    assert scene.rows(STATES) == [("raw", 2)]
+    assert scene.value("SELECT count(*) FROM trinity.processing") == 0
+    assert scene.rows(DROPS) == []
+
+    assert finish(scene, [Verdict(row, 2) for row in lost], worker=other) == set(lost)
+    assert scene.rows(STATES) == [("clean", 2)]
+
+
+def test_a_lost_failure_does_not_count_as_one(scene: Scene) -> None:
+    scene.explore(1, rewards=(1.0,))
+    [row] = claim(scene)
+    scene.lose(scene.processor)
+    assert finish(scene, [fail(row, 1, "too late")], max_attempts=1) == set()
+    assert scene.rows(STATES) == [("raw", 1)]
+
+
+def test_a_verdict_is_given_once(scene: Scene) -> None:
+    scene.explore(1)
+    ids = claim(scene)
+    assert finish(scene, [Verdict(row, 1) for row in ids]) == set(ids)
+    assert finish(scene, [Verdict(row, 1) for row in ids]) == set()
+    assert scene.value("SELECT count(*) FROM trinity.processing") == 2
+
+
+def test_a_row_that_fails_is_tried_again_and_buried_at_the_last_attempt_with_its_error(scene: Scene) -> None:
+    scene.explore(1)
+    bad, good = claim(scene)
+    finish(scene, [fail(bad, 1, "first"), Verdict(good, 1)])
+    for attempt, error in ((2, "second"), (3, "third")):
+        assert scene.rows(STATES) == [("raw", 1), ("clean", 1)], "the rest go on"
+        assert claim(scene) == [bad]
+        finish(scene, [fail(bad, attempt, error)])
+    assert scene.rows(STATES) == [("clean", 1), ("dropped", 1)]
+    assert scene.rows(
+        "SELECT attempt, outcome, error FROM trinity.processing WHERE experience_id = %s ORDER BY id", bad
+    ) == [(1, "failed", "first"), (2, "failed", "second"), (3, "failed", "third")]
+    assert scene.rows(DROPS) == [("clean", "clean_failed", {"error": "third"})]
+    assert claim(scene) == []
+
+
+def test_each_processor_counts_its_own_failures(scene: Scene) -> None:
+    scene.explore(1, rewards=(1.0,))
+    [row] = claim(scene)
+    finish(scene, [fail(row, 1, "of cleaning")], max_attempts=2)
+    scene.judge(CLEAN)
+    assert claim(scene, SCORE) == [row]
+    finish(scene, [fail(row, 3, "of scoring")], SCORE, max_attempts=2)
+    assert scene.rows(STATES) == [("clean", 1)]
+
+
+def test_what_a_processor_drops_keeps_its_reason(scene: Scene) -> None:
+    scene.explore(1, rewards=(1.0, 0.5, 0.0))
+    dropped, *kept = claim(scene)
+    finish(
+        scene,
+        [
+            Verdict(dropped, 1, Outcome.DROPPED, "too_long", {"tokens": 9}),
+            *(Verdict(row, 1) for row in kept),
+        ],
+    )
+    assert scene.rows(DROPS) == [("clean", "too_long", {"tokens": 9})]
+    scene.process()
+    assert scene.rows(STATES) == [("ready", 2), ("dropped", 1)]
+    assert scene.rows("SELECT state, reward_count, reward_mean FROM trinity.rollout_group") == [
+        ("ready", 2, 0.25)
+    ]
+
+
+def test_a_group_is_settled_when_its_last_member_is_scored_and_not_before(scene: Scene) -> None:
+    scene.explore(2)
+    scene.judge(CLEAN)
+    scene.judge(SCORE, limit=3)
+    assert scene.settle() == 1
+    assert scene.rows("SELECT state FROM trinity.rollout_group ORDER BY id") == [("ready",), ("complete",)]
+    assert scene.rows(STATES) == [("clean", 1), ("scored", 1), ("ready", 2)]
+    scene.judge(SCORE)
+    assert scene.settle() == 1
+    assert scene.settle() == 0
+
+
+def test_a_group_that_still_explores_is_not_settled(scene: Scene) -> None:
+    [group] = scene.claim(1, group_size=3)
+    scene.write([rollout(group, 0), rollout(group, 1)])
+    scene.process()
+    assert scene.rows(STATES) == [("scored", 2)]
+    assert scene.values("SELECT state FROM trinity.rollout_group") == ["open"]
+    scene.write([rollout(group, 2)])
+    scene.process()
+    assert scene.rows(STATES) == [("ready", 3)]
+
+
+def test_a_group_with_failed_members_is_ready_at_a_smaller_size(scene: Scene) -> None:
+    [group] = scene.claim(1, group_size=3)
+    scene.write([rollout(group, 0), rollout(group, 1, error="no answer"), rollout(group, 2)])
+    scene.process()
+    assert scene.rows("SELECT state, reward_count FROM trinity.rollout_group") == [("ready", 2)]
+
+
+def test_a_group_that_is_too_small_is_dropped_with_all_its_members(scene: Scene) -> None:
+    [group] = scene.claim(1, group_size=3)
+    scene.write([rollout(group, 0), *(rollout(group, member, error="no answer") for member in (1, 2))])
+    scene.process()
+    assert scene.rows(STATES) == [("dropped", 1)]
+    assert scene.values("SELECT state FROM trinity.rollout_group") == ["dropped"]
+    assert scene.rows(DROPS) == [("group", "group_too_small", None)]
+    assert scene.rows(GROUP_DROPS) == [("group", "group_too_small", {"members": 1, "needed": 2})]
+
+
+def test_a_group_of_which_nothing_is_left_is_dropped_with_a_reason(scene: Scene) -> None:
+    [group] = scene.claim(1)
+    scene.write([rollout(group, member, error="no answer") for member in group.members])
+    scene.process()
+    assert scene.rows(GROUP_DROPS) == [("group", "group_too_small", {"members": 0, "needed": 2})]
+
+
+def test_selectors_learn_how_often_a_task_was_solved(scene: Scene) -> None:
+    scene.make_ready(1, rewards=(1.0, 1.5, 0.5, -1.0))
+    scene.claim(7)  # the other tasks, so that the first comes again
+    scene.make_ready(1, rewards=(1.0, 0.0))
+    assert scene.rows(
+        "SELECT issued, scored, solved, alpha, beta FROM trinity.task_stat WHERE scored > 0"
+    ) == [(2, 6, 3, 4.0, 4.0)]
+
+
+def test_settling_at_the_same_time_counts_each_group_once(scene: Scene) -> None:
+    scene.explore(6)
+    scene.judge(CLEAN)
+    scene.judge(SCORE)
+
+    def settle(tx: Transaction) -> int:
+        return rows.settle_groups(tx, scene.run.id, min_group_size=2, limit=4)
+
+    assert sum(at_once(scene.database, [settle] * 3)) == 6
+    assert scene.value("SELECT sum(scored) FROM trinity.task_stat") == 12
+
+
+def test_processors_of_one_run_do_not_touch_another(scene: Scene) -> None:
+    scene.explore(1)
+    other = Scene.open(scene.database, "other")
+    assert claim(other) == []
+    other.explore(1)
+    assert len(claim(other)) == 2
+
+
+def test_pairs_are_the_best_against_the_worst(scene: Scene) -> None:
+    scene.make_ready(1, rewards=(0.5, 3.0, 0.0, 2.0, 0.5))
+    assert pair(scene) == 2
+    rewards = (
+        "SELECT c.reward, r.reward, p.margin, p.source, p.state FROM trinity.preference p"
+        " JOIN trinity.experience c ON c.id = p.chosen_id JOIN trinity.experience r ON r.id = p.rejected_id"
+        " ORDER BY p.margin DESC"
+    )
+    assert scene.rows(rewards) == [(3.0, 0.0, 3.0, "pair", "ready"), (2.0, 0.5, 1.5, "pair", "ready")]
+    assert pair(scene) == 0, "pairs that exist are left alone"
+
+
+@pytest.mark.parametrize(("margin", "pairs"), [(0.0, 2), (1.5, 2), (1.6, 1), (3.1, 0)])
+def test_a_pair_differs_by_the_margin_at_least(scene: Scene, margin: float, pairs: int) -> None:
+    scene.make_ready(1, rewards=(0.5, 3.0, 0.0, 2.0))
+    assert pair(scene, margin) == pairs
+
+
+def test_equal_rewards_make_no_pair(scene: Scene) -> None:
+    scene.make_ready(2, rewards=(1.0, 1.0, 1.0))
+    assert pair(scene) == 0
+
+
+def test_pairs_are_made_of_whole_groups(scene: Scene) -> None:
+    [group] = scene.claim(1, group_size=3)
+    scene.write([rollout(group, 0, "1"), rollout(group, 1, "0")])
+    scene.process()
+    assert pair(scene) == 0
+    scene.write([rollout(group, 2, "0.5")])
+    scene.process()
+    assert pair(scene) == 1
+
+
+def test_adopted_rows_are_paired_for_the_run_that_adopted_them(scene: Scene) -> None:
+    import_records(scene.database, "set", [trajectory(0, "right", 1.0), trajectory(0, "wrong", 0.0)])
+    other = Scene.open(scene.database, "other", data=["set"])
+    assert pair(other) == 1
+    assert pair(scene) == 0
+    assert scene.values(
+        "SELECT r.name FROM trinity.preference p JOIN trinity.experience e ON e.id = p.chosen_id"
+        " JOIN trinity.run r ON r.id = e.run_id"
+    ) == ["other"]
+
+
+def test_no_pair_is_drawn_against_the_rewards_as_they_are_now(scene: Scene) -> None:
+    scene.make_ready(1, rewards=(1.0, 0.0))
+    pair(scene)
+    good, bad = scene.values("SELECT id FROM trinity.rollout ORDER BY id")
+    with scene.database.transaction() as tx:
+        rewards.record(tx, scene.run.id, "person", [reward(good, 0.0), reward(bad, 1.0)])
+    pair(scene)
+    scene.draw_pairs(step=1, size=10)
+    drawn = scene.values(
+        "SELECT e.reward FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id"
+        " ORDER BY i.ordinal"
+    )
+    assert drawn == [1.0, 0.0], "the chosen one, then the rejected one"
+
+
+def test_a_claim_that_was_rolled_back_took_nothing(scene: Scene) -> None:
+    [group] = scene.claim(1)
+    scene.write(members(group))
+    with rolled_back(scene.database) as tx:
+        rows.claim(tx, CLEAN, scene.run.id, scene.processor, 10)
+    assert len(claim(scene)) == 2
+    assert scene.values("SELECT attempt FROM trinity.experience") == [1, 1]

@@ -1,0 +1,318 @@
+"""Rows for tests, made by the store's own verbs: a run with tasks, policy versions and written rollouts.
+
+A Scene plays all roles in turn, each as a worker of its own; what a test is about it does itself. A rollout's
+response is its reward, written out, so that scoring needs no function.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from psycopg.rows import tuple_row
+
+from trinity_db.arrays import Payload
+from trinity_db.database import Database, Transaction, connect
+from trinity_db.imports.dataset import open_writer
+from trinity_db.imports.records import Demonstration, Preference, Task, Trajectory
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import batches, groups, offline, policies, rewards, rows, runs, workers
+
+Result = TypeVar("Result")
+
+WAIT_SECONDS = 30.0
+UNLIMITED = groups.Pace(max_staleness=None, per_version=1)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run with its workers, one of each role."""
+
+    database: Database
+    run: runs.Run
+    selection: groups.Selection
+    explorer: int
+    processor: int
+    trainer: int
+
+    @classmethod
+    def open(
+        cls,
+        database: Database,
+        name: str = "run",
+        num_tasks: int = 8,
+        data: Sequence[str] = (),
+        holdout: float = 0.0,
+    ) -> Self:
+        """A run at policy version 0, over a taskset and the data sets that are named."""
+        open_writer(database, "tasks", "tasks")([task(number) for number in range(num_tasks)])
+        with database.transaction() as tx:
+            run = runs.open_run(tx, name, {"name": name}, data, holdout)
+            selection = groups.Selection(runs.find_taskset(tx, "tasks"), shuffle=False, seed=0)
+            roles = [workers.register(tx, run.id, role) for role in WorkerRole]
+        scene = cls(database, run, selection, *roles)
+        scene.publish(0, step=0)
+        return scene
+
+    def new_worker(self, role: WorkerRole) -> int:
+        with self.database.transaction() as tx:
+            return workers.register(tx, self.run.id, role)
+
+    def lose(self, worker_id: int) -> workers.Released:
+        """The worker ends, and what it held is given back."""
+        with self.database.transaction() as tx:
+            workers.stop(tx, worker_id)
+            return workers.release_leases(tx, self.run.id, lease_seconds=30)
+
+    def publish(self, version: int, step: int, worker: int | None = None) -> None:
+        policy = policies.PolicyVersion(version, step, Path(f"version-{version}"), f"hash {version}")
+        with self.database.transaction() as tx:
+            policies.publish(tx, self.run.id, policy, worker or self.trainer)
+
+    def claim(
+        self,
+        limit: int,
+        *,
+        group_size: int = 2,
+        version: int = 0,
+        pace: groups.Pace = UNLIMITED,
+        worker: int | None = None,
+        selection: groups.Selection | None = None,
+    ) -> list[groups.ClaimedGroup]:
+        with self.database.transaction() as tx:
+            return groups.claim(
+                tx,
+                self.run.id,
+                worker or self.explorer,
+                version,
+                pace,
+                selection or self.selection,
+                group_size,
+                limit,
+            )
+
+    def write(self, rollouts: Sequence[groups.Rollout], worker: int | None = None) -> int:
+        with self.database.transaction() as tx:
+            return groups.write_rollouts(tx, self.run.id, worker or self.explorer, rollouts)
+
+    def explore(
+        self, num_groups: int, rewards: Sequence[float] = (1.0, 0.0), version: int = 0
+    ) -> list[groups.ClaimedGroup]:
+        """New groups, all of their members written; the member with ordinal i will get the i-th reward."""
+        claimed = self.claim(num_groups, group_size=len(rewards), version=version)
+        self.write(
+            [
+                rollout(group, member, str(rewards[member]), (version, version))
+                for group in claimed
+                for member in group.members
+            ]
+        )
+        return claimed
+
+    def judge(self, stage: rows.Stage, limit: int = 1000) -> list[int]:
+        """Claim rows for a stage and pass them all; returns their ids. The score is the response."""
+        with self.database.transaction() as tx:
+            claimed = rows.claim(tx, stage, self.run.id, self.processor, limit)
+        with self.database.transaction() as tx:
+            verdicts = [rows.Verdict(row["id"], row["attempt"]) for row in claimed]
+            rows.finish(tx, stage, self.run.id, self.processor, verdicts, max_attempts=3)
+            if stage is rows.SCORE:
+                events = [reward(row["rollout_id"], float(row["response"])) for row in claimed]
+                rewards.record(tx, self.run.id, "score", events)
+        return [row["id"] for row in claimed]
+
+    def settle(self, min_group_size: int = 2) -> int:
+        with self.database.transaction() as tx:
+            return rows.settle_groups(tx, self.run.id, min_group_size, limit=1000)
+
+    def process(self) -> None:
+        """Clean, score and settle all there is."""
+        self.judge(rows.CLEAN)
+        self.judge(rows.SCORE)
+        self.settle()
+
+    def make_ready(
+        self, num_groups: int, rewards: Sequence[float] = (1.0, 0.0), version: int = 0
+    ) -> list[int]:
+        """New groups, explored, cleaned, scored and ready; their ids."""
+        claimed = self.explore(num_groups, rewards, version)
+        self.process()
+        return [group.id for group in claimed]
+
+    def draw(
+        self, step: int, size: int, *, max_staleness: int | None = None, worker: int | None = None
+    ) -> batches.Batch | None:
+        """Whole groups for a trainer step."""
+        with self.database.transaction() as tx:
+            return batches.draw_groups(tx, self._draw(step, size, worker), max_staleness, centered)
+
+    def draw_rows(self, step: int, size: int, seed: int = 0) -> batches.Batch | None:
+        with self.database.transaction() as tx:
+            return batches.draw_rows(tx, self._draw(step, size, seed=seed))
+
+    def draw_pairs(self, step: int, size: int, seed: int = 0) -> batches.Batch | None:
+        with self.database.transaction() as tx:
+            return batches.draw_pairs(tx, self._draw(step, size, seed=seed))
+
+    def commit(self, batch: batches.Batch | None, *, worker: int | None = None, max_uses: int = 1) -> bool:
+        assert batch is not None
+        with self.database.transaction() as tx:
+            return batches.commit(tx, batch, worker or self.trainer, max_uses)
+
+    def train(self, step: int, size: int) -> batches.Batch:
+        """One whole trainer step."""
+        batch = self.draw(step, size)
+        assert batch is not None
+        self.commit(batch)
+        return batch
+
+    def reopen(self, version: int) -> int:
+        with self.database.transaction() as tx:
+            return batches.reopen(tx, self.run.id, version)
+
+    def encode(self) -> None:
+        """Give every adopted row tokens."""
+        with self.database.transaction() as tx:
+            texts = offline.unencoded(tx, self.run.id, after=0, limit=10_000)
+            written = payload(())
+            offline.write_tokens(tx, [(text.id, written) for text in texts])
+
+    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What a statement returns, as tuples."""
+        with self.database.transaction() as tx:
+            return tx.cursor(row_factory=tuple_row).execute(statement, values or None).fetchall()
+
+    def value(self, statement: str, *values: Any) -> Any:
+        """The one value that a statement returns."""
+        [(value,)] = self.rows(statement, *values)
+        return value
+
+    def values(self, statement: str, *values: Any) -> list[Any]:
+        """The one column that a statement returns."""
+        return [value for (value,) in self.rows(statement, *values)]
+
+    def _draw(self, step: int, size: int, worker: int | None = None, seed: int = 0) -> batches.Draw:
+        return batches.Draw(self.run.id, worker or self.trainer, step, size, seed)
+
+
+def task(number: int) -> Task:
+    return Task({"prompt": f"task {number}", "answer": str(number)})
+
+
+def demonstration(number: int) -> Demonstration:
+    return Demonstration(task(number), f"response {number}", {})
+
+
+def trajectory(number: int, response: str, reward: float | None = None) -> Trajectory:
+    return Trajectory(task(number), response, reward, None, {})
+
+
+def preference(number: int) -> Preference:
+    return Preference(task(number), "good", "bad", None, {})
+
+
+def import_records(database: Database, name: str, records: Sequence[Any]) -> int:
+    """Write records, all of one kind, into a data set; returns how many were new."""
+    kinds: dict[type, Any] = {
+        Demonstration: "demonstrations",
+        Trajectory: "trajectories",
+        Preference: "preferences",
+    }
+    return open_writer(database, kinds[type(records[0])], name)(records)
+
+
+def payload(versions: Sequence[int]) -> Payload:
+    """Three tokens of a prompt, then one trained token for each version; none: two that nobody sampled."""
+    num_trained = len(versions) or 2
+    token_ids = np.arange(3 + num_trained, dtype=np.int32)
+    if not versions:
+        return Payload(token_ids, token_ids >= 3)
+    logprobs = np.linspace(-1.0, -0.5, num_trained, dtype=np.float32)
+    return Payload(token_ids, token_ids >= 3, logprobs, np.array(versions, np.int32))
+
+
+def rollout(
+    group: groups.ClaimedGroup,
+    member: int,
+    response: str = "1",
+    versions: Sequence[int] = (0, 0),
+    error: str | None = None,
+) -> groups.Rollout:
+    """A finished rollout, or with an error a failed one."""
+    now = datetime.now(UTC)
+    if error is not None:
+        return groups.Rollout(group, member, now, now, prompt="prompt", error=error)
+    return groups.Rollout(group, member, now, now, "prompt", response, payload(versions), "stop")
+
+
+def members(group: groups.ClaimedGroup, response: str = "1") -> list[groups.Rollout]:
+    """A rollout for every missing member of a group."""
+    return [rollout(group, member, response) for member in group.members]
+
+
+def reward(rollout_id: int, value: float, name: str = "score", weight: float = 1.0) -> rewards.RewardEvent:
+    return rewards.RewardEvent(rollout_id, name, value, weight)
+
+
+def centered(reward: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Rewards less their group's mean: an advantage that can be computed by hand."""
+    return np.array([value - reward[group == of].mean() for value, of in zip(reward, group, strict=True)])
+
+
+@contextmanager
+def rolled_back(database: Database) -> Iterator[Transaction]:
+    """A transaction that is undone at the end, as by a crash."""
+    with database.transaction() as tx, tx.transaction(force_rollback=True):
+        yield tx
+
+
+def at_once(database: Database, verbs: Iterable[Callable[[Transaction], Result]]) -> list[Result]:
+    """Each verb in a transaction and a thread of its own, all begun at the same moment."""
+    verbs = list(verbs)
+    barrier = Barrier(len(verbs), timeout=WAIT_SECONDS)
+
+    def perform(verb: Callable[[Transaction], Result]) -> Result:
+        with database.transaction() as tx:
+            barrier.wait()
+            return verb(tx)
+
+    futures = [in_a_thread(database, partial(perform, verb)) for verb in verbs]
+    return [future.result(WAIT_SECONDS) for future in futures]
+
+
+def in_a_thread(database: Database, call: Callable[[], Result]) -> Future[Result]:
+    """Begin a call in a thread of its own, which closes its connection at the end."""
+    future: Future[Result] = Future()
+
+    def perform() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            database.close()
+            future.set_exception(error)
+        else:
+            database.close()
+            future.set_result(result)
+
+    Thread(target=perform, daemon=True).start()
+    return future
+
+
+def wait_for_a_blocked_session(database: Database) -> None:
+    """Return as soon as some session of this database waits for a lock."""
+    blocked = (
+        "SELECT EXISTS (SELECT FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock') AS is_so"
+    )
+    deadline = time.monotonic() + WAIT_SECONDS
+    with closing(connect(database.url, autocommit=True)) as observer:
+        while observer.execute(blocked).fetchone() != {"is_so": True}:
+            assert time.monotonic() < deadline, "no session waits for a lock"
