@@ -18,7 +18,7 @@ from trinity_db.errors import ConfigError
 RewardFunction = Callable[[str, Mapping[str, Any]], float]
 
 # A number as people write it: sign, thousands separators, decimals; 1,234.50 and -3 and .5.
-NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))")
+NUMBER = re.compile(r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 
 
 def exact_match(response: str, task: Mapping[str, Any]) -> float:

@@ -73,7 +73,9 @@ class Processors(Service):
     ) -> None:
         def finish() -> set[int]:
             with self.database.transaction() as tx:
-                held = rows.finish(tx, stage, self.run.id, self.worker_id, verdicts, self._config.max_attempts)
+                held = rows.finish(
+                    tx, stage, self.run.id, self.worker_id, verdicts, self._config.max_attempts
+                )
                 about_held = [event for row_id, about in events if row_id in held for event in about]
                 rewards.record(tx, self.run.id, stage.processor, about_held)
                 return held

@@ -306,8 +306,8 @@ def in_a_thread(database: Database, call: Callable[[], Result]) -> Future[Result
     return future
 
 
-def wait_for_a_blocked_session(database: Database) -> None:
-    """Return as soon as some session of this database waits for a lock."""
+def wait_until_blocked(database: Database, call: Future[Any]) -> None:
+    """Return as soon as a session of this database, that of a call, waits for a lock."""
     blocked = (
         "SELECT EXISTS (SELECT FROM pg_stat_activity"
         " WHERE datname = current_database() AND wait_event_type = 'Lock') AS is_so"
@@ -315,4 +315,5 @@ def wait_for_a_blocked_session(database: Database) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     with closing(connect(database.url, autocommit=True)) as observer:
         while observer.execute(blocked).fetchone() != {"is_so": True}:
+            assert not call.done(), "it waited for nobody"
             assert time.monotonic() < deadline, "no session waits for a lock"

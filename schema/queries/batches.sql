@@ -40,7 +40,7 @@ WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND NOT e.held_out
   AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
 ORDER BY e.use_count, hashint8extended(e.id, %(seed)s::bigint + e.use_count), e.id
 LIMIT %(limit)s
-FOR NO KEY UPDATE OF e SKIP LOCKED
+FOR NO KEY UPDATE OF e
 
 -- name: draw_pairs
 -- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart.
@@ -49,7 +49,7 @@ FROM trinity.preference p
 WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND NOT p.held_out
 ORDER BY p.use_count, hashint8extended(p.id, %(seed)s::bigint + p.use_count), p.id
 LIMIT %(limit)s
-FOR NO KEY UPDATE SKIP LOCKED
+FOR NO KEY UPDATE
 
 -- name: count_rows
 SELECT count(*) AS rows

@@ -5,7 +5,8 @@ SELECT r.state,
        b.reward,
        b.staleness,
        (SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = r.id) AS version,
-       (SELECT count(*) FROM trinity.rollout o WHERE o.run_id = r.id) AS rollouts
+       (SELECT count(*) FROM trinity.rollout o WHERE o.run_id = r.id) AS rollouts,
+       (SELECT count(d.experience_id) FROM trinity."drop" d WHERE d.run_id = r.id) AS dropped
 FROM trinity.run r
 LEFT JOIN LATERAL (
     SELECT last.step, avg(i.reward) AS reward, max(i.staleness) AS staleness

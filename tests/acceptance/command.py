@@ -150,8 +150,10 @@ class Store:
 
     def rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
         """What a statement finds; the tables need no schema before their names."""
-        options = {"autocommit": True, "row_factory": dict_row, "options": "-c search_path=trinity"}
-        with closing(psycopg.connect(self.url, **options)) as connection:
+        options = "-c search_path=trinity"
+        with closing(
+            psycopg.connect(self.url, autocommit=True, row_factory=dict_row, options=options)
+        ) as connection:
             return connection.execute(statement.encode(), values).fetchall()
 
     def value(self, statement: str, **values: Any) -> Any:

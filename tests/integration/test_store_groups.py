@@ -15,7 +15,7 @@ from tests.rows import (
     payload,
     rolled_back,
     rollout,
-    wait_for_a_blocked_session,
+    wait_until_blocked,
 )
 from trinity_db import arrays
 from trinity_db.database import Transaction
@@ -266,6 +266,6 @@ def test_a_write_waits_for_a_rescue_that_is_under_way_and_is_refused_then(scene:
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.rollout_group SET worker_id = NULL")
         write = in_a_thread(scene.database, lambda: scene.write(members(group)))
-        wait_for_a_blocked_session(scene.database)
+        wait_until_blocked(scene.database, write)
     assert write.result(WAIT_SECONDS) == 2
     assert scene.value("SELECT count(*) FROM trinity.rollout") == 0

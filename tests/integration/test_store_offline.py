@@ -11,12 +11,18 @@ from tests.rows import (
     payload,
     preference,
     trajectory,
-    wait_for_a_blocked_session,
+    wait_until_blocked,
 )
 from trinity_db.imports.records import Demonstration, Task
 from trinity_db.store import batches, offline, runs
 
 HELD_OUT = "SELECT count(*) FILTER (WHERE held_out), count(*) FROM trinity.experience WHERE run_id = %s"
+
+HELD_OUT_BY_PROMPT = (
+    "SELECT count(DISTINCT e.held_out) FROM trinity.experience e"
+    " JOIN trinity.experience_text x ON x.experience_id = e.source_id"
+    " WHERE e.run_id = %s GROUP BY x.prompt"
+)
 
 
 def adopt(scene: Scene, name: str, *data: str, holdout: float = 0.0) -> Scene:
@@ -79,9 +85,8 @@ def test_each_row_is_used_once_an_epoch_and_no_batch_reaches_into_the_next(
     assert first != sorted(first)
     assert run.values("SELECT epoch FROM trinity.batch ORDER BY id") == [0, 0, 0, 1, 1, 1]
     table = "preference" if pairs else "experience"
-    assert run.rows(f"SELECT DISTINCT state, use_count FROM trinity.{table} WHERE run_id = %s", run.run.id) == [
-        ("trained", 2)
-    ]  # fmt: skip
+    ends = run.rows(f"SELECT DISTINCT state, use_count FROM trinity.{table} WHERE run_id = %s", run.run.id)
+    assert ends == [("trained", 2)]
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -153,7 +158,7 @@ def test_a_row_that_another_session_holds_is_waited_for_and_not_put_off(imitatio
     with imitation.database.transaction() as tx:
         tx.execute("SELECT FROM trinity.experience WHERE id = %s FOR UPDATE", [held])
         drawing = in_a_thread(imitation.database, lambda: imitation.draw_rows(step=1, size=10))
-        wait_for_a_blocked_session(imitation.database)
+        wait_until_blocked(imitation.database, drawing)
     batch = drawing.result(WAIT_SECONDS)
     assert batch is not None
     assert batch.size == 10
@@ -189,11 +194,8 @@ def test_all_attempts_at_a_task_are_held_out_together(scene: Scene) -> None:
     records = [trajectory(task, f"attempt {attempt}", 1.0) for task in range(30) for attempt in range(4)]
     import_records(scene.database, "set", records)
     run = adopt(scene, "imitation", "set", holdout=0.5)
-    by_task = run.values(
-        "SELECT count(DISTINCT held_out) FROM trinity.experience WHERE run_id = %s GROUP BY group_id",
-        run.run.id,
-    )
-    assert by_task == [1] * 30
+    by_prompt = run.values(HELD_OUT_BY_PROMPT, run.run.id)
+    assert by_prompt == [1] * 30
 
 
 def test_all_demonstrations_of_a_prompt_are_held_out_together(scene: Scene) -> None:
@@ -201,13 +203,16 @@ def test_all_demonstrations_of_a_prompt_are_held_out_together(scene: Scene) -> N
     records = [Demonstration(task, f"way {way}", {}) for task in prompts for way in range(6)]
     import_records(scene.database, "set", records)
     run = adopt(scene, "imitation", "set", holdout=0.5)
-    by_prompt = run.values(
-        "SELECT count(DISTINCT e.held_out) FROM trinity.experience e"
-        " JOIN trinity.experience_text x ON x.experience_id = e.source_id"
-        " WHERE e.run_id = %s GROUP BY x.prompt",
-        run.run.id,
-    )
+    by_prompt = run.values(HELD_OUT_BY_PROMPT, run.run.id)
     assert by_prompt == [1] * 10
+
+
+def test_a_prompt_that_is_in_two_data_sets_is_held_out_in_both(scene: Scene) -> None:
+    import_records(scene.database, "demonstrations", [demonstration(number) for number in range(30)])
+    import_records(scene.database, "pairs", [preference(number) for number in range(30)])
+    run = adopt(scene, "imitation", "demonstrations", "pairs", holdout=0.5)
+    by_prompt = run.values(HELD_OUT_BY_PROMPT, run.run.id)
+    assert by_prompt == [1] * 30
 
 
 def test_adopting_again_adds_nothing(comparison: Scene) -> None:

@@ -19,15 +19,18 @@ import typer
 if TYPE_CHECKING:
     from trinity_db.imports.records import Kind
 
-DIGITS = "01234"
-LENGTH = 4  # 625 different numbers
-NUM_HELD_OUT = 125  # never trained on; what the accuracy is measured on
+DIGITS = "01234567"
+LENGTH = 3  # 512 different numbers
+NUM_HELD_OUT = 128  # never trained on; what the accuracy is measured on
 SEED = 0
+TEMPLATE = "{prompt}="
 
+# Of some twenty settings tried, this one learned from every seed: a linear schedule and a warm start that is
+# right about half the time matter most.
 WARMUP: dict[str, Any] = {
     "model": {
-        "scratch": {"alphabet": DIGITS + "=", "hidden_size": 64, "layers": 2, "heads": 4, "context": 16},
-        "prompt_template": "{prompt}=",
+        "scratch": {"alphabet": DIGITS + "=", "hidden_size": 64, "layers": 2, "heads": 4, "context": 32},
+        "prompt_template": TEMPLATE,
     },
     "data": ["reverse-demonstrations"],
     "algorithm": "sft",
@@ -39,7 +42,14 @@ GRPO: dict[str, Any] = {
     "algorithm": {"name": "grpo", "clip_high": 0.28},
     "explorer": {"group_size": 8, "batch_size": 32, "max_new_tokens": LENGTH + 1},
     "processors": {"score": {"functions": ["position_match"]}},
-    "trainer": {"steps": 200, "batch_size": 32, "micro_batch_size": 256, "learning_rate": 1e-3},
+    "trainer": {
+        "steps": 300,
+        "batch_size": 32,
+        "micro_batch_size": 256,
+        "learning_rate": 2e-3,
+        "warmup_steps": 10,
+        "schedule": "linear",
+    },
 }
 
 
@@ -73,7 +83,7 @@ def demo(
     _say(f"   right on {before:.0%} of {NUM_HELD_OUT} held-out numbers")
 
     _say(f"2. Asynchronous GRPO: explorer, processors and trainer as processes (run demo-{number})")
-    model = {"run": f"demo-{number}-warmup", "prompt_template": "{prompt}="}
+    model = {"run": f"demo-{number}-warmup", "prompt_template": TEMPLATE}
     _supervise(_write_config(folder, {"name": f"demo-{number}", "seed": SEED, "model": model} | GRPO))
     after = _accuracy(database, f"demo-{number}", held_out)
     _say(f"   right on {after:.0%} of {NUM_HELD_OUT} held-out numbers")
@@ -152,7 +162,10 @@ def _accuracy(database: Any, run_name: str, tasks: Iterable[dict[str, str]]) -> 
     engine.load(policy.checkpoint, policy.version)
     tasks = list(tasks)
     requests = [
-        Request(engine.tokenizer.encode(task["prompt"] + "=", add_special_tokens=False), LENGTH + 1)
+        Request(
+            engine.tokenizer.encode(TEMPLATE.replace("{prompt}", task["prompt"]), add_special_tokens=False),
+            LENGTH + 1,
+        )
         for task in tasks
     ]
     solved = 0
@@ -176,16 +189,16 @@ def _say(text: str) -> None:
 
 
 def _print_summary(summary: dict[str, Any], picture: Path) -> None:
-    run = summary["run"]
     print(
-        f"""
-Accuracy on held-out numbers: {summary["accuracy_before"]:.0%} before, {summary["accuracy_after"]:.0%} after
-{summary["rollouts"]} rollouts by {summary["policy_versions"]} policy versions, {summary["trained_batches"]} batches, \
-staleness at most {summary["max_staleness_seen"]}, {summary["seconds"]:.0f} s
-Reward and staleness: {picture}
-
-Ask the store:
-  trinity-db sql "select version, reward, experiences from policy_progress where run = '{run}' order by version"
-  trinity-db sql "select step, policy_version, staleness_mean, staleness_max from batch_view where run = '{run}'"
-  trinity-db sql "select prompt, response, reward, version_min from experience_view where run = '{run}' order by id desc limit 10\""""
+        "\nAccuracy on held-out numbers: {accuracy_before:.0%} before, {accuracy_after:.0%} after\n"
+        "{rollouts} rollouts by {policy_versions} policy versions in {trained_batches} batches,\n"
+        "staleness at most {max_staleness_seen}, {seconds:.0f} s".format(**summary)
     )
+    print(f"Reward and staleness: {picture}\n\nAsk the store:")
+    run = summary["run"]
+    for columns, view, order in (
+        ("version, reward, trained", "policy_progress", "version"),
+        ("step, policy_version, staleness_mean, reward", "batch_view", "step"),
+        ("prompt, response, reward, version_min", "experience_view", "id desc limit 9"),
+    ):
+        print(f"  trinity-db sql \"select {columns} from {view} where run = '{run}' order by {order}\"")

@@ -71,6 +71,8 @@ def _describe(row: DictRow) -> str:
     parts: list[Any] = [f"version {row['version']}" if row["version"] is not None else "no version yet"]
     if row["rollouts"]:
         parts.append(f"{row['rollouts']} rollouts")
+    if row["dropped"]:
+        parts.append(f"{row['dropped']} dropped")
     if row["reward"] is not None:
         parts.append(f"reward {row['reward']:.3f}")
     if row["staleness"] is not None:

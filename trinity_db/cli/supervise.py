@@ -44,7 +44,7 @@ class Child:
     quick_deaths: int = 0
 
     def start(self) -> None:
-        """Start the role in a session of its own, so that a Ctrl-C in the terminal reaches it through us alone."""
+        """Start the role in a session of its own, so that a Ctrl-C reaches it through us alone."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(1, (os.cpu_count() or 1) // 2))  # explorer and trainer compute at the same time
         environment = {"OMP_NUM_THREADS": threads} | os.environ | {SUPERVISOR: str(os.getpid())}

@@ -1,0 +1,79 @@
+"""Reward functions, against answers worked out by hand."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_db.errors import ConfigError
+from trinity_db.processors import rewards
+
+
+@pytest.mark.parametrize(
+    ("response", "value"), [("21", 1.0), (" 21\n", 1.0), ("2 1", 0.0), ("", 0.0), ("21.", 0.0)]
+)
+def test_an_exact_match_ignores_only_surrounding_space(response: str, value: float) -> None:
+    assert rewards.exact_match(response, {"answer": 21}) == value
+
+
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [("321", 1.0), ("320", 2 / 3), ("32", 2 / 3), ("3210", 3 / 4), ("", 0.0), ("123", 1 / 3)],
+)
+def test_a_position_match_counts_characters_in_their_place(response: str, value: float) -> None:
+    assert rewards.position_match(response, {"answer": "321"}) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "value"),
+    [
+        ("She makes 9 * 2 = 18\nA: 18", "so 9 * 2 = 18\n#### 18", 1.0),
+        ("#### 1,800", "1800", 1.0),
+        ("it is -3.50 in all", "-3.5", 1.0),
+        ("12 #### 7", "#### 12", 0.0),
+        ("no number at all", "3", 0.0),
+        ("", "3", 0.0),
+        ("the answer is .5", "0.5", 1.0),
+        ("5 apples, 7.", "7", 1.0),
+    ],
+)
+def test_a_number_match_compares_the_final_numbers(response: str, answer: str, value: float) -> None:
+    assert rewards.number_match(response, {"answer": answer}) == value
+
+
+@given(st.text(max_size=80))
+def test_any_text_has_a_final_number_or_none(text: str) -> None:
+    found = rewards.final_number(text, "####")
+    has_digit = any(character in "0123456789" for character in text.rsplit("####", 1)[-1])
+    assert (found is not None) == has_digit
+
+
+def test_a_regex_match_compares_its_group_with_the_answer() -> None:
+    assert rewards.regex_match("so A: 18 it is", {"answer": "18"}, pattern=r"A: (\d+)") == 1.0
+    assert rewards.regex_match("so A: 19 it is", {"answer": "18"}, pattern=r"A: (\d+)") == 0.0
+    assert rewards.regex_match("a+b", {"answer": "a+b"}, pattern="^{answer}$") == 1.0
+    assert rewards.regex_match("aab", {"answer": "a+b"}, pattern="^{answer}$") == 0.0
+
+
+def test_an_unknown_function_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'exact_match'"):
+        rewards.load("exactmatch", {})
+
+
+def test_options_that_a_function_does_not_take_are_refused_before_the_first_row() -> None:
+    with pytest.raises(ConfigError, match="regex_match.*pattern"):
+        rewards.load("regex_match", {})
+    with pytest.raises(ConfigError, match="exact_match.*colour"):
+        rewards.load("exact_match", {"colour": "red"})
+
+
+def test_a_function_of_ones_own_is_loaded_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def short(response, task, limit=3):\n    return float(len(response) <= limit)\n")
+    function = rewards.load(f"{path}:short", {"limit": 5})
+    assert [function("12345", {}), function("123456", {})] == [1.0, 0.0]
+    with pytest.raises(ConfigError, match="no function 'long'"):
+        rewards.load(f"{path}:long", {})
+    with pytest.raises(ConfigError, match="no file"):
+        rewards.load(f"{tmp_path}/other.py:short", {})
