@@ -34,8 +34,9 @@ class Experience(Base):
 
     id: Mapped[Id]
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
-    group_id: Mapped[int | None] = mapped_column(ForeignKey("rollout_group.id", ondelete="CASCADE"))
-    rollout_id: Mapped[int | None] = mapped_column(ForeignKey("rollout.id", ondelete="CASCADE"))
+    # No cascade: a data set cannot be deleted while a run has adopted its rows.
+    group_id: Mapped[int | None] = mapped_column(ForeignKey("rollout_group.id"))
+    rollout_id: Mapped[int | None] = mapped_column(ForeignKey("rollout.id"))
     source_id: Mapped[int | None] = mapped_column(ForeignKey("experience.id"))
     step: Mapped[int] = mapped_column(SmallInteger, server_default="0")
     state: Mapped[ExperienceState] = mapped_column(enum(ExperienceState, "experience_state"))
@@ -70,20 +71,15 @@ class Experience(Base):
             unique=True,
             postgresql_where=text("import_key IS NOT NULL"),
         ),
+        # Their first columns find the adopted rows that follow a reward, or hold up a deletion.
         Index(
             "experience_source_key",
-            "run_id",
             "source_id",
+            "run_id",
             unique=True,
             postgresql_where=text("source_id IS NOT NULL"),
         ),
-        Index(
-            "experience_rollout_key",
-            "rollout_id",
-            "step",
-            unique=True,
-            postgresql_where=text("source_id IS NULL"),
-        ),
+        Index("experience_rollout_key", "rollout_id", "step", "run_id", unique=True),
         Index(
             "experience_open_idx",
             "run_id",

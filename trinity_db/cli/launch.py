@@ -82,14 +82,16 @@ def explore(config: RunConfig) -> None:
     ).serve()
 
 
-def process(config: RunConfig, drain: bool) -> None:
-    """Be the processors until the run is finished, nothing is left (drain) or a signal comes."""
+def process(config: RunConfig, drain: bool) -> bool:
+    """Be the processors until the run is finished or nothing is left (drain); False if a signal came first."""
     from trinity_db.processors.score import Scorer
     from trinity_db.processors.service import Processors
 
     Scorer(config.processors.score)  # before the run is created
     database, run = open_run(config)
-    Processors(database, run, config.processors, drain).serve()
+    processors = Processors(database, run, config.processors, drain)
+    processors.serve()
+    return not processors.stopping
 
 
 def train(config: RunConfig) -> None:

@@ -17,7 +17,7 @@ def explore(config: Config, overrides: Overrides = None) -> None:
 
     Example:
 
-        trinity-db explore configs/reverse/grpo.yaml
+        trinity-db explore configs/gsm8k/explore.yaml
     """
     from trinity_db.cli import launch
 
@@ -33,7 +33,7 @@ def process(
 
     Example:
 
-        trinity-db process configs/reverse/grpo.yaml
+        trinity-db process configs/gsm8k/explore.yaml
     """
     from trinity_db.cli import launch
 
@@ -57,7 +57,7 @@ def run(config: Config, overrides: Overrides = None) -> None:
 
     Example:
 
-        trinity-db run configs/reverse/grpo.yaml
+        trinity-db run configs/gsm8k/explore.yaml
     """
     from trinity_db.cli import launch, supervise
 

@@ -66,8 +66,13 @@ class Child:
 
 
 def run(config: RunConfig, arguments: Sequence[str]) -> None:
-    """Run all roles of a configuration to the end of the run, or to Ctrl-C."""
+    """Run all roles of a configuration to the end of the run, or to Ctrl-C.
+
+    Imported rows are processed before the trainer starts, which would find nothing otherwise.
+    """
     database, run_row = launch.check(config)
+    if not config.is_online and config.processors.pair and not launch.process(config, drain=True):
+        raise KeyboardInterrupt
     with Progress(database, run_row, config) as progress:
         Supervisor(database, run_row, roles_of(config), arguments).supervise(progress.update)
         progress.update()

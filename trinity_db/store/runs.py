@@ -24,8 +24,8 @@ class Run:
     config: dict[str, Any]
 
 
-def find(tx: Transaction, name: str) -> Run:
-    """The run of that name.
+def find(tx: Transaction, name: str, what: str = "run") -> Run:
+    """The run of that name; `what` the user takes it for.
 
     Raises:
         NotFound: with the nearest name there is.
@@ -34,7 +34,7 @@ def find(tx: Transaction, name: str) -> Run:
     if row is None:
         names = [r["name"] for r in tx.execute(query("list_run_names"))]
         nearest = get_close_matches(name, names, n=1)
-        raise NotFound(f"There is no run '{name}'" + (f"; did you mean '{nearest[0]}'?" if nearest else "."))
+        raise NotFound(f"There is no {what} '{name}'" + (f"; did you mean '{nearest[0]}'?" if nearest else "."))
     return Run(row["id"], row["name"], RunKind(row["kind"]), RunState(row["state"]), row["config"])
 
 
@@ -55,7 +55,7 @@ def open_run(tx: Transaction, name: str, config: dict[str, Any], data: Sequence[
             f"({'; '.join(_differences(run.config, config)[:3])}); choose another with --set name=..."
         )
     for source in data:
-        _adopt(tx, run, find(tx, source), holdout)
+        _adopt(tx, run, find(tx, source, "data set"), holdout)
     return run
 
 

@@ -379,16 +379,10 @@ def upgrade() -> None:
         ),
         sa.CheckConstraint("version_min <= version_max", name=op.f("experience_versions_in_order_check")),
         sa.ForeignKeyConstraint(
-            ["group_id"],
-            ["trinity.rollout_group.id"],
-            name=op.f("experience_group_id_fkey"),
-            ondelete="CASCADE",
+            ["group_id"], ["trinity.rollout_group.id"], name=op.f("experience_group_id_fkey")
         ),
         sa.ForeignKeyConstraint(
-            ["rollout_id"],
-            ["trinity.rollout.id"],
-            name=op.f("experience_rollout_id_fkey"),
-            ondelete="CASCADE",
+            ["rollout_id"], ["trinity.rollout.id"], name=op.f("experience_rollout_id_fkey")
         ),
         sa.ForeignKeyConstraint(
             ["run_id"], ["trinity.run.id"], name=op.f("experience_run_id_fkey"), ondelete="CASCADE"
@@ -429,15 +423,14 @@ def upgrade() -> None:
     op.create_index(
         "experience_rollout_key",
         "experience",
-        ["rollout_id", "step"],
+        ["rollout_id", "step", "run_id"],
         unique=True,
         schema="trinity",
-        postgresql_where=sa.text("source_id IS NULL"),
     )
     op.create_index(
         "experience_source_key",
         "experience",
-        ["run_id", "source_id"],
+        ["source_id", "run_id"],
         unique=True,
         schema="trinity",
         postgresql_where=sa.text("source_id IS NOT NULL"),
@@ -588,7 +581,7 @@ def upgrade() -> None:
             "processor",
             "processor_version",
             "attempt",
-            name=op.f("processing_experience_id_processor_processor_version_attempt_key"),
+            name="processing_attempt_key",
         ),
         schema="trinity",
     )
@@ -760,12 +753,7 @@ def downgrade() -> None:
         schema="trinity",
         postgresql_where=sa.text("source_id IS NOT NULL"),
     )
-    op.drop_index(
-        "experience_rollout_key",
-        table_name="experience",
-        schema="trinity",
-        postgresql_where=sa.text("source_id IS NULL"),
-    )
+    op.drop_index("experience_rollout_key", table_name="experience", schema="trinity")
     op.drop_index(
         "experience_ready_idx",
         table_name="experience",

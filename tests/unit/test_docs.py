@@ -1,0 +1,74 @@
+"""The documents tell the truth: what they must name is read from the code."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from trinity_db import settings
+from trinity_db.cli import app
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.schema.models import metadata
+from trinity_db.schema.states import ExperienceState
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """A section of the configuration and all below it."""
+    yield model
+    for field in model.model_fields.values():
+        pending = [field.annotation]
+        while pending:
+            annotation = pending.pop()
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                yield from sections(annotation)
+            pending.extend(get_args(annotation))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_shipped_configuration_loads(path: Path) -> None:
+    assert settings.load(RunConfig, path).name
+
+
+def test_there_are_configurations_to_load() -> None:
+    assert CONFIGS
+
+
+def test_every_key_of_the_configuration_is_explained() -> None:
+    silent = [
+        f"{section.__name__}.{name}"
+        for section in set(sections(RunConfig))
+        for name, field in section.model_fields.items()
+        if not field.description and get_origin(field.annotation) is not Literal  # an algorithm's own name
+    ]
+    assert silent == []
+
+
+def test_the_architecture_names_every_table_and_state() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    tables = {table.name for table in metadata.tables.values()}
+    assert {name for name in tables if f"`{name}`" not in text} == set()
+    assert {state.value for state in ExperienceState if state.value not in text} == set()
+
+
+def test_the_changelog_names_every_command() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    commands = {command.name for command in app.registered_commands} | {g.name for g in app.registered_groups}
+    assert {
+        name for name in commands if f"`{name}`" not in text and f"trinity-db {name}" not in text
+    } == set()
+
+
+def test_no_example_names_a_configuration_that_does_not_exist() -> None:
+    named = {
+        word.strip("`'\",.:")
+        for path in [ROOT / "README.md", *(ROOT / "trinity_db" / "cli").glob("*.py")]
+        for word in path.read_text().split()
+        if word.startswith(("configs/", "`configs/")) and word.rstrip("`").endswith((".yaml", ".sh"))
+    }
+    assert named
+    assert {name for name in named if not (ROOT / name).exists()} == set()
