@@ -82,6 +82,7 @@ class Database:
     def _connection(self) -> Transaction:
         connection: Transaction | None = getattr(self._local, "connection", None)
         if connection is None or connection.closed or connection.broken:
+            self.close()
             connection = connect(self.url)
             self._local.connection = connection
         return connection

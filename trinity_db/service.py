@@ -183,6 +183,7 @@ class Pulse(threading.Thread):
     def _reconnect(self) -> None:
         if self._ended.wait(RETRY_SECONDS[0]):
             return
+        self._connection.close()
         try:
             self._connection = self._connect()
         except DatabaseUnavailable:

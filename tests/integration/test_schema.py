@@ -270,4 +270,4 @@ def test_a_data_set_that_a_run_has_adopted_is_not_deleted(connection: psycopg.Co
         connection.transaction(force_rollback=True),
     ):
         connection.execute("DELETE FROM trinity.run WHERE id = 1")
-    assert error.value.diag.constraint_name == "experience_source_id_fkey"
+    assert error.value.diag.table_name == "experience"

@@ -29,12 +29,12 @@ TEMPLATE = "{prompt}="
 # right about half the time matter most.
 WARMUP: dict[str, Any] = {
     "model": {
-        "scratch": {"alphabet": DIGITS + "=", "hidden_size": 64, "layers": 2, "heads": 4, "context": 32},
+        "scratch": {"alphabet": DIGITS + "=", "hidden_size": 96, "layers": 2, "heads": 4, "context": 32},
         "prompt_template": TEMPLATE,
     },
     "data": ["reverse-demonstrations"],
     "algorithm": "sft",
-    "trainer": {"epochs": 20, "batch_size": 256, "micro_batch_size": 256, "learning_rate": 3e-3},
+    "trainer": {"epochs": 16, "batch_size": 256, "micro_batch_size": 256, "learning_rate": 3e-3},
 }
 GRPO: dict[str, Any] = {
     "taskset": "reverse-tasks",

@@ -1,0 +1,121 @@
+"""The life all roles share, against a real server whose connections are cut."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from trinity_db.database import Database
+from trinity_db.errors import ConfigError
+from trinity_db.schema.states import WorkerRole
+from trinity_db.service import Service
+from trinity_db.store import runs
+
+ROUNDS = 3
+
+
+class Probe(Service):
+    """A role whose work is to cut all connections once, its own among them, and to go on."""
+
+    role = WorkerRole.PROCESS
+
+    def __init__(self, database: Database, run: runs.Run) -> None:
+        super().__init__(database, run)
+        self.rounds = 0
+        self.cut = False
+
+    def work(self) -> bool:
+        if not self.cut:
+            self.cut = True
+            with psycopg.connect(self.database.url, autocommit=True) as other:
+                other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+        with self.database.transaction() as tx:
+            runs.announce(tx, self.run.id)
+        self.rounds += 1
+        if self.rounds == ROUNDS:
+            self.stop()
+        return True
+
+
+class OnlyOne(Probe):
+    """A role of which a run has one worker."""
+
+    role = WorkerRole.TRAIN
+    exclusive = True
+
+    def work(self) -> bool:
+        with (
+            closing(Database(self.database.url)) as database,
+            pytest.raises(ConfigError, match="worker already"),
+        ):
+            OnlyOne(database, self.run).serve()
+        self.stop()
+        return True
+
+
+class Interrupted(Probe):
+    """A role that is asked to end in the middle of its work."""
+
+    def work(self) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert self.stopping
+        self.rounds += 1
+        return True
+
+
+@pytest.fixture
+def run(database_url: str) -> Iterator[tuple[Database, runs.Run]]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with closing(Database(database_url)) as database:
+        with database.transaction() as tx:
+            opened = runs.open_run(tx, "probe", {}, (), 0.0)
+        yield database, opened
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_role_goes_on_when_its_connections_are_cut(run: tuple[Database, runs.Run]) -> None:
+    probe = Probe(*run)
+    probe.serve()
+    assert probe.rounds == ROUNDS
+    assert _goodbyes(run[0]) == [True]
+
+
+def test_a_second_worker_of_an_exclusive_role_is_refused(
+    run: tuple[Database, runs.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_db.service.LOCK_SECONDS", 1)
+    OnlyOne(*run).serve()
+    assert all(_goodbyes(run[0]))
+
+
+def test_a_signal_lets_the_work_in_hand_end_and_no_more_begin(run: tuple[Database, runs.Run]) -> None:
+    role = Interrupted(*run)
+    role.serve()
+    assert role.rounds == 1
+    assert _goodbyes(run[0]) == [True]
+
+
+def test_a_role_ends_when_its_run_is_finished(run: tuple[Database, runs.Run]) -> None:
+    database, finished = run
+
+    class Idle(Probe):
+        def work(self) -> bool:
+            with database.transaction() as tx:
+                runs.finish(tx, finished.id)
+            return False
+
+    Idle(*run).serve()
+    assert _goodbyes(database) == [True]
+
+
+def _goodbyes(database: Database) -> list[bool]:
+    with database.transaction() as tx:
+        rows = tx.execute("SELECT stopped_at IS NOT NULL AS gone FROM trinity.worker ORDER BY id")
+        return [row["gone"] for row in rows]

@@ -1,0 +1,268 @@
+"""Migrations, on the newest and the oldest server: up, down and up again, and equal to the models."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from alembic import command
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine
+from sqlalchemy.exc import InternalError
+
+from tests.postgres import execute, new_database
+from trinity_db import database, schema
+from trinity_db.errors import SchemaMismatch, TrinityError
+from trinity_db.schema.models import metadata
+
+VIEWS = {"batch_view", "drop_view", "experience_view", "policy_progress"}
+
+# Everything that makes up a schema but rights and comments, with its definition in words.
+CATALOGUE = """
+SELECT 'column' AS kind, format('%I.%I', c.relname, a.attname) AS name,
+       concat_ws(' ', format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
+                 pg_get_expr(d.adbin, d.adrelid)) AS definition
+FROM pg_attribute a
+JOIN pg_class c ON c.oid = a.attrelid
+LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+WHERE c.relnamespace = to_regnamespace('trinity') AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL
+SELECT 'table', relname, concat_ws(' ', reloptions) FROM pg_class
+WHERE relnamespace = to_regnamespace('trinity') AND relkind = 'r'
+UNION ALL
+SELECT 'view', relname, pg_get_viewdef(oid) FROM pg_class
+WHERE relnamespace = to_regnamespace('trinity') AND relkind = 'v'
+UNION ALL
+SELECT 'sequence', relname, '' FROM pg_class
+WHERE relnamespace = to_regnamespace('trinity') AND relkind = 'S'
+UNION ALL
+SELECT 'constraint', conname, pg_get_constraintdef(oid) FROM pg_constraint
+WHERE connamespace = to_regnamespace('trinity') AND contype <> 'n'
+UNION ALL
+SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = 'trinity'
+UNION ALL
+SELECT 'enum', t.typname, string_agg(e.enumlabel, ' ' ORDER BY e.enumsortorder)
+FROM pg_type t JOIN pg_enum e ON e.enumtypid = t.oid
+WHERE t.typnamespace = to_regnamespace('trinity') GROUP BY t.typname
+UNION ALL
+SELECT 'function', proname, pg_get_functiondef(oid) FROM pg_proc
+WHERE pronamespace = to_regnamespace('trinity')
+"""
+
+UPGRADE = """
+import sys
+from trinity_db import database
+database.known_versions()  # what takes long to import is imported
+print("ready", flush=True)
+sys.stdin.readline()
+database.upgrade(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module", params=[("server", "template"), ("server15", "template15")], ids=["18", "15"])
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Each server in turn, and the name of its template with the schema at head."""
+    server, template = request.param
+    return request.getfixturevalue(server), request.getfixturevalue(template)
+
+
+@pytest.fixture
+def empty_url(place: tuple[str, str]) -> Iterator[str]:
+    """A database with nothing in it."""
+    with new_database(place[0], "template0") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def upgraded_url(place: tuple[str, str]) -> Iterator[str]:
+    """A database that was empty and is at head; the tests that look at it share it."""
+    with new_database(place[0], "template0") as url:
+        assert database.schema_version(url) is None
+        database.upgrade(url)
+        yield url
+
+
+@pytest.fixture
+def head_url(place: tuple[str, str]) -> Iterator[str]:
+    """A database with the schema at head."""
+    with new_database(*place) as url:
+        yield url
+
+
+def catalogue(url: str, *, without: tuple[str, ...] = ()) -> dict[tuple[str, str], str]:
+    """The definition of everything in the schema, by kind and name."""
+    with closing(database.connect(url)) as connection:
+        rows = connection.execute(CATALOGUE).fetchall()
+    return {
+        (row["kind"], row["name"]): row["definition"]
+        for row in rows
+        if row["kind"] not in without and not row["name"].startswith("alembic_version")
+    }
+
+
+def downgrade(url: str) -> None:
+    with database.alembic_config(url) as config:
+        command.downgrade(config, "base")
+
+
+def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
+    assert database.schema_version(upgraded_url) == schema.HEAD
+    made = catalogue(upgraded_url)
+    assert {name for kind, name in made if kind == "table"} == {
+        table.name for table in metadata.sorted_tables
+    }
+    assert {name for kind, name in made if kind == "view"} == VIEWS
+    assert {name for kind, name in made if kind == "function"} == {"lineage"}
+
+
+def test_upgrading_again_changes_nothing(upgraded_url: str) -> None:
+    made = catalogue(upgraded_url)
+    database.upgrade(upgraded_url)
+    assert catalogue(upgraded_url) == made
+
+
+def test_down_to_nothing_and_up_again_is_the_same_schema(empty_url: str) -> None:
+    database.upgrade(empty_url)
+    made = catalogue(empty_url)
+    downgrade(empty_url)
+    assert catalogue(empty_url) == {}
+    assert database.schema_version(empty_url) is None
+    database.upgrade(empty_url)
+    assert catalogue(empty_url) == made
+
+
+def test_the_models_ask_for_no_further_migration(upgraded_url: str) -> None:
+    with database.alembic_config(upgraded_url) as config:
+        command.check(config)
+
+
+def test_the_migrations_make_what_the_models_describe(place: tuple[str, str], upgraded_url: str) -> None:
+    """Checks, enums, predicates of indexes and the like, which Alembic does not compare."""
+    with new_database(place[0], "template0") as described:
+        execute(described, "CREATE SCHEMA trinity")
+        engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(described))
+        metadata.create_all(engine)
+        engine.dispose()
+        by_migrations = catalogue(upgraded_url, without=("view", "function"))
+        by_models = catalogue(described)
+    assert {key for key in by_migrations if by_migrations[key] != by_models.get(key)} == set()
+    assert by_models.keys() == by_migrations.keys()
+
+
+def test_the_version_of_the_code_is_that_of_the_newest_migration() -> None:
+    scripts = ScriptDirectory(str(Path(schema.__file__).parent / "migrations"))
+    assert scripts.get_heads() == [schema.HEAD]
+    assert schema.HEAD in database.known_versions()
+
+
+def test_every_migration_says_what_it_is_for_and_whether_old_workers_may_run_on() -> None:
+    scripts = ScriptDirectory(str(Path(schema.__file__).parent / "migrations"))
+    for script in scripts.walk_revisions():
+        first, *rest = script.longdoc.split("\n\n")
+        assert first
+        assert any("workers" in paragraph for paragraph in rest), script.path
+
+
+def test_a_database_of_a_newer_version_is_refused_in_one_line(
+    head_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(head_url, "UPDATE trinity.alembic_version SET version_num = '9999'")
+    before = catalogue(head_url)
+    monkeypatch.setenv("TRINITY_DB_URL", head_url)
+    for refuse in (lambda: database.upgrade(head_url), database.open_database):
+        with pytest.raises(SchemaMismatch) as error:
+            refuse()
+        assert str(error.value) == (
+            f"The database's schema is 9999, newer than this trinity-db knows ({schema.HEAD}); "
+            "run: pip install --upgrade trinity-db"
+        )
+    assert catalogue(head_url) == before
+
+
+def test_a_database_without_a_schema_says_what_makes_one(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_URL", empty_url)
+    with pytest.raises(SchemaMismatch, match=r"no trinity-db schema yet; run: trinity-db db init"):
+        database.open_database()
+    assert catalogue(empty_url) == {}
+
+
+def test_two_processes_that_upgrade_at_the_same_moment_both_succeed(empty_url: str) -> None:
+    upgrades = [
+        subprocess.Popen(
+            [sys.executable, "-c", UPGRADE, empty_url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in upgrades:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in upgrades:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    errors = [process.communicate(timeout=60)[1] for process in upgrades]
+    assert [process.returncode for process in upgrades] == [0, 0], errors
+    assert database.schema_version(empty_url) == schema.HEAD
+    assert {name for kind, name in catalogue(empty_url) if kind == "view"} == VIEWS
+
+
+def test_a_migration_that_fails_leaves_the_store_as_it_was(head_url: str) -> None:
+    execute(head_url, "CREATE VIEW public.mine AS SELECT id FROM trinity.run")
+    before = catalogue(head_url)
+    with pytest.raises(InternalError, match=r"view mine depends on table trinity\.run"):
+        downgrade(head_url)
+    assert catalogue(head_url) == before
+
+
+def test_a_view_of_the_user_s_own_that_stands_in_the_way_is_named(head_url: str) -> None:
+    execute(head_url, "CREATE VIEW public.mine AS SELECT id, reward FROM trinity.experience_view")
+    before = catalogue(head_url)
+    with pytest.raises(TrinityError, match="mine"):
+        database.upgrade(head_url)
+    assert catalogue(head_url) == before
+
+
+def test_the_reader_reads_everything_and_writes_nothing(upgraded_url: str) -> None:
+    with closing(database.connect(upgraded_url, autocommit=True)) as connection:
+        connection.execute("SET ROLE trinity_reader")
+        for kind, name in catalogue(upgraded_url):
+            if kind in ("table", "view"):
+                connection.execute(f'SELECT * FROM trinity."{name}"')
+            if kind == "table":
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(f'DELETE FROM trinity."{name}"')
+        connection.execute("SELECT * FROM trinity.lineage(0)")
+        for statement in (
+            "INSERT INTO trinity.run (name, kind, config) VALUES ('x', 'train', '{}')",
+            "UPDATE trinity.run SET name = 'x'",
+            "TRUNCATE trinity.run CASCADE",
+            "SELECT nextval('trinity.run_id_seq')",
+            "CREATE TABLE trinity.mine (n int)",
+            "DROP VIEW trinity.experience_view",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement)
+
+
+def test_an_owner_who_may_not_make_roles_gets_the_schema_all_the_same(empty_url: str) -> None:
+    owner = f"owner_{os.getpid()}"
+    name = urlsplit(empty_url).path.strip("/")
+    execute(empty_url, "CREATE ROLE {} LOGIN", owner)
+    execute(empty_url, "GRANT CREATE ON DATABASE {} TO {}", name, owner)
+    try:
+        database.upgrade(psycopg.conninfo.make_conninfo(empty_url, user=owner))
+        assert {name for kind, name in catalogue(empty_url) if kind == "view"} == VIEWS
+    finally:
+        execute(empty_url, "DROP OWNED BY {}", owner)
+        execute(empty_url, "DROP ROLE {}", owner)

@@ -1,0 +1,44 @@
+"""What every command imports stays light, so that `--help` answers at once and the extras stay extras."""
+
+import glob
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trinity_db
+
+PACKAGE = Path(trinity_db.__file__).parent
+HEAVY = ("datasets", "lancedb", "matplotlib", "pandas", "ray", "safetensors", "tokenizers", "torch")
+HEAVY += ("transformers", "vllm")
+# Not loaded by a mere --help either; a command that works with rows needs them soon enough.
+SLOW = ("alembic", "numpy", "psycopg", "pyarrow", "sqlalchemy")
+
+
+def config_modules() -> list[str]:
+    # glob follows the links into the roles' folders; pathlib does not before Python 3.13.
+    found = glob.glob("**/config*.py", root_dir=PACKAGE, recursive=True)
+    return sorted(f"trinity_db.{path.removesuffix('.py').replace('/', '.')}" for path in found)
+
+
+def loaded_by(module: str) -> set[str]:
+    """The top-level packages in memory after an import in a fresh process."""
+    program = f"import sys, json, {module}; print(json.dumps([name.split('.')[0] for name in sys.modules]))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout))
+
+
+def test_every_role_has_its_settings_where_this_test_looks_for_them() -> None:
+    roles = {f"trinity_db.{role}.config" for role in ("explorer", "processors", "trainer")}
+    assert roles | {"trinity_db.config", "trinity_db.cli.configuration"} <= set(config_modules())
+
+
+@pytest.mark.parametrize("module", ["trinity_db", "trinity_db.cli", *config_modules()])
+def test_it_imports_without_the_heavy_libraries(module: str) -> None:
+    assert loaded_by(module).isdisjoint(HEAVY)
+
+
+def test_the_command_line_imports_nothing_that_is_slow() -> None:
+    assert loaded_by("trinity_db.cli").isdisjoint(SLOW)
