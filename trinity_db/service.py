@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import ClassVar
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 30.0  # longer than a disk stalls, short enough to wait for
 HEARTBEAT_SECONDS = LEASE_SECONDS / 6  # so that several may be missed
+LISTEN_SECONDS = 0.5  # at a time; a stop waits for the end of it
 POLL_SECONDS = 2.0  # news usually wakes sooner; polling is the truth
 LOCK_SECONDS = 5  # a server notices in milliseconds that a killed worker's connection is gone
 SUPERVISOR = "TRINITY_DB_SUPERVISOR"  # process id of the parent that a role shall end with
@@ -87,6 +89,10 @@ class Service:
             while not self.stopping and not self.database.retry(self._step, give_up=lambda: self.stopping):
                 pass
             self.release()
+        except DatabaseUnavailable as error:
+            if not self.stopping:
+                raise
+            logger.warning("%s; what was in hand will be done again", error)
         finally:
             pulse.stop()
             self._goodbye()
@@ -104,6 +110,7 @@ class Service:
         return False
 
     def _goodbye(self) -> None:
+        self.database.close()  # the connection may be lost without anybody having noticed
         try:
             with self.database.transaction() as tx:
                 workers.stop(tx, self.worker_id)
@@ -132,18 +139,19 @@ class Pulse(threading.Thread):
         self._connection = self._connect()
 
     def run(self) -> None:
-        """Beat until stopped."""
+        """Beat until stopped. The connection is closed here: libpq does not survive it from another thread."""
         while not self._ended.is_set():
             self._watch_supervisor()
             try:
                 self._beat()
             except psycopg.OperationalError:
                 self._reconnect()
+        self._connection.close()
 
     def stop(self) -> None:
         """End the thread and its connection, and with it the lock of an exclusive role."""
         self._ended.set()
-        self._connection.close()
+        self.join(HEARTBEAT_SECONDS)
 
     def _beat(self) -> None:
         """One sign of life, a look after the others, then news until the next one is due."""
@@ -158,8 +166,10 @@ class Pulse(threading.Thread):
                 released.groups,
             )
             service.hear_news()
-        for _ in self._connection.notifies(timeout=HEARTBEAT_SECONDS):
-            service.hear_news()
+        beaten_at = time.monotonic()
+        while not self._ended.is_set() and time.monotonic() - beaten_at < HEARTBEAT_SECONDS:
+            for _ in self._connection.notifies(timeout=LISTEN_SECONDS):
+                service.hear_news()
 
     def _watch_supervisor(self) -> None:
         if self._supervisor not in (None, os.getppid()) and not self._service.stopping:

@@ -1,4 +1,4 @@
-"""The package as others get it: built from what git holds, installed with its declared dependencies alone."""
+"""The package as others get it: built, then installed with nothing but its declared dependencies."""
 
 import json
 import os
@@ -40,13 +40,10 @@ trainer: {steps: 1}
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel by way of a source distribution, of the files that are or may be committed."""
-    tree = tmp_path_factory.mktemp("tree")
-    listed = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    for name in filter(None, run(listed, cwd=ROOT).stdout.split("\0")):
-        if os.path.lexists(ROOT / name):
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
+    """A wheel by way of a source distribution, from a copy of the tree without what was made in it."""
+    tree = tmp_path_factory.mktemp("copy") / "tree"
+    made = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=made)
     run([sys.executable, "-m", "build", "--no-isolation", "--outdir", tree / "dist", tree], cwd=tree)
     [built] = (tree / "dist").glob("*.whl")
     return built
@@ -70,7 +67,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(environment: Path, server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """Runs a program of that environment in a neutral folder, over an empty database."""
+    """Runs a program of that environment in a neutral folder, over a store that it made itself."""
     neutral = tmp_path_factory.mktemp("neutral")
     (neutral / "tasks.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     (neutral / "offline.yaml").write_text(OFFLINE)
@@ -80,9 +77,11 @@ def command(environment: Path, server: str, tmp_path_factory: pytest.TempPathFac
         variables |= {"TRINITY_DB_URL": url, "TRINITY_DB_HOME": str(neutral / "home")}
 
         def call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-            given = [environment / "bin" / program, *arguments]
+            given = [str(environment / "bin" / program), *arguments]
             return subprocess.run(given, cwd=neutral, env=variables, capture_output=True, text=True)
 
+        made = call("trinity-db", "db", "init")
+        assert made.returncode == 0, made.stderr
         yield call
 
 
@@ -139,7 +138,6 @@ def test_help_answers_in_half_a_second(command: Command) -> None:
 
 def test_the_store_works_without_the_extras(command: Command) -> None:
     for arguments in (
-        ["db", "init"],
         ["db", "check"],
         ["import", "tasks.jsonl", "--as", "tasks", "--name", "tasks"],
         ["sql", "SELECT * FROM experience_view"],
@@ -173,9 +171,9 @@ def test_a_command_that_lacks_an_extra_says_which_to_install(
     assert line.endswith("pip install 'trinity-db[train]'")
 
 
-def run(arguments: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(arguments: Sequence[object], cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run to success, or fail with what it said."""
-    done = subprocess.run(arguments, cwd=cwd, capture_output=True, text=True)
+    done = subprocess.run(list(map(str, arguments)), cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

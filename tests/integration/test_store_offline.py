@@ -1,5 +1,7 @@
 """Adopted rows: copied into a run once, drawn once an epoch, never those that are held out."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.rows import (
@@ -10,11 +12,15 @@ from tests.rows import (
     in_a_thread,
     payload,
     preference,
+    reward,
     trajectory,
     wait_until_blocked,
 )
+from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.imports.records import Demonstration, Task
-from trinity_db.store import batches, offline, runs
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import batches, offline, rewards, runs, workers
+from trinity_db.trainer.config import SftConfig, TrainerConfig
 
 HELD_OUT = "SELECT count(*) FILTER (WHERE held_out), count(*) FROM trinity.experience WHERE run_id = %s"
 
@@ -289,3 +295,32 @@ def test_a_row_that_does_not_fit_takes_its_pairs_with_it(comparison: Scene) -> N
     ]
     assert count(comparison, pairs=True) == 9
     assert sum(map(len, epochs(comparison, pairs=True, max_uses=1))) == 9
+
+
+def test_a_run_ends_though_rows_were_judged_bad_while_it_trained(scene: Scene, tmp_path: Path) -> None:
+    from trinity_db.trainer.service import Trainer, TrainerSetup
+
+    import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(6)])
+    with scene.database.transaction() as tx:
+        run = runs.open_run(tx, "imitation", {}, ["set"], holdout=0.0)
+        worker = workers.register(tx, run.id, WorkerRole.TRAIN)
+    setup = TrainerSetup(
+        trainer=TrainerConfig(epochs=2, batch_size=2),
+        algorithm=SftConfig(),
+        model=ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64)),
+        seed=0,
+        max_staleness=None,
+        temperature=1.0,
+        checkpoints=tmp_path,
+    )
+    trainer = Trainer(scene.database, run, setup)
+    trainer.worker_id = worker
+    trainer.start()
+    for _ in range(3):
+        assert trainer.work()
+    with scene.database.transaction() as tx:
+        judged = [row["id"] for row in tx.execute("SELECT id FROM trinity.rollout ORDER BY id LIMIT 4")]
+        rewards.record(tx, run.id, "person", [reward(rollout_id, 0.0, "reward") for rollout_id in judged])
+    assert trainer.work()
+    assert not trainer.work()
+    assert trainer.is_done()

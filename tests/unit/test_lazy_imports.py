@@ -11,10 +11,12 @@ import pytest
 import trinity_db
 
 PACKAGE = Path(trinity_db.__file__).parent
-HEAVY = ("datasets", "lancedb", "matplotlib", "pandas", "ray", "safetensors", "tokenizers", "torch")
-HEAVY += ("transformers", "vllm")
+HEAVY = {
+    *("datasets", "lancedb", "matplotlib", "pandas", "ray"),
+    *("safetensors", "tokenizers", "torch", "transformers", "vllm"),
+}
 # Not loaded by a mere --help either; a command that works with rows needs them soon enough.
-SLOW = ("alembic", "numpy", "psycopg", "pyarrow", "sqlalchemy")
+SLOW = {"alembic", "numpy", "psycopg", "pyarrow", "sqlalchemy"}
 
 
 def config_modules() -> list[str]:

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from trinity_db.imports.records import Kind
 
 DIGITS = "01234567"
-LENGTH = 3  # 512 different numbers
+LENGTH = 4  # 4096 different numbers: with much fewer it learns them by heart
 NUM_HELD_OUT = 128  # never trained on; what the accuracy is measured on
 SEED = 0
 TEMPLATE = "{prompt}="
 
-# Of some twenty settings tried, this one learned from every seed: a linear schedule and a warm start that is
-# right about half the time matter most.
+# Of some thirty settings tried, these learned from every seed: what matters most is many numbers, then a
+# falling learning rate.
 WARMUP: dict[str, Any] = {
     "model": {
-        "scratch": {"alphabet": DIGITS + "=", "hidden_size": 96, "layers": 2, "heads": 4, "context": 32},
+        "scratch": {"alphabet": DIGITS + "=", "hidden_size": 64, "layers": 2, "heads": 4, "context": 32},
         "prompt_template": TEMPLATE,
     },
     "data": ["reverse-demonstrations"],
     "algorithm": "sft",
-    "trainer": {"epochs": 16, "batch_size": 256, "micro_batch_size": 256, "learning_rate": 3e-3},
+    "trainer": {"epochs": 3, "batch_size": 256, "micro_batch_size": 256, "learning_rate": 3e-3},
 }
 GRPO: dict[str, Any] = {
     "taskset": "reverse-tasks",
@@ -43,7 +43,7 @@ GRPO: dict[str, Any] = {
     "explorer": {"group_size": 8, "batch_size": 32, "max_new_tokens": LENGTH + 1},
     "processors": {"score": {"functions": ["position_match"]}},
     "trainer": {
-        "steps": 300,
+        "steps": 400,
         "batch_size": 32,
         "micro_batch_size": 256,
         "learning_rate": 2e-3,

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ from trinity_db.cli import launch
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.cli.progress import Progress
 from trinity_db.database import Database
-from trinity_db.errors import TrinityError
+from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.service import SUPERVISOR
 from trinity_db.settings import home
 from trinity_db.store import runs
@@ -111,9 +112,10 @@ class Supervisor:
         try:
             for child in self._children:
                 child.start()
-            while not self._database.retry(self._look_after, give_up=lambda: self._signals > 0):
-                tick()
-                time.sleep(TICK_SECONDS)
+            with suppress(DatabaseUnavailable):  # is waited for, unless a signal comes meanwhile
+                while not self._database.retry(self._look_after, give_up=lambda: self._signals > 0):
+                    tick()
+                    time.sleep(TICK_SECONDS)
         finally:
             self._stop()
             for number, handler in previous.items():

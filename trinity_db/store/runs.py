@@ -34,7 +34,8 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
     if row is None:
         names = [r["name"] for r in tx.execute(query("list_run_names"))]
         nearest = get_close_matches(name, names, n=1)
-        raise NotFound(f"There is no {what} '{name}'" + (f"; did you mean '{nearest[0]}'?" if nearest else "."))
+        hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
+        raise NotFound(f"There is no {what} '{name}'{hint}")
     return Run(row["id"], row["name"], RunKind(row["kind"]), RunState(row["state"]), row["config"])
 
 

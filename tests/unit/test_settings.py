@@ -1,0 +1,211 @@
+"""Configuration files: read, overridden, checked, and mistakes told in one line that helps."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from trinity_db import settings
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.errors import ConfigError
+from trinity_db.settings import Settings
+from trinity_db.trainer.config import GrpoConfig
+
+OFFLINE = "name: first\nmodel: {scratch: {}}\ndata: [set]\nalgorithm: sft\n"
+ONLINE = "name: first\nmodel: {scratch: {}}\ntaskset: tasks\nalgorithm: {name: grpo}\ntrainer: {steps: 3}\n"
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:
+    """Reads a configuration out of a file with this text."""
+
+    def read(text: str, *overrides: str) -> RunConfig:
+        path = tmp_path / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        return settings.load(RunConfig, path, overrides)
+
+    return read
+
+
+def mistake(read: Any, text: str, *overrides: str) -> str:
+    """The message of the error that reading this raises; one line."""
+    with pytest.raises(ConfigError) as error:
+        read(text, *overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_file_becomes_typed_settings(read: Any) -> None:
+    config = read(ONLINE)
+    assert config.trainer.steps == 3
+    assert config.algorithm == GrpoConfig()
+    assert config.max_staleness == 1
+    with pytest.raises(ValidationError):
+        config.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("addition", "key", "nearest"),
+    [
+        ("traner: {}", "traner", "trainer"),
+        ("explorer: {grup_size: 2}", "explorer.grup_size", "group_size"),
+        ("processors: {score: {funtions: []}}", "processors.score.funtions", "functions"),
+        (
+            "processors: {score: {functions: [{function: exact_match, weigth: 2}]}}",
+            "processors.score.functions.0.weigth",
+            "weight",
+        ),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_right_one(
+    read: Any, addition: str, key: str, nearest: str
+) -> None:
+    assert f"unknown key '{key}'; did you mean '{nearest}'?" in mistake(read, f"{ONLINE}{addition}\n")
+
+
+def test_an_unknown_key_of_an_algorithm_is_compared_with_those_of_that_algorithm(read: Any) -> None:
+    text = ONLINE.replace("{name: grpo}", "{name: grpo, clip_hihg: 0.3}")
+    assert "did you mean 'clip_high'?" in mistake(read, text)
+    text = OFFLINE.replace("sft", "{name: dpo, clip_high: 0.3}")
+    assert "known keys: beta, name" in mistake(read, text)
+
+
+def test_an_unknown_key_that_is_near_to_none_lists_those_there_are(read: Any) -> None:
+    said = mistake(read, ONLINE + "explorer: {zzz: 1}\n")
+    assert "known keys: batch_size, group_size, max_new_tokens, order, temperature" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ONLINE.replace("steps: 3", "steps: many"), "trainer.steps: Input should be a valid integer"),
+        (ONLINE.replace("steps: 3", "steps: 0"), "trainer.steps: Input should be greater than or equal to 1"),
+        (ONLINE.replace("name: first", "name: a/b"), "name: String should match pattern"),
+        (ONLINE.replace("name: first\n", ""), "name: Field required"),
+        (ONLINE.replace("{name: grpo}", "grop"), "algorithm: "),
+        (
+            ONLINE.replace("{scratch: {}}", "{}"),
+            "model: Value error, give exactly one of path, run and scratch",
+        ),
+        (ONLINE.replace("taskset: tasks\n", ""), "name its tasks under taskset"),
+        (ONLINE.replace("steps: 3", ""), "trains until trainer.steps: set it"),
+        (OFFLINE.replace("data: [set]\n", ""), "name them under data"),
+        (OFFLINE + "holdout: 1.0\n", "holdout: Input should be less than 1"),
+        (OFFLINE + "data: set\n", "data: Input should be a valid list"),
+        (OFFLINE + "1: 2\n", "1"),
+        (OFFLINE + "trainer: 7\n", "trainer: "),
+        ("", "must hold keys and values"),
+        ("- name: first\n", "must hold keys and values"),
+        ("name: [first\n", "is not YAML"),
+        ("name: first\n\tseed: 1\n", "is not YAML"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_that_names_the_file(read: Any, text: str, said: str) -> None:
+    message = mistake(read, text)
+    assert "run.yaml: " in message
+    assert said in message
+
+
+def test_several_mistakes_are_told_together_but_not_all_of_them(read: Any) -> None:
+    said = mistake(read, ONLINE + "aa: 1\nbb: 1\ncc: 1\ndd: 1\n")
+    assert said.count("unknown key") == 3
+
+
+def test_a_value_of_any_length_is_quoted_in_part(read: Any) -> None:
+    assert len(mistake(read, ONLINE.replace("steps: 3", f"steps: {'x' * 10_000}"))) < 400
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, "no such configuration file"),
+        (lambda path: path.mkdir(), "cannot be read"),
+        (lambda path: path.write_bytes(b"name: \xff\n"), "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, make: Any, said: str) -> None:
+    path = tmp_path / "run.yaml"
+    make(path)
+    with pytest.raises(ConfigError, match=f"run.yaml: {said}"):
+        settings.load(RunConfig, path)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("trainer.learning_rate=1e-5", "learning_rate", 1e-5),
+        ("trainer.learning_rate=2.5E-3", "learning_rate", 2.5e-3),
+        ("trainer.steps=7", "steps", 7),
+        ("trainer.schedule=cosine", "schedule", "cosine"),
+        ("trainer.max_length=null", "max_length", None),
+        ("trainer.checkpoints=a=b", "checkpoints", Path("a=b")),
+    ],
+)
+def test_an_override_takes_the_place_of_the_file_s_value(
+    read: Any, override: str, key: str, value: object
+) -> None:
+    assert getattr(read(ONLINE, override).trainer, key) == value
+
+
+def test_overrides_make_the_sections_they_need_and_the_last_one_counts(read: Any) -> None:
+    config = read(ONLINE, "explorer.group_size=2", "explorer.group_size=4", "algorithm.clip_high=0.28")
+    assert config.explorer.group_size == 4
+    assert config.algorithm == GrpoConfig(clip_high=0.28)
+
+
+def test_an_override_may_be_a_list_or_a_mapping(read: Any) -> None:
+    assert read(OFFLINE, "data=[one, two]").data == ["one", "two"]
+    assert read(ONLINE, "model={scratch: {layers: 3}}").model.scratch.layers == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.steps", "write it as key.path=value"),
+        ("=3", "write it as key.path=value"),
+        ("name.first=3", "'name' is a value, not a section"),
+        ("trainer.stps=3", "did you mean 'steps'?"),
+        ("trainer.steps=[", "trainer.steps=["),
+        ("seed=", "seed: "),
+    ],
+)
+def test_a_wrong_override_is_told_like_a_mistake_in_the_file(read: Any, override: str, said: str) -> None:
+    assert said in mistake(read, ONLINE, override)
+
+
+def test_home_is_the_folder_named_by_the_environment_or_one_below_the_current(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRINITY_DB_HOME", raising=False)
+    assert settings.home() == tmp_path / ".trinity-db"
+    monkeypatch.setenv("TRINITY_DB_HOME", "")
+    assert settings.home() == tmp_path / ".trinity-db"
+    monkeypatch.setenv("TRINITY_DB_HOME", "elsewhere")
+    assert settings.home() == tmp_path / "elsewhere"
+
+
+def test_every_setting_explains_itself() -> None:
+    sections = below(RunConfig)
+    assert len(sections) > 10
+    unexplained = {
+        f"{section.__name__}.{name}"
+        for section in sections
+        for name, field in section.model_fields.items()
+        if not field.description and name != "name"
+    }
+    assert unexplained == set()
+    assert all(issubclass(section, Settings) and section.__doc__ for section in sections)
+
+
+def below(section: type[BaseModel]) -> set[type[BaseModel]]:
+    """A section and all sections in it."""
+    found = {section}
+    pending = [field.annotation for field in section.model_fields.values()]
+    while pending:
+        annotation = pending.pop()
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found |= below(annotation)
+        pending.extend(get_args(annotation))
+    return found
