@@ -11,6 +11,8 @@ from trinity_db.schema.states import Outcome
 from trinity_db.store.rewards import RewardEvent
 from trinity_db.store.rows import Verdict
 
+MAX_REWARD = 1e100  # value times weight; the variance of a group squares it, and must stay a number
+
 
 class Scorer:
     """The configured reward functions, loaded."""
@@ -31,6 +33,8 @@ class Scorer:
                 return _failed(row, f"{name} raised {type(error).__name__}: {error}"), ()
             if not math.isfinite(value):
                 return _failed(row, f"{name} returned {value}, not a finite number"), ()
+            if abs(value) * max(abs(weight), 1.0) > MAX_REWARD:
+                return _failed(row, f"{name} returned {value}, beyond {MAX_REWARD:g}"), ()
             events.append(RewardEvent(row["rollout_id"], name, value, weight))
         return Verdict(row["id"], row["attempt"]), events
 

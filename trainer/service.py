@@ -70,6 +70,7 @@ class Trainer(Service):
         self._learner: Learner
         self._total_steps = 0
         self._published_step = 0
+        self._is_exhausted = False
         self._waiting_since = time.monotonic()
         self._logged_at = 0.0
 
@@ -100,7 +101,7 @@ class Trainer(Service):
     def work(self) -> bool:
         """One step; False when no batch can be drawn yet, or never again."""
         step = self._learner.steps_done
-        if step >= self._total_steps:
+        if self._setup.is_online and step >= self._total_steps:
             return False
         # Before a step and not after it, so that it is tried again when the database was away.
         if step - self._published_step >= self._setup.publish_every:
@@ -109,6 +110,7 @@ class Trainer(Service):
         with self.database.transaction() as tx:
             batch = self._draw(tx)
         if batch is None:
+            self._is_exhausted = not self._setup.is_online
             return False
         waited = time.monotonic() - self._waiting_since
         started = time.monotonic()
@@ -122,8 +124,10 @@ class Trainer(Service):
         return True
 
     def is_done(self) -> bool:
-        """When the last step is done: publish it, and say so to the others."""
-        if self._learner.steps_done < self._total_steps:
+        """When the last step is done, or no imported row has uses left: publish, and say so to the others."""
+        if not self._is_exhausted and (
+            not self._setup.is_online or self._learner.steps_done < self._total_steps
+        ):
             return False
         self.release()
         with self.database.transaction() as tx:
@@ -204,6 +208,7 @@ class Trainer(Service):
             runs.record_metrics(tx, self.run.id, self.role, self._learner.steps_done, metrics)
 
     def _count_steps(self) -> int:
+        """All steps of the run: online its end, offline what the learning rate's schedule is laid out for."""
         setup = self._setup
         if setup.is_online:
             assert setup.trainer.steps is not None, "the configuration checks it"

@@ -149,18 +149,27 @@ def upgrade(url: str) -> None:
 
     Raises:
         SchemaMismatch: the schema is newer than this code.
+        TrinityError: the server refuses a step, as when a user's own view stands on one of ours.
     """
     from alembic import command
+    from sqlalchemy.exc import DBAPIError
 
     found = schema_version(url)
     if found is not None and found not in known_versions():
         raise SchemaMismatch(_mismatch(found))
-    with alembic_config(url) as config:
-        command.upgrade(config, "head")
+    try:
+        with alembic_config(url) as config:
+            command.upgrade(config, "head")
+    except DBAPIError as error:
+        cause = error.orig
+        detail = cause.diag.message_detail if isinstance(cause, psycopg.Error) else None
+        raise TrinityError(
+            f"The schema was left as it is: {_first_line(cause or error)}{f' ({detail})' if detail else ''}"
+        ) from error
 
 
 def write_migration(url: str, purpose: str) -> None:
-    """For developers (`make migration`): the difference between the models and a store, as a new migration."""
+    """For developers (`make migration`): the difference of models and store as a new migration."""
     from alembic import command
 
     with alembic_config(url) as config:

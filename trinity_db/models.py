@@ -20,6 +20,17 @@ def default_device() -> str:
     return "cuda" if _library("torch").cuda.is_available() else "cpu"
 
 
+def check_libraries(*names: str) -> None:
+    """Find out early that a part of the extra is not installed.
+
+    Raises:
+        MissingExtra: naming the first that is missing.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtra("train", name)
+
+
 def check_source(config: ModelConfig) -> None:
     """Find out early, without loading anything, that a starting model cannot be loaded.
 
@@ -27,9 +38,7 @@ def check_source(config: ModelConfig) -> None:
         ConfigError: there is no model in the folder.
         MissingExtra: torch or transformers is not installed.
     """
-    for name in ("torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            raise MissingExtra("train", name)
+    check_libraries("torch", "transformers")
     if config.path is not None:
         _check_folder(config.path.expanduser())
 

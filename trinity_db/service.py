@@ -6,6 +6,7 @@ somebody announces news. A role adds `work`: one piece of work, and whether ther
 """
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 30.0  # longer than a disk stalls, short enough to wait for
 HEARTBEAT_SECONDS = LEASE_SECONDS / 6  # so that several may be missed
-LISTEN_SECONDS = 0.5  # at a time; a stop waits for the end of it
+LISTEN_SECONDS = 0.5  # at a time: how long a stop waits, and how soon a lost supervisor is noticed
 POLL_SECONDS = 2.0  # news usually wakes sooner; polling is the truth
 LOCK_SECONDS = 5  # a server notices in milliseconds that a killed worker's connection is gone
 SUPERVISOR = "TRINITY_DB_SUPERVISOR"  # process id of the parent that a role shall end with
@@ -139,13 +140,19 @@ class Pulse(threading.Thread):
         self._connection = self._connect()
 
     def run(self) -> None:
-        """Beat until stopped. The connection is closed here: libpq does not survive it from another thread."""
+        """Beat and listen until stopped."""
+        beaten_at = -math.inf
         while not self._ended.is_set():
             self._watch_supervisor()
             try:
-                self._beat()
+                if time.monotonic() - beaten_at >= HEARTBEAT_SECONDS:
+                    self._beat()
+                    beaten_at = time.monotonic()
+                for _ in self._connection.notifies(timeout=LISTEN_SECONDS):
+                    self._service.hear_news()
             except psycopg.OperationalError:
                 self._reconnect()
+        # Here and not in stop(): a connection must not be closed while another thread waits on it.
         self._connection.close()
 
     def stop(self) -> None:
@@ -154,7 +161,7 @@ class Pulse(threading.Thread):
         self.join(HEARTBEAT_SECONDS)
 
     def _beat(self) -> None:
-        """One sign of life, a look after the others, then news until the next one is due."""
+        """One sign of life, and a look after the others."""
         service = self._service
         with self._connection.transaction():
             self._connection.execute(query("heartbeat"), {"worker_id": service.worker_id})
@@ -166,10 +173,6 @@ class Pulse(threading.Thread):
                 released.groups,
             )
             service.hear_news()
-        beaten_at = time.monotonic()
-        while not self._ended.is_set() and time.monotonic() - beaten_at < HEARTBEAT_SECONDS:
-            for _ in self._connection.notifies(timeout=LISTEN_SECONDS):
-                service.hear_news()
 
     def _watch_supervisor(self) -> None:
         if self._supervisor not in (None, os.getppid()) and not self._service.stopping:

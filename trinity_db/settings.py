@@ -70,7 +70,12 @@ def _apply(content: dict[str, Any], override: str) -> None:
         section = section.setdefault(name, {})
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override}: '{name}' is a value, not a section.")
-    section[last] = _scalar(value)
+    try:
+        section[last] = _scalar(value)
+    except yaml.YAMLError:
+        raise ConfigError(
+            f"--set {override}: '{value}' is not a YAML value; quote it if it is text."
+        ) from None
 
 
 def _scalar(text: str) -> Any:

@@ -43,13 +43,17 @@ LIMIT %(limit)s
 FOR NO KEY UPDATE OF e
 
 -- name: draw_pairs
--- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart.
+-- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart. A pair that
+-- was derived from rewards must still agree with them.
 SELECT p.id, p.use_count, p.chosen_id, p.rejected_id
 FROM trinity.preference p
+JOIN trinity.experience chosen ON chosen.id = p.chosen_id
+JOIN trinity.experience rejected ON rejected.id = p.rejected_id
 WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND NOT p.held_out
+  AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
 ORDER BY p.use_count, hashint8extended(p.id, %(seed)s::bigint + p.use_count), p.id
 LIMIT %(limit)s
-FOR NO KEY UPDATE
+FOR NO KEY UPDATE OF p
 
 -- name: count_rows
 SELECT count(*) AS rows
@@ -61,7 +65,10 @@ WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND NO
 -- name: count_pairs
 SELECT count(*) AS rows
 FROM trinity.preference p
+JOIN trinity.experience chosen ON chosen.id = p.chosen_id
+JOIN trinity.experience rejected ON rejected.id = p.rejected_id
 WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND NOT p.held_out
+  AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
 
 -- name: held_out_rows
 SELECT e.id

@@ -14,7 +14,7 @@ import pytest
 
 from tests.acceptance.command import Ended, Process, Store, is_alive, new_store, reversals, wait_until
 
-STEPS, BATCH_SIZE = 40, 4
+STEPS, BATCH_SIZE = 80, 4
 RUN: dict[str, Any] = {
     "taskset": "reverse",
     "max_staleness": 1,
@@ -116,9 +116,9 @@ def interrupted(survivor: Survivor, workers_around_cuts: tuple[list[int], list[i
 @pytest.fixture(scope="module")
 def resumed(store: Store, config: Path, interrupted: Ended) -> Resumed:
     """Chapter 5: the latest checkpoint is damaged, the run goes on, and its supervisor is killed."""
-    latest = store.rows("SELECT version, step, checkpoint FROM policy_version ORDER BY version DESC LIMIT 1")[
-        0
-    ]
+    (latest,) = store.rows(
+        "SELECT version, step, checkpoint FROM policy_version ORDER BY version DESC LIMIT 1"
+    )
     os.truncate(Path(latest["checkpoint"]) / "model.safetensors", 100)
     process = store.start("run", config)
     store.wait_for(

@@ -62,9 +62,9 @@ def test_an_unknown_function_names_the_nearest() -> None:
 
 
 def test_options_that_a_function_does_not_take_are_refused_before_the_first_row() -> None:
-    with pytest.raises(ConfigError, match="regex_match.*pattern"):
+    with pytest.raises(ConfigError, match=r"regex_match.*pattern"):
         rewards.load("regex_match", {})
-    with pytest.raises(ConfigError, match="exact_match.*colour"):
+    with pytest.raises(ConfigError, match=r"exact_match.*colour"):
         rewards.load("exact_match", {"colour": "red"})
 
 

@@ -64,8 +64,10 @@ def demo(
     """
     from trinity_db.cli import plot
     from trinity_db.database import open_database
+    from trinity_db.models import check_libraries
     from trinity_db.settings import home
 
+    check_libraries("torch", "transformers", "matplotlib")
     started = time.monotonic()
     # Loading torch takes seconds, which the warm start covers.
     threading.Thread(

@@ -83,7 +83,7 @@ def explore(config: RunConfig) -> None:
 
 
 def process(config: RunConfig, drain: bool) -> bool:
-    """Be the processors until the run is finished or nothing is left (drain); False if a signal came first."""
+    """Be the processors until the run is finished or nothing is left (drain); False if a signal came."""
     from trinity_db.processors.score import Scorer
     from trinity_db.processors.service import Processors
 
