@@ -130,6 +130,7 @@ class Trainer(Service):
         ):
             return False
         self.release()
+        self._evaluate()
         with self.database.transaction() as tx:
             runs.finish(tx, self.run.id)
         logger.info("run '%s' is finished after %d steps", self.run.name, self._learner.steps_done)
@@ -139,7 +140,6 @@ class Trainer(Service):
         """Publish the steps that no checkpoint includes yet, so that stopping costs nothing."""
         if self._learner.steps_done > self._published_step:
             self._publish()
-            self._evaluate()
 
     def _draw(self, tx: Transaction) -> batches.Batch | None:
         draw = batches.Draw(

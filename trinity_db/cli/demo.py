@@ -6,7 +6,9 @@ ordinary runs with ordinary configurations, which it leaves in the store's folde
 
 import importlib
 import json
+import os
 import random
+import shutil
 import sys
 import threading
 import time
@@ -197,10 +199,12 @@ def _print_summary(summary: dict[str, Any], picture: Path) -> None:
         "staleness at most {max_staleness_seen}, {seconds:.0f} s".format(**summary)
     )
     print(f"Reward and staleness: {picture}\n\nAsk the store:")
+    # Out of `make demo` the command is in an environment that the shell does not know.
+    command = "trinity-db" if shutil.which("trinity-db") else os.path.relpath(sys.argv[0])
     run = summary["run"]
     for columns, view, order in (
         ("version, reward, trained", "policy_progress", "version"),
         ("step, policy_version, staleness_mean, reward", "batch_view", "step"),
         ("prompt, response, reward, version_min", "experience_view", "id desc limit 9"),
     ):
-        print(f"  trinity-db sql \"select {columns} from {view} where run = '{run}' order by {order}\"")
+        print(f"  {command} sql \"select {columns} from {view} where run = '{run}' order by {order}\"")
