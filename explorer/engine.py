@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from trinity_db.arrays import Payload
+from trinity_db.errors import ConfigError
 from trinity_db.models import default_device, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
 
@@ -117,7 +119,10 @@ class TransformersEngine:
         """
         weights = path / "model.safetensors"
         if self._model is not None and weights.is_file():
-            safetensors.torch.load_model(self._model, weights, device=self.device)
+            try:
+                safetensors.torch.load_model(self._model, weights, device=self.device)
+            except safetensors.SafetensorError as error:
+                raise ConfigError(f"{weights}: is damaged: {error}") from error
         else:
             self._model = load_model(path, self.device)
             self.tokenizer = load_tokenizer(path)

@@ -33,7 +33,8 @@ LEFT JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e
 LEFT JOIN trinity.rollout m ON m.id = e.rollout_id
 LEFT JOIN trinity.rollout_group g ON g.id = e.group_id
 LEFT JOIN trinity.task t ON t.id = g.task_id
-LEFT JOIN LATERAL (SELECT max(p.version) AS version FROM trinity.policy_version p WHERE p.run_id = e.run_id) latest ON true;
+LEFT JOIN LATERAL (SELECT max(p.version) AS version FROM trinity.policy_version p
+                   WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL) latest ON true;
 
 -- What each policy version wrote: how much, how good, how long.
 CREATE VIEW trinity.policy_progress AS

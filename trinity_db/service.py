@@ -46,6 +46,7 @@ class Service:
         self.worker_id = 0
         self._stop = threading.Event()
         self._news = threading.Event()
+        self._lost_track = False
 
     def start(self) -> None:
         """Prepare, as a registered worker; may be called again after a lost connection. For subclasses."""
@@ -103,8 +104,17 @@ class Service:
     def _step(self) -> bool:
         """One piece of work, or a wait for news; True when there will never be more work."""
         self._news.clear()
-        if self.work():
-            return False
+        if self._lost_track:
+            with self.database.transaction() as tx:
+                workers.release_own(tx, self.worker_id)
+            self._lost_track = False
+        try:
+            if self.work():
+                return False
+        except DatabaseUnavailable:
+            # A claim may have been committed without our hearing of it.
+            self._lost_track = True
+            raise
         if self.is_done():
             return True
         self._news.wait(POLL_SECONDS)

@@ -38,7 +38,7 @@ FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND NOT e.held_out
   AND (e.reward IS NULL OR e.reward > 0)
   AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
-ORDER BY e.use_count, hashint8extended(e.id, %(seed)s::bigint + e.use_count), e.id
+ORDER BY e.use_count, hashint8extended(coalesce(e.source_id, e.id), %(seed)s::bigint + e.use_count), e.id
 LIMIT %(limit)s
 FOR NO KEY UPDATE OF e
 
@@ -51,7 +51,9 @@ JOIN trinity.experience chosen ON chosen.id = p.chosen_id
 JOIN trinity.experience rejected ON rejected.id = p.rejected_id
 WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND NOT p.held_out
   AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
-ORDER BY p.use_count, hashint8extended(p.id, %(seed)s::bigint + p.use_count), p.id
+ORDER BY p.use_count,
+         hashint8extended(coalesce(chosen.source_id, chosen.id), %(seed)s::bigint + p.use_count),
+         p.id
 LIMIT %(limit)s
 FOR NO KEY UPDATE OF p
 

@@ -3,10 +3,12 @@
 SELECT pg_advisory_xact_lock(hashtextextended('trinity pace', %(run_id)s))
 
 -- name: count_pace
--- What the pace is computed from, counted anew each time, so that a restart cannot lose it. A dropped group is
--- in none of the numbers: its place is free.
+-- What the pace is computed from, counted anew each time, so that a restart cannot lose it: groups that were
+-- trained on but are in no version up to the explorer's, that wait, that are explored. A dropped group is in
+-- none of the numbers: its place is free.
 SELECT (SELECT coalesce(sum(b.size), 0) FROM trinity.batch b
-        WHERE b.run_id = %(run_id)s AND b.state = 'committed')::bigint AS consumed,
+        WHERE b.run_id = %(run_id)s AND b.state = 'committed'
+          AND (b.included_version IS NULL OR b.included_version > %(version)s))::bigint AS unpublished,
        count(*) FILTER (WHERE g.state <> 'open') AS waiting,
        count(*) FILTER (WHERE g.state = 'open') AS running
 FROM trinity.rollout_group g

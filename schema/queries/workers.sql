@@ -40,6 +40,20 @@ groups AS (
 )
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
 
+-- name: release_own_leases
+-- Give back what a worker holds without knowing it: the answer to its claim was lost with the connection.
+WITH experiences AS (
+    UPDATE trinity.experience e SET worker_id = NULL
+    WHERE e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean', 'scored')
+    RETURNING 1
+),
+groups AS (
+    UPDATE trinity.rollout_group g SET worker_id = NULL
+    WHERE g.worker_id = %(worker_id)s AND g.state = 'open'
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
+
 -- name: lock_trainer
 -- A run has one trainer: the lock lasts as long as the connection that took it.
 SELECT pg_advisory_lock(hashtextextended('trinity trainer', %(run_id)s))

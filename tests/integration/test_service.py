@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from trinity_db.database import Database
-from trinity_db.errors import ConfigError
+from trinity_db.errors import ConfigError, DatabaseUnavailable
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import runs
@@ -69,6 +69,26 @@ class Interrupted(Probe):
         return True
 
 
+class Forgetful(Probe):
+    """A role whose claim is committed while its answer is lost."""
+
+    def work(self) -> bool:
+        with self.database.transaction() as tx:
+            held = tx.execute("SELECT id FROM trinity.rollout_group WHERE worker_id IS NOT NULL").fetchall()
+            if not held and not self.cut:
+                tx.execute(
+                    "INSERT INTO trinity.rollout_group (run_id, task_id, expected, worker_id)"
+                    " SELECT %s, id, 1, %s FROM trinity.task",
+                    [self.run.id, self.worker_id],
+                )
+        if not self.cut:
+            self.cut = True
+            raise DatabaseUnavailable("the answer was lost")
+        assert held == []
+        self.stop()
+        return True
+
+
 @pytest.fixture
 def run(database_url: str) -> Iterator[tuple[Database, runs.Run]]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -100,6 +120,21 @@ def test_a_signal_lets_the_work_in_hand_end_and_no_more_begin(run: tuple[Databas
     role.serve()
     assert role.rounds == 1
     assert _goodbyes(run[0]) == [True]
+
+
+def test_a_worker_gives_back_what_it_claimed_without_hearing_of_it(run: tuple[Database, runs.Run]) -> None:
+    database, _ = run
+    with database.transaction() as tx:
+        tx.execute("INSERT INTO trinity.taskset (name) VALUES ('tasks')")
+        tx.execute(
+            "INSERT INTO trinity.task (taskset_id, key, payload)"
+            " SELECT id, 'a', '{\"prompt\": \"1\"}' FROM trinity.taskset"
+        )
+    role = Forgetful(*run)
+    role.serve()
+    assert role.cut
+    with database.transaction() as tx:
+        assert tx.execute("SELECT worker_id FROM trinity.rollout_group").fetchall() == [{"worker_id": None}]
 
 
 def test_a_role_ends_when_its_run_is_finished(run: tuple[Database, runs.Run]) -> None:

@@ -51,6 +51,15 @@ class RunConfig(Settings):
             raise ValueError(f"algorithm {self.algorithm.name} trains on imported rows: name them under data")
         return self
 
+    @model_validator(mode="after")
+    def groups_are_large_enough(self) -> Self:
+        if self.is_online and self.explorer.group_size < self.processors.group.min_size:
+            raise ValueError(
+                f"explorer.group_size {self.explorer.group_size} is below processors.group.min_size "
+                f"{self.processors.group.min_size}: every group would be dropped"
+            )
+        return self
+
     @property
     def is_online(self) -> bool:
         """Whether the run explores."""

@@ -18,18 +18,20 @@ from trinity_db.store import runs
 class Pace:
     """How far explorers may run ahead of the trainer, in rollout groups.
 
-    Started groups never exceed `(max_staleness + version + 1) * per_version`, so none can arrive
-    staler than the limit as long as every publish consumes `per_version` groups. None: no limit.
+    Of the groups started, those that the explorer's version does not include never exceed
+    `(max_staleness + 1) * per_version`, so none can arrive staler than the limit as long as every publish
+    consumes `per_version` groups. Counted from what versions include, and not from their number: a version
+    may come early, or be withdrawn. None: no limit.
     """
 
     max_staleness: int | None
     per_version: int
 
-    def capacity(self, version: int, consumed: int, waiting: int, running: int) -> int | None:
-        """How many more groups may be started with weights of that version; None: any number."""
+    def capacity(self, unpublished: int, waiting: int, running: int) -> int | None:
+        """How many more groups may be started; None: any number."""
         if self.max_staleness is None:
             return None
-        return max(0, (self.max_staleness + version + 1) * self.per_version - consumed - waiting - running)
+        return max(0, (self.max_staleness + 1) * self.per_version - unpublished - waiting - running)
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ def claim(
     values = {"run_id": run_id, "worker_id": worker_id}
     tx.execute(query("lock_pace"), values)
     rows = tx.execute(query("claim_abandoned_groups"), {**values, "limit": limit}).fetchall()
-    counts = tx.execute(query("count_pace"), values).fetchone()
+    counts = tx.execute(query("count_pace"), {**values, "version": version}).fetchone()
     assert counts is not None
-    capacity = pace.capacity(version, **counts)
+    capacity = pace.capacity(**counts)
     room = limit - len(rows) if capacity is None else min(limit - len(rows), capacity)
     if room > 0:
         rows += tx.execute(

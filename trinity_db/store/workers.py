@@ -49,6 +49,13 @@ def release_leases(tx: Transaction, run_id: int, lease_seconds: float) -> Releas
     return Released(row["experiences"], row["groups"])
 
 
+def release_own(tx: Transaction, worker_id: int) -> Released:
+    """Give back what a worker has claimed but not in hand, as when the answer to its claim was lost."""
+    row = tx.execute(query("release_own_leases"), {"worker_id": worker_id}).fetchone()
+    assert row is not None
+    return Released(row["experiences"], row["groups"])
+
+
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
