@@ -1,5 +1,6 @@
 """Servers for the whole session, and a database of its own for each test that asks for one."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,10 @@ import pytest
 from .postgres import cluster_15, cluster_18, discard, execute, new_database, on_database, start
 
 TEMPLATE = "trinity_template"
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that: those
+# that the tests interrupt would never hear of it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def make_template(url: str) -> None:
