@@ -125,23 +125,22 @@ class Supervisor:
 
     def _look_after(self) -> bool:
         """Start again what died; True when there is nothing left to look after."""
+        # Before the question whether the run is finished: a role that ends in between ended for that reason.
+        dead = [child for child in self._children if child.process.poll() is not None]
         with self._database.transaction() as tx:
             finished = runs.is_finished(tx, self._run.id)
         if not finished and not self._signals:
-            for child in self._children:
+            for child in dead:
                 self._revive(child)
-        # The trainer says that the run is finished when it has nothing more to write but goodbye.
-        return bool(self._signals) or (finished and all(c.process.poll() is not None for c in self._children))
+        return bool(self._signals) or (finished and len(dead) == len(self._children))
 
     def _revive(self, child: Child) -> None:
-        code = child.process.poll()
-        if code is None:
-            return
         quick = time.monotonic() - child.started_at < QUICK_DEATH_SECONDS
         child.quick_deaths = child.quick_deaths + 1 if quick else 0
         if child.quick_deaths >= QUICK_DEATHS:
             raise TrinityError(f"{child.role} ends again and again: {child.last_words()} (log: {child.log})")
-        logger.warning("%s ended with code %d, starting it again: %s", child.role, code, child.last_words())
+        code, words = child.process.returncode, child.last_words()
+        logger.warning("%s ended with code %d, starting it again: %s", child.role, code, words)
         child.start()
 
     def _stop(self) -> None:
