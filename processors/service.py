@@ -43,7 +43,7 @@ class Processors(Service):
             return super().is_done()
         with self.database.transaction() as tx:
             left = tx.execute(query("count_unprocessed"), {"run_id": self.run.id}).fetchone()
-        return left is None or not left["experiences"]
+        return left is None or not left["rows"]
 
     def _clean(self) -> bool:
         with self.database.transaction() as tx:
@@ -71,17 +71,10 @@ class Processors(Service):
         verdicts: list[rows.Verdict],
         events: list[tuple[int, Sequence[rewards.RewardEvent]]],
     ) -> None:
-        def finish() -> set[int]:
-            with self.database.transaction() as tx:
-                held = rows.finish(
-                    tx, stage, self.run.id, self.worker_id, verdicts, self._config.max_attempts
-                )
-                about_held = [event for row_id, about in events if row_id in held for event in about]
-                rewards.record(tx, self.run.id, stage.processor, about_held)
-                return held
-
-        # Without a retry the rows would stay leased to this worker for as long as it lives.
-        held = self.database.retry(finish, give_up=lambda: self.stopping)
+        with self.database.transaction() as tx:
+            held = rows.finish(tx, stage, self.run.id, self.worker_id, verdicts, self._config.max_attempts)
+            about_held = [event for row_id, about in events if row_id in held for event in about]
+            rewards.record(tx, self.run.id, stage.processor, about_held)
         lost = len(verdicts) - len(held)
         if lost:
             logger.warning(

@@ -125,9 +125,8 @@ class Trainer(Service):
 
     def is_done(self) -> bool:
         """When the last step is done, or no imported row has uses left: publish, and say so to the others."""
-        if not self._is_exhausted and (
-            not self._setup.is_online or self._learner.steps_done < self._total_steps
-        ):
+        online_end = self._setup.is_online and self._learner.steps_done >= self._total_steps
+        if not online_end and not self._is_exhausted:
             return False
         self.release()
         self._evaluate()

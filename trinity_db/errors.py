@@ -6,20 +6,17 @@
     ├── MissingExtra          the command needs an optional part of the installation
     ├── NotFound              a run, row or file that was named does not exist
     ├── SchemaMismatch        the database's schema is not the one this code knows
-    ├── DatabaseUnavailable   no database answers (Retryable)
+    ├── DatabaseUnavailable   no database answers; a role waits and tries again
     └── LeaseLost             another worker took the rows over
 
 The command line prints the message of a TrinityError and exits with 1. Anything else is a
-bug and keeps its traceback. `Retryable` marks what a service loop may try again.
+bug and keeps its traceback. Errors of one part stand there, below this tree: PromptTooLong and
+UntokenizableText in `prompts`, NonFiniteLoss in `trainer.step`.
 """
 
 
 class TrinityError(Exception):
     """Something the user can mend; the message says how, in one line."""
-
-
-class Retryable(Exception):
-    """Mixed into errors that pass by themselves: a loop waits and tries again."""
 
 
 class ConfigError(TrinityError, ValueError):
@@ -47,8 +44,8 @@ class SchemaMismatch(TrinityError):
     """The database's schema is not the one this code was written for."""
 
 
-class DatabaseUnavailable(TrinityError, Retryable):
-    """No database answers."""
+class DatabaseUnavailable(TrinityError):
+    """No database answers. It passes by itself: a role waits and tries again."""
 
 
 class LeaseLost(TrinityError):

@@ -155,11 +155,9 @@ SET scored = s.scored + excluded.scored,
     beta = s.beta + excluded.scored - excluded.solved
 
 -- name: count_unprocessed
--- Rows and groups that processors have yet to move on.
-SELECT (SELECT count(*) FROM trinity.experience e
-        WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean', 'scored')) AS experiences,
-       (SELECT count(*) FROM trinity.rollout_group g
-        WHERE g.run_id = %(run_id)s AND g.state IN ('open', 'complete')) AS groups
+-- Rows that processors have yet to move on.
+SELECT count(*) AS rows FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean', 'scored')
 
 -- name: pair_groups
 -- Pair each group's best rows with its worst: every chosen row beats its rejected one by at least the margin,

@@ -9,8 +9,8 @@ UPDATE trinity.worker SET heartbeat_at = clock_timestamp() WHERE id = %(worker_i
 UPDATE trinity.worker SET stopped_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
 
 -- name: running_workers
--- Workers that did not say goodbye, with the age of their last sign of life.
-SELECT id, role, host, pid, started_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::double precision AS silent_seconds
+-- Workers that did not say goodbye.
+SELECT id, host, pid
 FROM trinity.worker
 WHERE run_id = %(run_id)s AND stopped_at IS NULL
 ORDER BY id

@@ -10,11 +10,10 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from uuid import UUID
 
 Kind = Literal["tasks", "preferences", "demonstrations", "trajectories"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_RECORD_BYTES = 8 * 2**20  # of a record as JSON, and of a line: far above any context, far below memory
 

@@ -61,7 +61,7 @@ def with_checkpoint(tx: Transaction, run_id: int, limit: int = NEWEST_CHECKPOINT
 
 
 def latest_version(tx: Transaction, run_id: int) -> int | None:
-    """The highest version ever published, which staleness is counted from."""
+    """The highest version ever published, withdrawn ones included: no number is used twice."""
     row = tx.execute(query("latest_version"), {"run_id": run_id}).fetchone()
     assert row is not None
     version: int | None = row["version"]
