@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from sqlalchemy import BigInteger, DateTime, Enum, Identity, MetaData, func
+from sqlalchemy import BigInteger, DateTime, Enum, Identity, MetaData, func, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
@@ -35,6 +35,10 @@ class Base(DeclarativeBase):
 # write rows that refer to one another.
 Id = Annotated[int, mapped_column(BigInteger, Identity(always=False), primary_key=True)]
 Now = Annotated[datetime, mapped_column(DateTime(timezone=True), server_default=func.now())]
+
+# The transaction that wrote something, as text::bigint of its xid8. With the snapshot that a batch keeps it
+# tells what a draw could see, and so what it would draw if it were run again.
+CURRENT_XACT = text("(pg_current_xact_id()::text)::bigint")
 
 
 def enum(states: type[StrEnum], name: str) -> Enum:

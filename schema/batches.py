@@ -38,8 +38,12 @@ class Batch(Base):
     sampler: Mapped[str] = mapped_column(Text)
     seed: Mapped[int]
     query: Mapped[str] = mapped_column(Text)
+    # What the draw could see (a pg_snapshot), and the limit it was held to: with them it can be run again.
+    snapshot: Mapped[str | None] = mapped_column(Text)
+    max_staleness: Mapped[int | None] = mapped_column(Integer)
     created_at: Mapped[Now]
     committed_at: Mapped[datetime | None]
+    reopened_at: Mapped[datetime | None]
 
     __table_args__ = (
         ForeignKeyConstraint(
@@ -51,6 +55,7 @@ class Batch(Base):
         # A step has one batch; batches that were reopened stay as a record.
         Index("batch_step_key", "run_id", "step", unique=True, postgresql_where=text("state <> 'reopened'")),
         CheckConstraint("included_version IS NULL OR state = 'committed'", "included_only_if_committed"),
+        CheckConstraint("(state = 'reopened') = (reopened_at IS NOT NULL)", "reopened_at_iff_reopened"),
         CheckConstraint("size > 0", "not_empty"),
     )
 

@@ -57,6 +57,8 @@ class Experience(Base):
     # Made from an imported row's content, so that importing it again adds nothing.
     import_key: Mapped[uuid.UUID | None]
     created_at: Mapped[Now]
+    # The transaction that adopted it; a row of a live group is drawn with its group.
+    ready_xact: Mapped[int | None]
 
     __table_args__ = (
         CheckConstraint("(group_id IS NULL) = (rollout_id IS NULL)", "group_iff_rollout"),

@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import Base, Id, Now, enum
+from trinity_db.schema.base import CURRENT_XACT, Base, Id, Now, enum
 from trinity_db.schema.states import ExperienceState
 
 
@@ -41,6 +41,7 @@ class Preference(Base):
     # Columns of an imported row that have no place of their own; an export gives them back.
     extra: Mapped[dict[str, Any] | None]
     created_at: Mapped[Now]
+    ready_xact: Mapped[int] = mapped_column(server_default=CURRENT_XACT)
 
     __table_args__ = (
         UniqueConstraint("run_id", "chosen_id", "rejected_id"),

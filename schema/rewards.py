@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import Base, Id, Now
+from trinity_db.schema.base import CURRENT_XACT, Base, Id, Now
 
 
 class RewardEvent(Base):
@@ -27,6 +27,7 @@ class RewardEvent(Base):
     created_by: Mapped[str | None] = mapped_column(Text)
     detail: Mapped[dict[str, Any] | None]
     created_at: Mapped[Now]
+    xact: Mapped[int] = mapped_column(server_default=CURRENT_XACT)
 
     __table_args__ = (
         CheckConstraint("num_nonnulls(rollout_id, experience_id) = 1", "about_one_thing"),

@@ -43,6 +43,8 @@ class RolloutGroup(Base):
     attempt: Mapped[int] = mapped_column(Integer, server_default="1")
     created_at: Mapped[Now]
     completed_at: Mapped[datetime | None]
+    # The transaction that made it ready.
+    ready_xact: Mapped[int | None]
 
     __table_args__ = (
         # A group that claims more members than it expects was written twice.

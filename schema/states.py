@@ -41,6 +41,7 @@ class RolloutState(StrEnum):
 
     FINISHED = "finished"  #: has experiences
     FAILED = "failed"  #: has an error
+    REFUSED = "refused"  #: came after its group was given to another explorer; kept for the record
 
 
 class ExperienceState(StrEnum):
@@ -70,3 +71,4 @@ class Outcome(StrEnum):
     PASSED = "passed"  #: moved on
     DROPPED = "dropped"  #: judged unfit
     FAILED = "failed"  #: raised an error; tried again, or a dead letter at the last attempt
+    REFUSED = "refused"  #: came after the row was given to another worker; changed nothing

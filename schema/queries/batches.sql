@@ -247,7 +247,8 @@ FROM (SELECT pairs.preference_id, count(*) FILTER (WHERE pairs.state = 'committe
 WHERE p.id = i.preference_id AND p.state IN ('leased', 'trained', 'ready')
 
 -- name: reopen_batches
-UPDATE trinity.batch b SET state = 'reopened', included_version = NULL WHERE b.id = ANY(%(batch_ids)s)
+UPDATE trinity.batch b SET state = 'reopened', included_version = NULL, reopened_at = now()
+WHERE b.id = ANY(%(batch_ids)s)
 
 -- name: unencoded_rows
 -- Adopted rows that no tokenizer has seen yet.
