@@ -1,15 +1,18 @@
 """Connections to the store: where it is, one transaction at a time, errors in our own words.
 
 A Database holds one connection a thread and opens it again when it broke. It knows nothing of
-tables beyond the version of the schema. Driver errors are wrapped here and nowhere else.
+tables beyond the version of the schema. Driver errors are wrapped here and nowhere else: those that
+pass by themselves become DatabaseUnavailable, those that a person must mend a TrinityError.
 """
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
@@ -17,20 +20,46 @@ from psycopg.rows import DictRow, dict_row
 
 from trinity_db import schema
 from trinity_db.errors import DatabaseUnavailable, SchemaMismatch, TrinityError
+from trinity_db.schema.queries import query
 from trinity_db.settings import home
+
+logger = logging.getLogger(__name__)
 
 Transaction = psycopg.Connection[DictRow]
 Result = TypeVar("Result")
 
 CONNECT_SECONDS = 10  # a server on another continent answers in less
 RETRY_SECONDS = (0.1, 5.0)  # first and longest pause; a server restarts in about a second
+GIVE_UP_SECONDS = 0.1  # how soon a pause ends when nobody waits for its end any more
+
+# Beginnings of SQLSTATEs that pass by themselves. The last two end the session, maybe a moment later.
+PASSING = (
+    "40",  # deadlocks, serialization failures
+    "57014",  # somebody cancelled the statement
+    "57P",  # the server shuts down
+    "25P03",  # a transaction stood still
+)
+REMEDIES = {
+    "53100": "its disk is full; make room there, and start again",
+    "53200": "it has no memory left; give it more, or start fewer processes, and start again",
+    "53400": "one of its own limits is reached; raise it, and start again",
+    "58030": "it cannot use its files; mend its disk, and start again",
+    "25006": "it is read-only; name the primary server in TRINITY_DB_URL, or let it take writes again",
+}
 
 
 class Database:
     """A store that is there and whose schema fits this code."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self, url: str, silence_seconds: float | None = None, embedded_home: Path | None = None
+    ) -> None:
         self.url = url
+        self._silence_seconds = silence_seconds
+        """For a role: how long one of its transactions may stand still, and the network say nothing, before
+        the server ends the session. So a frozen process holds no lock for longer."""
+        self._embedded_home = embedded_home
+        """Where a server lies that is ours to start again when it crashed."""
         self._local = threading.local()
 
     @contextmanager
@@ -38,38 +67,25 @@ class Database:
         """One transaction: commits at the end, rolls back on an error. Never hold it across model work.
 
         Raises:
-            DatabaseUnavailable: the server is gone; what the block did is undone, or its commit is unclear.
+            DatabaseUnavailable: the server is gone, or undid the transaction for the sake of another; what
+                the block did is undone, or its commit is unclear.
+            TrinityError: the server takes no writes, as when its disk is full; with what to do.
         """
         connection = self._connection()
-        try:
-            with connection.transaction():
-                if read_only:
-                    connection.execute("SET TRANSACTION READ ONLY")
-                yield connection
-        except psycopg.OperationalError as error:
-            if connection.broken or connection.closed:
-                raise DatabaseUnavailable(f"The database went away: {_first_line(error)}") from error
-            raise
+        with in_our_words(connection), connection.transaction():
+            if read_only:
+                connection.execute("SET TRANSACTION READ ONLY")
+            yield connection
 
     def retry(self, decide: Callable[[], Result], give_up: Callable[[], bool] = lambda: False) -> Result:
-        """Call until the database answers, with growing pauses; `give_up` ends it early with the error.
-
-        The decision must be one that may be repeated after a commit whose outcome is unclear.
-        """
-        pause, longest = RETRY_SECONDS
-        while True:
-            try:
-                return decide()
-            except DatabaseUnavailable:
-                if give_up():
-                    raise
-                time.sleep(pause)
-                pause = min(2 * pause, longest)
+        """See the function of this name."""
+        return retry(decide, give_up)
 
     def listen(self, channel: str) -> psycopg.Connection[DictRow]:
         """A connection of its own, in autocommit, that hears a channel."""
-        connection = connect(self.url, autocommit=True)
-        connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
+        connection = self._connect(autocommit=True)
+        with in_our_words(connection):
+            connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
         return connection
 
     def close(self) -> None:
@@ -83,15 +99,59 @@ class Database:
         connection: Transaction | None = getattr(self._local, "connection", None)
         if connection is None or connection.closed or connection.broken:
             self.close()
-            connection = connect(self.url)
+            connection = self._connect()
             self._local.connection = connection
         return connection
+
+    def _connect(self, **options: Any) -> Transaction:
+        """A connection. An embedded server that crashed is started for it, one that was stopped is not."""
+        if self._silence_seconds is not None:
+            options |= _notice_silence(self._silence_seconds)
+        try:
+            connection = connect(self.url, **options)
+        except DatabaseUnavailable:
+            if self._embedded_home is None or not _revive(self._embedded_home):
+                raise
+            connection = connect(self.url, **options)
+        if self._silence_seconds is not None:
+            with in_our_words(connection), connection.transaction():
+                connection.execute(query("limit_silence"), {"seconds": self._silence_seconds})
+        return connection
+
+
+_absence = threading.local()  # since when this thread has been without the database
+
+
+def retry(decide: Callable[[], Result], give_up: Callable[[], bool] = lambda: False) -> Result:
+    """Call until the database answers, with growing pauses; `give_up` ends it early with the error.
+
+    The decision must be one that may be repeated after a commit whose outcome is unclear. Logs one line
+    when it begins to wait, and `connect` one when there is a connection again.
+    """
+    pause, longest = RETRY_SECONDS
+    told = False
+    while True:
+        try:
+            result = decide()
+        except DatabaseUnavailable as error:
+            if give_up():
+                raise
+            if not told:
+                logger.warning("%s; trying again until it works", error)
+                told, _absence.since = True, time.monotonic()
+            deadline = time.monotonic() + pause
+            while time.monotonic() < deadline and not give_up():
+                time.sleep(min(pause, GIVE_UP_SECONDS))
+            pause = min(2 * pause, longest)
+        else:
+            _absence.since = None
+            return result
 
 
 def connect(url: str, **options: Any) -> psycopg.Connection[DictRow]:
     """Open a connection, or say in one line that no database answers."""
     try:
-        return psycopg.connect(
+        connection = psycopg.connect(
             url,
             row_factory=dict_row,
             connect_timeout=CONNECT_SECONDS,
@@ -105,6 +165,55 @@ def connect(url: str, **options: Any) -> psycopg.Connection[DictRow]:
         ) from error
     except psycopg.ProgrammingError as error:
         raise TrinityError(f"TRINITY_DB_URL is not a PostgreSQL address: {_first_line(error)}") from error
+    if (since := getattr(_absence, "since", None)) is not None:
+        logger.warning("The database is back after %.1f s.", time.monotonic() - since)
+        _absence.since = None
+    return connection
+
+
+@contextmanager
+def in_our_words(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Turn what the driver says about this connection into an error of ours, where it is no bug.
+
+    Raises:
+        DatabaseUnavailable: the connection is lost, or the server asks to try again.
+        TrinityError: the server refuses for a reason that a person must mend.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        state = error.sqlstate or ""
+        if connection.closed or connection.broken:
+            raise DatabaseUnavailable(f"The database went away: {_first_line(error)}") from error
+        if state.startswith(PASSING):
+            raise DatabaseUnavailable(f"The database undid a transaction: {_first_line(error)}") from error
+        if state in REMEDIES:
+            raise TrinityError(f"The database refuses: {_first_line(error)}: {REMEDIES[state]}.") from error
+        raise
+
+
+def _notice_silence(seconds: float) -> dict[str, int]:
+    """libpq's settings with which a network that says nothing for so long counts as gone."""
+    return {
+        "keepalives_idle": max(1, round(seconds / 3)),
+        "keepalives_interval": max(1, round(seconds / 6)),
+        "keepalives_count": 4,
+        "tcp_user_timeout": round(1000 * seconds),
+    }
+
+
+def _revive(home: Path) -> bool:
+    """Start an embedded server that crashed; False if there is none.
+
+    Raises:
+        TrinityError: it does not start: it would be in vain to wait for it.
+    """
+    from trinity_db import embedded
+
+    try:
+        return embedded.revive(home)
+    except DatabaseUnavailable as error:
+        raise TrinityError(str(error)) from error
 
 
 def location() -> str:
@@ -114,20 +223,23 @@ def location() -> str:
     return os.environ.get("TRINITY_DB_URL") or embedded.ensure_running(home())
 
 
-def open_database() -> Database:
+def open_database(silence_seconds: float | None = None) -> Database:
     """The store, ready for use. An embedded one without a schema gets it; any other must fit this code.
+
+    A role gives `silence_seconds`, its lease: a session of its that stands still for longer is ended.
 
     Raises:
         DatabaseUnavailable: no server answers.
         SchemaMismatch: with the command that mends it.
     """
     url = location()
+    is_embedded = not os.environ.get("TRINITY_DB_URL")
     found = schema_version(url)
-    if found is None and not os.environ.get("TRINITY_DB_URL"):
+    if found is None and is_embedded:
         upgrade(url)
     elif found != schema.HEAD:
         raise SchemaMismatch(_mismatch(found))
-    return Database(url)
+    return Database(url, silence_seconds, home() if is_embedded else None)
 
 
 def schema_version(url: str) -> str | None:

@@ -119,6 +119,22 @@ class Cluster:
                 self._create_database()
         return self.url()
 
+    def revive(self) -> bool:
+        """Start a server that crashed; False if it runs, or was stopped on purpose.
+
+        One that was stopped took its pid file with it, one that was killed left it.
+
+        Raises:
+            DatabaseUnavailable: it does not start.
+        """
+        if not self._left_pid_file() or self._ping() is not Ping.NO_RESPONSE:
+            return False
+        with self._locked():
+            if not self._left_pid_file():  # it was being stopped
+                return False
+            self._start()
+        return True
+
     def stop(self) -> bool:
         """Disconnect everybody and stop the server; False if none was running.
 
@@ -148,6 +164,9 @@ class Cluster:
         except psycopg.OperationalError:
             return False
         return True
+
+    def _left_pid_file(self) -> bool:
+        return (self.data / "postmaster.pid").exists()
 
     def _ping(self) -> Ping:
         """OK also where all connections are taken, REJECT while starting up or shutting down."""
@@ -350,6 +369,11 @@ def cluster(home: Path) -> Cluster:
 def ensure_running(home: Path) -> str:
     """The URL of the home's database, which is made and started if need be. See Cluster.ensure_running."""
     return cluster(home).ensure_running()
+
+
+def revive(home: Path) -> bool:
+    """Start the home's server if it crashed; False otherwise. See Cluster.revive."""
+    return cluster(home).revive()
 
 
 def stop(home: Path) -> bool:

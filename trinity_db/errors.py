@@ -6,8 +6,8 @@
     ├── MissingExtra          the command needs an optional part of the installation
     ├── NotFound              a run, row or file that was named does not exist
     ├── SchemaMismatch        the database's schema is not the one this code knows
-    ├── DatabaseUnavailable   no database answers; a role waits and tries again
-    └── LeaseLost             another worker took the rows over
+    ├── DatabaseUnavailable   no database answers, or it asks to try again; a role does
+    └── LeaseLost             another worker took over
 
 The command line prints the message of a TrinityError and exits with 1. Anything else is a
 bug and keeps its traceback. Errors of one part stand there, below this tree: PromptTooLong and
@@ -45,8 +45,11 @@ class SchemaMismatch(TrinityError):
 
 
 class DatabaseUnavailable(TrinityError):
-    """No database answers. It passes by itself: a role waits and tries again."""
+    """No database answers, or it undid what was asked and asks to try again (as after a deadlock).
+
+    It passes by itself: a role waits and tries again. What does not, as a full disk, is a TrinityError.
+    """
 
 
 class LeaseLost(TrinityError):
-    """Another worker took these rows after the lease ran out."""
+    """Another worker took these rows, or this worker's place, after the lease ran out."""

@@ -11,25 +11,27 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import psycopg
-from psycopg.rows import DictRow
 
-from trinity_db.database import RETRY_SECONDS, Database
-from trinity_db.errors import ConfigError, DatabaseUnavailable, LeaseLost
-from trinity_db.schema.queries import query
+from trinity_db.database import RETRY_SECONDS, Database, in_our_words
+from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs, workers
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 LEASE_SECONDS = 30.0  # longer than a disk stalls, short enough to wait for
 HEARTBEAT_SECONDS = LEASE_SECONDS / 6  # so that several may be missed
 LISTEN_SECONDS = 0.5  # at a time: how long a stop waits, and how soon a lost supervisor is noticed
 POLL_SECONDS = 2.0  # news usually wakes sooner; polling is the truth
-LOCK_SECONDS = 5  # a server notices in milliseconds that a killed worker's connection is gone
+LOCK_SECONDS = 5.0  # a server notices in milliseconds that a killed worker's connection is gone
+RELEASE_SECONDS = 5.0  # for a database that is away when a role stops; then its work is done again
 SUPERVISOR = "TRINITY_DB_SUPERVISOR"  # process id of the parent that a role shall end with
 
 
@@ -56,7 +58,7 @@ class Service:
         raise NotImplementedError(type(self).__name__)
 
     def release(self) -> None:
-        """Give back or finish what is in hand. For subclasses; leases end by themselves."""
+        """Give back or finish what is in hand; may be called again, as `start` may. For subclasses."""
 
     def is_done(self) -> bool:
         """Whether there will never be more work. Asked when there is none right now."""
@@ -78,19 +80,24 @@ class Service:
         self._news.set()
 
     def serve(self) -> None:
-        """Work until there is no more or a signal comes. A lost database is waited for."""
+        """Work until there is no more or a signal comes. A database that is away is waited for, whenever.
+
+        Raises:
+            ConfigError: the role is exclusive, and the run has a worker that is alive.
+            LeaseLost: this worker was silent for too long, and another has its place.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        pulse = Pulse(self)  # first, so that an exclusive role that is refused leaves no worker behind
-        with self.database.transaction() as tx:
-            self.worker_id = workers.register(tx, self.run.id, self.role)
-        pulse.start()
-        logger.info("%s worker %d serves run '%s'", self.role, self.worker_id, self.run.name)
         try:
-            self.database.retry(self.start, give_up=lambda: self.stopping)
-            while not self.stopping and not self.database.retry(self._step, give_up=lambda: self.stopping):
-                pass
-            self.release()
+            # First, so that an exclusive role that is refused leaves no worker behind.
+            pulse = self._insist(lambda: Pulse(self))
+        except DatabaseUnavailable as error:
+            if not self.stopping:
+                raise
+            logger.warning("%s; nothing was begun", error)
+            return
+        try:
+            self._serve(pulse)
         except DatabaseUnavailable as error:
             if not self.stopping:
                 raise
@@ -100,6 +107,38 @@ class Service:
             self._goodbye()
         if pulse.failure is not None:
             raise pulse.failure
+
+    def look_after_supervisor(self) -> None:
+        """Stop when the parent that this process shall end with is gone."""
+        if is_orphan() and not self.stopping:
+            logger.warning("the supervisor is gone: stopping")
+            self.stop()
+
+    def _serve(self, pulse: "Pulse") -> None:
+        self.worker_id = self._insist(self._register)
+        pulse.start()
+        logger.info("%s worker %d serves run '%s'", self.role, self.worker_id, self.run.name)
+        self._insist(self.start)
+        while not self.stopping and not self._insist(self._step):
+            pass
+        deadline = time.monotonic() + RELEASE_SECONDS
+        self.database.retry(self.release, lambda: self.stopping and time.monotonic() > deadline)
+
+    def _insist(self, decide: Callable[[], Result]) -> Result:
+        """Try until the database answers, or until this process shall stop."""
+
+        def give_up() -> bool:
+            self.look_after_supervisor()
+            return self.stopping
+
+        return self.database.retry(decide, give_up)
+
+    def _register(self) -> int:
+        with self.database.transaction() as tx:
+            worker_id = workers.register(tx, self.run.id, self.role)
+            if self.exclusive:
+                workers.replace_others(tx, worker_id)
+        return worker_id
 
     def _step(self) -> bool:
         """One piece of work, or a wait for news; True when there will never be more work."""
@@ -121,13 +160,15 @@ class Service:
         return False
 
     def _goodbye(self) -> None:
+        if not self.worker_id:
+            return
         self.database.close()  # the connection may be lost without anybody having noticed
         try:
             with self.database.transaction() as tx:
+                workers.release_own(tx, self.worker_id)
                 workers.stop(tx, self.worker_id)
-                workers.release_leases(tx, self.run.id, LEASE_SECONDS)
                 runs.announce(tx, self.run.id)
-        except DatabaseUnavailable as error:
+        except TrinityError as error:
             logger.warning("%s; the leases of worker %d run out by themselves", error, self.worker_id)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -145,37 +186,61 @@ class Pulse(threading.Thread):
         self.failure: Exception | None = None
         self._service = service
         self._ended = threading.Event()
-        supervisor = os.environ.get(SUPERVISOR)
-        self._supervisor = int(supervisor) if supervisor else None
-        self._connection = self._connect()
+        self._beaten_at = -math.inf
+        self._channel = runs.channel(service.run.id)
+        self._connection = service.database.listen(self._channel)
+        try:
+            if not self._take_place():
+                raise ConfigError(
+                    f"Run '{service.run.name}' has a {service.role} worker already; stop that one first."
+                )
+        except BaseException:
+            self._connection.close()
+            raise
 
     def run(self) -> None:
         """Beat and listen until stopped."""
-        beaten_at = -math.inf
+        pause, longest = RETRY_SECONDS
         while not self._ended.is_set():
-            self._watch_supervisor()
+            self._service.look_after_supervisor()
             try:
-                if time.monotonic() - beaten_at >= HEARTBEAT_SECONDS:
-                    self._beat()
-                    beaten_at = time.monotonic()
-                for _ in self._connection.notifies(timeout=LISTEN_SECONDS):
-                    self._service.hear_news()
-            except psycopg.OperationalError:
                 self._reconnect()
+                with in_our_words(self._connection):
+                    self._beat()
+                    for _ in self._connection.notifies(timeout=LISTEN_SECONDS):
+                        self._service.hear_news()
+                pause = RETRY_SECONDS[0]
+            except DatabaseUnavailable:
+                self._ended.wait(pause)
+                pause = min(2 * pause, longest)
+            except (TrinityError, psycopg.Error) as error:
+                self.failure = error
+                self._ended.set()
+                self._service.stop()
         # Here and not in stop(): a connection must not be closed while another thread waits on it.
         self._connection.close()
 
     def stop(self) -> None:
         """End the thread and its connection, and with it the lock of an exclusive role."""
         self._ended.set()
-        self.join(HEARTBEAT_SECONDS)
+        if self.is_alive():
+            self.join(HEARTBEAT_SECONDS)
+        elif self.ident is None:  # it was never started
+            self._connection.close()
 
     def _beat(self) -> None:
-        """One sign of life, and a look after the others."""
+        """Now and then a sign of life, and a look after the others.
+
+        Raises:
+            LeaseLost: somebody looked after us.
+        """
+        if time.monotonic() - self._beaten_at < HEARTBEAT_SECONDS:
+            return
         service = self._service
         with self._connection.transaction():
-            self._connection.execute(query("heartbeat"), {"worker_id": service.worker_id})
+            workers.beat(self._connection, service.worker_id)
             released = workers.release_leases(self._connection, service.run.id, LEASE_SECONDS)
+        self._beaten_at = time.monotonic()
         if released:
             logger.warning(
                 "gave back %d rows and %d groups of workers that are gone",
@@ -184,36 +249,38 @@ class Pulse(threading.Thread):
             )
             service.hear_news()
 
-    def _watch_supervisor(self) -> None:
-        if self._supervisor not in (None, os.getppid()) and not self._service.stopping:
-            logger.warning("the supervisor is gone: stopping")
-            self._service.stop()
-
-    def _connect(self) -> psycopg.Connection[DictRow]:
-        service = self._service
-        connection = service.database.listen(runs.channel(service.run.id))
-        if service.exclusive:
-            try:
-                connection.execute(query("wait_for_lock"), {"seconds": f"{LOCK_SECONDS}s"})
-                connection.execute(query("lock_trainer"), {"run_id": service.run.id})
-            except psycopg.errors.LockNotAvailable:
-                connection.close()
-                raise ConfigError(
-                    f"Run '{service.run.name}' has a {service.role} worker already; stop that one first."
-                ) from None
-        return connection
-
     def _reconnect(self) -> None:
-        if self._ended.wait(RETRY_SECONDS[0]):
+        """Beat and listen again where the connection was lost.
+
+        Raises:
+            DatabaseUnavailable: not yet.
+            LeaseLost: another has our place.
+        """
+        if not (self._connection.closed or self._connection.broken):
             return
         self._connection.close()
-        try:
-            self._connection = self._connect()
-        except DatabaseUnavailable:
-            return
-        except ConfigError as error:
-            self.failure = LeaseLost(f"{error} It took over while the database was away.")
-            self._ended.set()
-            self._service.stop()
-        else:
-            self._service.hear_news()
+        self._connection = self._service.database.listen(self._channel)
+        self._beaten_at = -math.inf
+        with in_our_words(self._connection):
+            self._beat()
+        if not self._take_place():
+            self._connection.close()
+            raise DatabaseUnavailable("The server has not noticed yet that our last session is lost.")
+        self._service.hear_news()
+
+    def _take_place(self) -> bool:
+        """Whether this is, or has become, the run's one worker of an exclusive role."""
+        if not self._service.exclusive:
+            return True
+        with in_our_words(self._connection):
+            return workers.become_trainer(self._connection, self._service.run.id, LOCK_SECONDS, LEASE_SECONDS)
+
+
+def is_supervised() -> bool:
+    """Whether a supervisor started this process, which has seen the database."""
+    return SUPERVISOR in os.environ
+
+
+def is_orphan() -> bool:
+    """Whether the supervisor of this process is gone."""
+    return is_supervised() and int(os.environ[SUPERVISOR]) != os.getppid()

@@ -33,7 +33,7 @@ ORDER BY r.id
 
 -- name: status_detail
 -- How one run fares: groups and pairs by state, staleness of its latest batches, what was explored and trained
--- lately, the reward of its newest versions, why rows were dropped.
+-- lately, the reward of its newest versions, why rows were dropped, which writes came too late.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
               WHERE g.run_id = %(run_id)s GROUP BY g.state) s) AS groups,
@@ -67,7 +67,13 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
               FROM trinity."drop" d
               WHERE d.run_id = %(run_id)s
               GROUP BY d.stage, d.reason
-              ORDER BY count(*) DESC, d.stage, d.reason) d) AS drops
+              ORDER BY count(*) DESC, d.stage, d.reason) d) AS drops,
+       jsonb_build_object(
+           'rollouts',
+           (SELECT count(*) FROM trinity.rollout m WHERE m.run_id = %(run_id)s AND m.state = 'refused'),
+           'processing',
+           (SELECT count(*) FROM trinity.processing p JOIN trinity.experience e ON e.id = p.experience_id
+            WHERE e.run_id = %(run_id)s AND p.outcome = 'refused')) AS refused
 
 -- name: show_experience
 -- One experience with everything of which there is one. An adopted row shares the text of its source.

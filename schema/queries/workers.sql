@@ -2,8 +2,12 @@
 INSERT INTO trinity.worker (run_id, role, host, pid) VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s) RETURNING id
 
 -- name: heartbeat
--- One small update keeps every lease of the worker alive.
-UPDATE trinity.worker SET heartbeat_at = clock_timestamp() WHERE id = %(worker_id)s
+-- One small update keeps every lease of the worker alive. Nothing where it was taken for gone: it must not go on.
+UPDATE trinity.worker SET heartbeat_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
+
+-- name: hold_place
+-- Nobody can replace the worker before this transaction ends; no row where somebody did.
+SELECT id FROM trinity.worker WHERE id = %(worker_id)s AND stopped_at IS NULL FOR SHARE
 
 -- name: stop_worker
 UPDATE trinity.worker SET stopped_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
@@ -15,27 +19,45 @@ FROM trinity.worker
 WHERE run_id = %(run_id)s AND stopped_at IS NULL
 ORDER BY id
 
+-- name: stop_other_workers
+-- Whoever else has this worker's role in its run is replaced.
+UPDATE trinity.worker w SET stopped_at = clock_timestamp()
+FROM trinity.worker me
+WHERE me.id = %(worker_id)s AND w.run_id = me.run_id AND w.role = me.role AND w.id <> me.id AND w.stopped_at IS NULL
+
 -- name: release_leases
 -- Give back what stopped or silent workers hold: rows being processed and groups being explored. The next
--- claim raises their attempt, so that a late write of the old holder changes nothing. Batches are
+-- claim raises their attempt, so that a late write of the old holder changes nothing. One rescuer of a run works
+-- at a time, and it leaves rows that somebody else changes right now to the next: it never waits. Batches are
 -- reopened by the trainer, which alone knows the checkpoint.
-WITH gone AS MATERIALIZED (
+WITH chosen AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended('trinity rescue', %(run_id)s)) AS is_so
+),
+gone AS MATERIALIZED (
     SELECT w.id
-    FROM trinity.worker w
-    WHERE w.run_id = %(run_id)s
+    FROM chosen, trinity.worker w
+    WHERE chosen.is_so AND w.run_id = %(run_id)s
       AND (w.stopped_at IS NOT NULL
            OR w.heartbeat_at < clock_timestamp() - make_interval(secs => %(lease_seconds)s))
 ),
-experiences AS (
-    UPDATE trinity.experience e SET worker_id = NULL
-    FROM gone
-    WHERE e.worker_id = gone.id AND e.state IN ('raw', 'clean', 'scored')
-    RETURNING 1
+stalled_groups AS MATERIALIZED (
+    SELECT g.id FROM gone JOIN trinity.rollout_group g ON g.worker_id = gone.id AND g.state = 'open'
+    ORDER BY g.id
+    FOR NO KEY UPDATE OF g SKIP LOCKED
+),
+stalled_experiences AS MATERIALIZED (
+    SELECT e.id FROM gone JOIN trinity.experience e ON e.worker_id = gone.id AND e.state IN ('raw', 'clean', 'scored')
+    ORDER BY e.id
+    FOR NO KEY UPDATE OF e SKIP LOCKED
 ),
 groups AS (
     UPDATE trinity.rollout_group g SET worker_id = NULL
-    FROM gone
-    WHERE g.worker_id = gone.id AND g.state = 'open'
+    WHERE g.id = ANY(ARRAY(SELECT s.id FROM stalled_groups s))
+    RETURNING 1
+),
+experiences AS (
+    UPDATE trinity.experience e SET worker_id = NULL
+    WHERE e.id = ANY(ARRAY(SELECT s.id FROM stalled_experiences s))
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
@@ -55,8 +77,29 @@ groups AS (
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
 
 -- name: lock_trainer
--- A run has one trainer: the lock lasts as long as the connection that took it.
+-- A run has one trainer: the lock lasts as long as the session that took it.
 SELECT pg_advisory_lock(hashtextextended('trinity trainer', %(run_id)s))
 
 -- name: wait_for_lock
-SELECT set_config('lock_timeout', %(seconds)s, false)
+-- For this transaction.
+SELECT set_config('lock_timeout', %(lock_seconds)s::float8 * 1000 || 'ms', true)
+
+-- name: end_silent_trainer
+-- Ends the session that holds the run's trainer lock, where trainers did not say goodbye and all of them have been
+-- silent for longer than their lease: frozen, or on a machine that is gone. Nothing while one is alive.
+SELECT pg_terminate_backend(l.pid) AS is_ended
+FROM pg_locks l
+WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid() AND l.objsubid = 1
+  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+  AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('trinity trainer', %(run_id)s)
+  AND (SELECT max(w.heartbeat_at) FROM trinity.worker w
+       WHERE w.run_id = %(run_id)s AND w.role = 'train' AND w.stopped_at IS NULL)
+      < clock_timestamp() - make_interval(secs => %(lease_seconds)s)
+
+-- name: limit_silence
+-- The server ends this session when a transaction of its stands still, or its network says nothing, for so long.
+SELECT set_config('idle_in_transaction_session_timeout', %(seconds)s::float8 * 1000 || 'ms', false),
+       set_config('tcp_user_timeout', %(seconds)s::float8 * 1000 || 'ms', false),
+       set_config('tcp_keepalives_idle', greatest(1, round(%(seconds)s::float8 / 3))::text, false),
+       set_config('tcp_keepalives_interval', greatest(1, round(%(seconds)s::float8 / 6))::text, false),
+       set_config('tcp_keepalives_count', '4', false)

@@ -73,6 +73,11 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def errors(self) -> str:
+        """What it has written to stderr so far."""
+        return self._errors.read_text()
+
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 

@@ -31,6 +31,7 @@ SELECT (SELECT count(*) FROM experience WHERE worker_id = ANY(%(workers)s))
      + (SELECT count(*) FROM batch WHERE state = 'leased' AND worker_id = ANY(%(workers)s))
 """
 RUNNING = "SELECT array_agg(id ORDER BY id) FROM worker WHERE stopped_at IS NULL"
+PID = "SELECT pid FROM worker WHERE role::text = %(role)s AND stopped_at IS NULL ORDER BY id DESC LIMIT 1"
 CUT_CONNECTIONS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid()
@@ -114,8 +115,22 @@ def interrupted(survivor: Survivor, workers_around_cuts: tuple[list[int], list[i
 
 
 @pytest.fixture(scope="module")
-def resumed(store: Store, config: Path, interrupted: Ended) -> Resumed:
-    """Chapter 5: the latest checkpoint is damaged, the run goes on, and its supervisor is killed."""
+def hurried(store: Store, config: Path, interrupted: Ended) -> Ended:
+    """Chapter 5: the run goes on and gets two signals."""
+    process = store.start("run", config)
+    store.wait_for(COMMITTED_REACHED, process, steps=store.value(COMMITTED) + 2)
+    for role in ("explore", "process", "train"):
+        # Frozen, or it could be gone before the second signal.
+        os.kill(store.value(PID, role=role), signal.SIGSTOP)
+    process.signal(signal.SIGTERM)
+    wait_until(lambda: "once more" in process.errors, "it has heard the first")
+    process.signal(signal.SIGTERM)
+    return process.wait(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def resumed(store: Store, config: Path, hurried: Ended) -> Resumed:
+    """Chapter 6: the latest checkpoint is damaged, the run goes on, and its supervisor is killed."""
     (latest,) = store.rows(
         "SELECT version, step, checkpoint FROM policy_version ORDER BY version DESC LIMIT 1"
     )
@@ -133,7 +148,7 @@ def resumed(store: Store, config: Path, interrupted: Ended) -> Resumed:
 
 @pytest.fixture(scope="module")
 def finished(store: Store, config: Path, resumed: Resumed) -> Ended:
-    """Chapter 6: the end."""
+    """Chapter 7: the end."""
     return store.run("run", config)
 
 
@@ -171,9 +186,9 @@ def test_roles_go_on_after_lost_connections(workers_around_cuts: tuple[list[int]
     assert after == before
 
 
-def test_ctrl_c_ends_a_run_with_130(interrupted: Ended) -> None:
-    assert interrupted.code == 130, interrupted.stderr
-    assert interrupted.error_lines == []
+def test_ctrl_c_ends_a_run_well_and_says_how_it_goes_on(interrupted: Ended) -> None:
+    assert interrupted.code == 0, interrupted.stderr
+    assert interrupted.error_lines == ["Stopped; the same command goes on where it stopped."]
 
 
 def test_ctrl_c_leaves_no_process_behind(store: Store, interrupted: Ended) -> None:
@@ -188,6 +203,12 @@ def test_ctrl_c_leaves_no_row_behind(store: Store, interrupted: Ended) -> None:
     assert (
         store.value("SELECT count(*) FROM batch WHERE state = 'committed' AND included_version IS NULL") == 0
     )
+
+
+def test_a_second_signal_ends_a_run_at_once_with_all_its_roles(store: Store, hurried: Ended) -> None:
+    assert hurried.code == 128 + signal.SIGTERM, hurried.stderr
+    assert hurried.error_lines == []
+    wait_until(lambda: not _alive(store), "every role has ended")
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(store: Store, resumed: Resumed) -> None:

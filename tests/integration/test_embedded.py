@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +18,8 @@ import pytest
 import trinity_db
 from tests.postgres import cluster_15, discard, execute, new_home, on_database, start
 from trinity_db import embedded
-from trinity_db.errors import DatabaseUnavailable
+from trinity_db.database import Database
+from trinity_db.errors import DatabaseUnavailable, TrinityError
 
 WAIT_SECONDS = 30.0
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root runs the server as another user")
@@ -296,6 +298,50 @@ def test_an_installation_without_the_binaries_says_what_to_install(
         embedded.ensure_running(empty_home)
 
 
+def test_a_crashed_server_is_started_again_by_whoever_reconnects_first(home: Path) -> None:
+    url = embedded.ensure_running(home)
+    with closing(Database(url, embedded_home=home)) as database:
+        with database.transaction() as tx:
+            tx.execute("CREATE TABLE kept AS SELECT 1 AS id")
+        crashed = postmaster(home)
+        os.kill(crashed, signal.SIGKILL)
+
+        def look() -> object:
+            try:
+                with database.transaction() as tx:
+                    return tx.execute("SELECT id FROM kept").fetchone()
+            finally:
+                database.close()
+
+        assert at_once(lambda: database.retry(look), 3) == [{"id": 1}] * 3
+    assert postmaster(home) != crashed
+    assert (home / "postgres.log").read_text().count("starting PostgreSQL") == 2
+
+
+def test_a_server_that_was_stopped_is_not_started_by_those_who_reconnect(home: Path) -> None:
+    with closing(Database(embedded.ensure_running(home), embedded_home=home)) as database:
+        with database.transaction():
+            pass
+        embedded.stop(home)
+        for _ in range(2):  # the connection that was there, and a new one
+            with pytest.raises(DatabaseUnavailable), database.transaction():
+                pass
+        assert not embedded.running(home)
+        embedded.ensure_running(home)
+        with database.transaction() as tx:
+            assert tx.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+
+
+def test_a_crashed_server_that_cannot_start_is_not_waited_for(home: Path) -> None:
+    with closing(Database(embedded.ensure_running(home), embedded_home=home)) as database:
+        os.kill(postmaster(home), signal.SIGKILL)
+        with (home / "postgres" / "postgresql.conf").open("a") as configuration:
+            configuration.write("no_such_setting = 1\n")
+        with pytest.raises(TrinityError, match=r"did not start: .*FATAL") as caught, database.transaction():
+            pass
+        assert not isinstance(caught.value, DatabaseUnavailable)
+
+
 def test_postgresql_15_lives_the_same_life() -> None:
     cluster = cluster_15()
     if cluster is None:
@@ -325,6 +371,12 @@ def test_a_server_whose_data_were_deleted_does_not_outlive_them(home: Path) -> N
     url = embedded.ensure_running(home)
     assert value(url, "SELECT 1") == "1"
     wait_until(lambda: not is_running(orphan))
+
+
+def at_once(call: Callable[[], object], times: int) -> list[object]:
+    """A call in several threads."""
+    with ThreadPoolExecutor(times) as threads:
+        return [future.result(WAIT_SECONDS) for future in [threads.submit(call) for _ in range(times)]]
 
 
 def is_running(pid: int) -> bool:

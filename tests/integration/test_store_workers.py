@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from tests.rows import Scene, at_once
+from tests.rows import WAIT_SECONDS, Scene, at_once, in_a_thread, wait_until_blocked
 from trinity_db.database import Transaction
+from trinity_db.errors import LeaseLost
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import rows, workers
@@ -141,3 +142,74 @@ def test_rescuers_that_come_together_give_back_once(scene: Scene) -> None:
         return workers.release_leases(tx, scene.run.id, LEASE_SECONDS).groups
 
     assert sum(at_once(scene.database, [rescue] * 3)) == 4
+
+
+def test_a_rescuer_leaves_the_run_to_one_that_is_at_work(scene: Scene) -> None:
+    scene.claim(2)
+
+    def other() -> workers.Released:
+        fall_silent(scene, scene.explorer, LEASE_SECONDS + 1)
+        return release(scene)
+
+    with scene.database.transaction() as tx:
+        assert workers.release_leases(tx, scene.run.id, LEASE_SECONDS) == workers.Released(0, 0)
+        assert in_a_thread(scene.database, other).result(WAIT_SECONDS) == workers.Released(0, 0)
+    assert release(scene) == workers.Released(0, groups=2)
+
+
+def test_a_rescuer_waits_for_nobody_and_the_next_finds_what_it_left(scene: Scene) -> None:
+    busy, _ = scene.claim(2)
+    fall_silent(scene, scene.explorer, LEASE_SECONDS + 1)
+    with scene.database.transaction() as tx:
+        tx.execute("SELECT FROM trinity.rollout_group WHERE id = %s FOR UPDATE", [busy.id])
+        rescue = in_a_thread(scene.database, lambda: release(scene))
+        assert rescue.result(WAIT_SECONDS) == workers.Released(0, groups=1)
+    assert release(scene) == workers.Released(0, groups=1)
+
+
+def test_a_replaced_worker_hears_of_it_at_its_next_beat(scene: Scene) -> None:
+    newer = scene.new_worker(WorkerRole.TRAIN)
+    with scene.database.transaction() as tx:
+        workers.replace_others(tx, newer)
+    for verb in (workers.beat, workers.hold_place):
+        with pytest.raises(LeaseLost, match="another has its place"), scene.database.transaction() as tx:
+            verb(tx, scene.trainer)
+    for worker_id in (newer, scene.explorer, scene.processor):
+        with scene.database.transaction() as tx:
+            workers.beat(tx, worker_id)
+            workers.hold_place(tx, worker_id)
+
+
+def test_nobody_is_replaced_while_it_decides(scene: Scene) -> None:
+    newer = scene.new_worker(WorkerRole.TRAIN)
+
+    def replace() -> None:
+        with scene.database.transaction() as tx:
+            workers.replace_others(tx, newer)
+
+    with scene.database.transaction() as tx:
+        workers.hold_place(tx, scene.trainer)
+        replaced = in_a_thread(scene.database, replace)
+        wait_until_blocked(scene.database, replaced)
+    replaced.result(WAIT_SECONDS)
+
+
+def test_the_lease_view_shows_who_holds_what(scene: Scene) -> None:
+    scene.make_ready(1)
+    scene.draw(step=1, size=1)
+    take(scene, scene.explorer, scene.processor)
+    fall_silent(scene, scene.explorer, LEASE_SECONDS + 1)
+    with scene.database.transaction() as tx:
+        workers.stop(tx, scene.trainer)
+    held = scene.rows(
+        "SELECT role::text, pid, alive, groups, rows, batches, silent_seconds > 30"
+        " FROM trinity.lease_view WHERE run = 'run' ORDER BY worker"
+    )
+    assert held == [
+        ("explore", os.getpid(), False, 2, 0, 0, True),
+        ("process", os.getpid(), True, 0, 3, 0, False),
+        ("train", os.getpid(), False, 1, 2, 1, False),
+    ]
+    scene.reopen(version=0)
+    release(scene)
+    assert scene.values("SELECT role::text FROM trinity.lease_view ORDER BY 1") == ["explore", "process"]

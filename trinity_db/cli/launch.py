@@ -1,13 +1,17 @@
 """From a configuration file to a role at work in this process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from trinity_db import settings
 from trinity_db.cli.configuration import RunConfig
-from trinity_db.database import Database, open_database
+from trinity_db.database import Database, Transaction, open_database, retry
 from trinity_db.errors import ConfigError
+from trinity_db.service import LEASE_SECONDS, is_orphan, is_supervised
 from trinity_db.store import groups, runs
+
+Result = TypeVar("Result")
 
 
 def read(path: Path, overrides: Sequence[str] | None) -> RunConfig:
@@ -31,26 +35,44 @@ def open_run(config: RunConfig) -> tuple[Database, runs.Run]:
         TrinityError: a data set, taskset or run that the configuration names does not exist. Nothing is
             created then, so that the run's name stays free for the corrected configuration.
     """
-    database = open_database()
-    with database.transaction() as tx:
-        run = runs.open_run(tx, config.name, config.stored(), config.data, config.holdout)
+    # A command by hand may name the wrong server; a supervisor has seen that it is the right one.
+    database = retry(lambda: open_database(LEASE_SECONDS), give_up=lambda: not is_supervised() or is_orphan())
+
+    def join(tx: Transaction) -> runs.Run:
+        stored = config.stored()
+        run = runs.open_run(tx, config.name, stored, config.data, config.holdout, RunConfig.completed)
         if config.taskset is not None:
             runs.find_taskset(tx, config.taskset)
         if config.model.run is not None:
             runs.find(tx, config.model.run)
-    return database, run
+        return run
+
+    return database, decide(database, join)
+
+
+def decide(database: Database, verb: Callable[[Transaction], Result]) -> Result:
+    """One transaction of a role that does not work yet; a database that is away is waited for."""
+
+    def attempt() -> Result:
+        with database.transaction() as tx:
+            return verb(tx)
+
+    return database.retry(attempt, give_up=is_orphan)
 
 
 def check(config: RunConfig) -> tuple[Database, runs.Run]:
     """Open the run, and find what would stop its roles right after their start.
 
     Raises:
-        TrinityError: the taskset, the model or a reward function does not exist, or an extra is missing.
+        TrinityError: the taskset, the model, the workflow or a reward function does not exist, or an extra
+            is missing.
     """
+    from trinity_db.explorer.workflow import load
     from trinity_db.models import check_source
     from trinity_db.processors.score import Scorer
 
     check_source(config.model)
+    load(config.explorer.workflow)
     Scorer(config.processors.score)
     return open_run(config)
 
@@ -64,17 +86,20 @@ def explore(config: RunConfig) -> None:
     from trinity_db.models import check_source
 
     check_source(config.model)  # before the imports: it says which extra is missing
-    from trinity_db.explorer.engine import TransformersEngine
     from trinity_db.explorer.service import Explorer
+    from trinity_db.explorer.transformers_engine import TransformersEngine
+    from trinity_db.explorer.workflow import load
 
-    assert config.taskset is not None
+    workflow = load(config.explorer.workflow)  # before the run is created
     database, run = open_run(config)
-    with database.transaction() as tx:
-        taskset_id = runs.find_taskset(tx, config.taskset)
+    taskset = config.taskset
+    assert taskset is not None
+    taskset_id = decide(database, lambda tx: runs.find_taskset(tx, taskset))
     Explorer(
         database,
         run,
         config.explorer,
+        workflow,
         TransformersEngine(),
         groups.Pace(config.max_staleness, config.trainer.batch_size * (config.trainer.publish_every or 1)),
         groups.Selection(taskset_id, config.explorer.order == "shuffle", config.seed),
@@ -89,7 +114,7 @@ def process(config: RunConfig, drain: bool) -> bool:
 
     Scorer(config.processors.score)  # before the run is created
     database, run = open_run(config)
-    processors = Processors(database, run, config.processors, drain)
+    processors = Processors(database, run, config.processors, drain, config.requires_reward)
     processors.serve()
     return not processors.stopping
 

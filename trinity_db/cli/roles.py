@@ -1,5 +1,12 @@
-"""The commands of the roles: explore, process, train, one process each, and run, all of them supervised."""
+"""The commands of the roles: explore, process, train, one process each, and run, all of them supervised.
 
+To be stopped by SIGTERM or Ctrl-C is no failure: they end with exit code 0, from their first moment on.
+"""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +28,8 @@ def explore(config: Config, overrides: Overrides = None) -> None:
     """
     from trinity_db.cli import launch
 
-    launch.explore(launch.read(config, overrides))
+    with _stoppable():
+        launch.explore(launch.read(config, overrides))
 
 
 def process(
@@ -37,7 +45,8 @@ def process(
     """
     from trinity_db.cli import launch
 
-    launch.process(launch.read(config, overrides), drain)
+    with _stoppable():
+        launch.process(launch.read(config, overrides), drain)
 
 
 def train(config: Config, overrides: Overrides = None) -> None:
@@ -49,7 +58,8 @@ def train(config: Config, overrides: Overrides = None) -> None:
     """
     from trinity_db.cli import launch
 
-    launch.train(launch.read(config, overrides))
+    with _stoppable():
+        launch.train(launch.read(config, overrides))
 
 
 def run(config: Config, overrides: Overrides = None) -> None:
@@ -61,5 +71,15 @@ def run(config: Config, overrides: Overrides = None) -> None:
     """
     from trinity_db.cli import launch, supervise
 
-    configuration = launch.read(config, overrides)
-    supervise.run(configuration, launch.arguments(config, overrides))
+    with _stoppable():
+        supervise.run(launch.read(config, overrides), launch.arguments(config, overrides))
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """A signal before the work begins ends the command at once; roles at work end in their own way."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on where it stopped.", file=sys.stderr)

@@ -43,7 +43,7 @@ def status(
     """Show what runs are doing.
 
     For all runs who is alive and how many experiences wait, are ready, trained or gone; for one run also
-    rewards by policy version, staleness, rates, and why rows were dropped.
+    rewards by policy version, staleness, rates, why rows were dropped, and which writes came too late.
 
     Example:
 
@@ -140,6 +140,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "rates": _rates(run["rates"]),
             "rewards": "\n".join(map(_reward, run["rewards"])) or None,
             "drops": "\n".join(map(_drop, run["drops"])) or None,
+            "came too late": _refused(run["refused"]),
         }
     )
 
@@ -181,3 +182,8 @@ def _drop(drop: Mapping[str, Any]) -> str:
         f"{kind} {drop[kind]}" for kind in ("experiences", "groups", "preferences") if drop[kind]
     )
     return f"{drop['reason']} ({drop['stage']}): {rows}"
+
+
+def _refused(writes: Mapping[str, int]) -> str | None:
+    """Writes of workers whose lease had ended: kept for the record, and nothing else."""
+    return ", ".join(f"{count} {what}" for what, count in writes.items() if count) or None

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.5
 STOP_SECONDS = 60.0  # a step and a checkpoint of a large model; after that a role is killed
 QUICK_DEATH_SECONDS = 30.0  # a role that dies sooner after its start did not do anything
-QUICK_DEATHS = 3  # of one role in a row end the run: starting it again will not help
+# Of one role in a row end the run. A row that kills its processor is given up sooner: max_attempts.
+QUICK_DEATHS = 5
 
 
 @dataclass
@@ -144,18 +145,28 @@ class Supervisor:
         child.start()
 
     def _stop(self) -> None:
-        """Ask every role to end, and kill what does not within STOP_SECONDS or at a second signal."""
-        alive = [
-            child for child in self._children if hasattr(child, "process") and child.process.poll() is None
-        ]
+        """Ask every role to end, and kill what does not within STOP_SECONDS."""
+        alive = self._alive()
         for child in alive:
             child.process.send_signal(signal.SIGTERM)
-        deadline, signals = time.monotonic() + STOP_SECONDS, self._signals
+        deadline = time.monotonic() + STOP_SECONDS
         while any(child.process.poll() is None for child in alive):
-            if time.monotonic() > deadline or self._signals > signals:
-                for child in alive:
-                    child.process.kill()
+            if time.monotonic() > deadline:
+                self._kill()
             time.sleep(TICK_SECONDS / 5)
+
+    def _kill(self) -> None:
+        for child in self._alive():
+            child.process.kill()
+
+    def _alive(self) -> list[Child]:
+        return [
+            child for child in self._children if hasattr(child, "process") and child.process.poll() is None
+        ]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
+        if self._signals > 1:  # at once; what the roles had in hand will be done again
+            self._kill()
+            raise SystemExit(128 + number)
+        logger.info("%s: stopping all roles; once more to stop at once", signal.Signals(number).name)

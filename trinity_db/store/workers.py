@@ -4,7 +4,10 @@ import os
 import socket
 from dataclasses import dataclass
 
+import psycopg
+
 from trinity_db.database import Transaction
+from trinity_db.errors import LeaseLost
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 
@@ -37,13 +40,64 @@ def register(tx: Transaction, run_id: int, role: WorkerRole) -> int:
     return int(row["id"])
 
 
+def replace_others(tx: Transaction, worker_id: int) -> None:
+    """Take every other worker of this role in this run for gone; for the one that has the place alone."""
+    tx.execute(query("stop_other_workers"), {"worker_id": worker_id})
+
+
+def beat(tx: Transaction, worker_id: int) -> None:
+    """Give a sign of life, which keeps alive all that the worker holds.
+
+    Raises:
+        LeaseLost: the worker was taken for gone, or replaced.
+    """
+    if not tx.execute(query("heartbeat"), {"worker_id": worker_id}).rowcount:
+        raise _replaced(worker_id)
+
+
+def hold_place(tx: Transaction, worker_id: int) -> None:
+    """Let nobody replace the worker before this transaction ends.
+
+    Raises:
+        LeaseLost: somebody did.
+    """
+    if tx.execute(query("hold_place"), {"worker_id": worker_id}).fetchone() is None:
+        raise _replaced(worker_id)
+
+
+def become_trainer(session: Transaction, run_id: int, lock_seconds: float, lease_seconds: float) -> bool:
+    """Be the run's one trainer for as long as this session (in autocommit) lasts; False if there is one.
+
+    One that has been silent for longer than its lease is none: its session is ended.
+    """
+    values = {"run_id": run_id, "lock_seconds": lock_seconds, "lease_seconds": lease_seconds}
+    for _ in range(2):
+        try:
+            with session.transaction():
+                session.execute(query("wait_for_lock"), values)
+                session.execute(query("lock_trainer"), values)
+        except psycopg.errors.LockNotAvailable:
+            try:
+                ended = session.execute(query("end_silent_trainer"), values).fetchall()
+            except psycopg.errors.InsufficientPrivilege:  # it came with another account
+                return False
+            if not ended:
+                return False
+        else:
+            return True
+    return False
+
+
 def stop(tx: Transaction, worker_id: int) -> None:
     """Say goodbye; the next rescue gives back what the worker still holds."""
     tx.execute(query("stop_worker"), {"worker_id": worker_id})
 
 
 def release_leases(tx: Transaction, run_id: int, lease_seconds: float) -> Released:
-    """Give back what stopped workers, and those silent for longer than their lease, hold."""
+    """Give back what stopped workers, and those silent for longer than their lease, hold.
+
+    Any process may call it at any time: one of a run's rescuers works, and the others find nothing.
+    """
     row = tx.execute(query("release_leases"), {"run_id": run_id, "lease_seconds": lease_seconds}).fetchone()
     assert row is not None
     return Released(row["experiences"], row["groups"])
@@ -54,6 +108,12 @@ def release_own(tx: Transaction, worker_id: int) -> Released:
     row = tx.execute(query("release_own_leases"), {"worker_id": worker_id}).fetchone()
     assert row is not None
     return Released(row["experiences"], row["groups"])
+
+
+def _replaced(worker_id: int) -> LeaseLost:
+    return LeaseLost(
+        f"Worker {worker_id} was taken for gone, and another has its place; all that it wrote is kept."
+    )
 
 
 def _is_alive(pid: int) -> bool:

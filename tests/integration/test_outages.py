@@ -1,0 +1,436 @@
+"""Server, network or disk fail, or a process freezes: roles go on, or end in one line."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.acceptance.command import wait_until
+from tests.postgres import execute, new_database, new_home
+from tests.proxy import Proxy
+from trinity_db import embedded, service
+from trinity_db.database import Database
+from trinity_db.errors import DatabaseUnavailable, LeaseLost, TrinityError
+from trinity_db.schema.states import WorkerRole
+from trinity_db.service import Service
+from trinity_db.store import runs, workers
+
+LEASE_SECONDS = 1.0
+RAISE = "DO $$ BEGIN RAISE EXCEPTION 'as in an accident' USING ERRCODE = '{}'; END $$"
+
+
+class Actor(Service):
+    """A role that does one thing after another, each within a transaction that may fail, and then stops."""
+
+    role = WorkerRole.PROCESS
+
+    def __init__(self, database: Database, run: runs.Run, *acts: Callable[[], object]) -> None:
+        super().__init__(database, run)
+        self.acts = list(acts)
+
+    def work(self) -> bool:
+        if not self.acts:
+            self.stop()
+            return True
+        self.acts.pop(0)()
+        with self.database.transaction() as tx:
+            runs.announce(tx, self.run.id)
+        return True
+
+
+class OnlyTrainer(Actor):
+    """The same, of which a run has one."""
+
+    role = WorkerRole.TRAIN
+    exclusive = True
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Short leases and pauses, and the signal handlers of the tests at the end."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr("trinity_db.database.RETRY_SECONDS", (0.01, 0.1))
+    monkeypatch.setattr(service, "RETRY_SECONDS", (0.01, 0.1))
+    monkeypatch.setattr(service, "LEASE_SECONDS", LEASE_SECONDS)
+    monkeypatch.setattr(service, "HEARTBEAT_SECONDS", LEASE_SECONDS / 6)
+    monkeypatch.setattr(service, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(service, "RELEASE_SECONDS", 0.1)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def direct(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection that no accident happens to."""
+    with closing(psycopg.connect(database_url, autocommit=True)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def run(database_url: str) -> runs.Run:
+    return new_run(database_url)
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[Proxy]:
+    folder = new_home()
+    with closing(Proxy(database_url, folder)) as proxy:
+        yield proxy
+    shutil.rmtree(folder)
+
+
+def new_run(url: str) -> runs.Run:
+    with closing(Database(url)) as database, database.transaction() as tx:
+        return runs.open_run(tx, "accident", {}, (), 0.0)
+
+
+def act(url: str, run: runs.Run, *acts: Callable[[Actor], object], kind: type[Actor] = Actor) -> Actor:
+    """Let a role do this to the end."""
+    with closing(Database(url, LEASE_SECONDS)) as database:
+        actor = kind(database, run)
+        actor.acts = [lambda one=one: one(actor) for one in acts]  # type: ignore[misc]
+        actor.serve()
+        return actor
+
+
+def goodbyes(direct: psycopg.Connection[Any]) -> list[bool]:
+    return [
+        gone for (gone,) in direct.execute("SELECT stopped_at IS NOT NULL FROM trinity.worker ORDER BY id")
+    ]
+
+
+def is_silent(direct: psycopg.Connection[Any]) -> bool:
+    """Whether all workers' leases have ended."""
+    silent = "SELECT max(heartbeat_at) < clock_timestamp() - make_interval(secs => %s) FROM trinity.worker"
+    return direct.execute(silent, [LEASE_SECONDS]).fetchone() == (True,)
+
+
+def stop_for_good(proxy: Proxy) -> None:
+    """Ask this process to end while the server stays away."""
+    proxy.refuse(10**9)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def about_absence(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line.message for line in caplog.records if line.name.startswith("trinity_db")]
+
+
+def test_a_role_waits_for_its_first_connection_and_says_so_once(
+    proxy: Proxy, run: runs.Run, direct: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.refuse(5)
+    assert act(proxy.url, run, lambda actor: None).acts == []
+    away, back = about_absence(caplog)
+    assert away.endswith("trying again until it works")
+    assert back.startswith("The database is back")
+    assert goodbyes(direct) == [True]
+
+
+def test_a_role_goes_on_when_the_server_refuses_it_for_a_while(
+    proxy: Proxy, run: runs.Run, direct: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(actor: Actor) -> None:
+        proxy.refuse(12)
+        proxy.cut()
+
+    assert act(proxy.url, run, lose, lambda actor: None).acts == []
+    away, back = about_absence(caplog)
+    assert "trying again" in away
+    assert "is back" in back
+    assert goodbyes(direct) == [True]
+
+
+def test_a_role_goes_on_after_the_network_was_silent_for_longer_than_its_lease(
+    proxy: Proxy, run: runs.Run, direct: psycopg.Connection[Any]
+) -> None:
+    def mend() -> None:
+        assert proxy.held_back.wait(30)
+        wait_until(lambda: is_silent(direct), "it is silent")
+        proxy.go_on()
+
+    def fall_silent(actor: Actor) -> None:
+        mender.start()
+        proxy.fall_silent()
+
+    mender = threading.Thread(target=mend)
+    actor = act(proxy.url, run, fall_silent, lambda actor: None)
+    mender.join()
+    assert actor.acts == []
+    assert goodbyes(direct) == [True]
+
+
+def test_a_role_goes_on_when_there_are_too_many_connections(
+    server: str,
+    database_url: str,
+    run: runs.Run,
+    direct: psycopg.Connection[Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # A database's own limit does not bind superusers.
+    execute(server, "CREATE ROLE {} LOGIN IN ROLE pg_read_all_data, pg_write_all_data", "guest")
+    limit = f"ALTER DATABASE {direct.info.dbname} CONNECTION LIMIT "
+
+    def crowd(actor: Actor) -> None:
+        direct.execute(f"{limit} 0".encode())
+        direct.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'guest'")
+        threading.Thread(target=thin_out).start()
+
+    def thin_out() -> None:
+        wait_until(lambda: bool(caplog.records), "the role waits")
+        direct.execute(f"{limit} -1".encode())
+
+    try:
+        act(database_url.replace("postgres@", "guest@"), run, crowd, lambda actor: None)
+    finally:
+        execute(server, "DROP ROLE {}", "guest")
+    assert len(about_absence(caplog)) == 2
+    assert goodbyes(direct) == [True]
+
+
+@pytest.mark.parametrize("state", ["40P01", "40001", "57014"])
+def test_what_the_server_undid_is_done_again_on_the_same_connection(
+    database_url: str, run: runs.Run, state: str
+) -> None:
+    backends = set()
+
+    def fail_at_first(actor: Actor) -> None:
+        with actor.database.transaction() as tx:
+            backends.add(tx.info.backend_pid)
+            if len(attempts) < 2:
+                attempts.append(state)
+                tx.execute(RAISE.format(state).encode())
+
+    attempts: list[str] = []
+    actor = act(database_url, run, fail_at_first, fail_at_first, fail_at_first)
+    assert (actor.acts, attempts, len(backends)) == ([], [state] * 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [("53100", "make room"), ("25006", "name the primary"), ("53200", "more"), ("58030", "mend its disk")],
+)
+def test_what_a_person_must_mend_ends_a_role_in_one_line(
+    database_url: str, run: runs.Run, direct: psycopg.Connection[Any], state: str, remedy: str
+) -> None:
+    def fail(actor: Actor) -> None:
+        with actor.database.transaction() as tx:
+            tx.execute(RAISE.format(state).encode())
+
+    with pytest.raises(TrinityError, match=f"^The database refuses: as in an accident: .*{remedy}") as caught:
+        act(database_url, run, fail)
+    assert not isinstance(caught.value, DatabaseUnavailable)
+    assert goodbyes(direct) == [True]
+
+
+def test_a_signal_ends_a_role_that_waits_for_its_first_connection(proxy: Proxy, run: runs.Run) -> None:
+    proxy.refuse(3, then=lambda: stop_for_good(proxy))
+    actor = act(proxy.url, run, lambda actor: None)
+    assert (actor.worker_id, len(actor.acts)) == (0, 1)
+
+
+def test_a_signal_ends_a_role_whose_database_is_away(
+    proxy: Proxy, run: runs.Run, direct: psycopg.Connection[Any]
+) -> None:
+    def lose(actor: Actor) -> None:
+        proxy.refuse(5, then=lambda: stop_for_good(proxy))
+        proxy.cut()
+
+    act(proxy.url, run, lose)
+    assert goodbyes(direct) == [False], "it could not say it"
+
+
+def test_a_transaction_that_stands_still_for_longer_than_a_lease_is_ended(
+    database_url: str, run: runs.Run, direct: psycopg.Connection[Any]
+) -> None:
+    lock = "SELECT FROM trinity.run FOR UPDATE"
+    direct.execute("SET lock_timeout = '30s'")
+
+    def stand_still(database: Database) -> None:
+        with database.transaction() as tx:
+            tx.execute(lock.encode())
+            direct.execute(lock.encode())  # as soon as the server has ended the other
+            tx.execute("SELECT 1")
+
+    with closing(Database(database_url, LEASE_SECONDS)) as database, pytest.raises(DatabaseUnavailable):
+        stand_still(database)
+
+
+def test_a_role_s_session_notices_a_silent_network_within_its_lease(database_url: str) -> None:
+    with closing(Database(database_url, 30.0)) as database, database.transaction() as tx:
+        sent = {option.keyword.decode(): option.val for option in tx.pgconn.info}
+        assert sent["tcp_user_timeout"] == b"30000"
+        assert sum(int(sent[f"keepalives_{name}"] or 0) for name in ("idle", "interval")) <= 30
+        row = tx.execute("SHOW idle_in_transaction_session_timeout").fetchone()
+        assert row == {"idle_in_transaction_session_timeout": "30s"}
+    with closing(Database(database_url)) as database, database.transaction() as tx:
+        row = tx.execute("SHOW idle_in_transaction_session_timeout").fetchone()
+        assert row == {"idle_in_transaction_session_timeout": "10min"}, "a person may take longer"
+
+
+FROZEN_TRAINER = """
+import sys
+from tests.integration.test_outages import LEASE_SECONDS, OnlyTrainer
+from trinity_db import cli, service
+from trinity_db.database import Database
+from trinity_db.errors import TrinityError
+from trinity_db.store import runs
+service.LEASE_SECONDS, service.HEARTBEAT_SECONDS, service.LOCK_SECONDS = LEASE_SECONDS, LEASE_SECONDS / 6, 0.2
+database = Database(sys.argv[1], LEASE_SECONDS)
+with database.transaction() as tx:
+    run = runs.find(tx, "accident")
+try:
+    OnlyTrainer(database, run, *[lambda: print("works", flush=True)] + [lambda: None] * 10**6).serve()
+except TrinityError as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+def test_a_frozen_trainer_is_replaced_and_ends_in_one_line_when_it_wakes_up(
+    database_url: str, run: runs.Run, direct: psycopg.Connection[Any]
+) -> None:
+    command = [sys.executable, "-c", FROZEN_TRAINER, database_url]
+    frozen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert frozen.stdout is not None
+        assert frozen.stdout.readline() == "works\n"
+        with pytest.raises(TrinityError, match="has a train worker already"):
+            act(database_url, run, kind=OnlyTrainer)
+        frozen.send_signal(signal.SIGSTOP)
+        silent = (
+            "SELECT max(heartbeat_at) < clock_timestamp() - make_interval(secs => %s) FROM trinity.worker"
+        )
+        wait_until(lambda: direct.execute(silent, [LEASE_SECONDS]).fetchone() == (True,), "it is silent")
+
+        def wake(actor: Actor) -> None:
+            with pytest.raises(LeaseLost), actor.database.transaction() as tx:
+                workers.hold_place(tx, actor.worker_id - 1)
+            frozen.send_signal(signal.SIGCONT)
+            errors = frozen.communicate(timeout=60)[1]
+            assert frozen.returncode == 1
+            assert [line for line in errors.splitlines() if "error: " in line] == errors.splitlines()[-1:]
+            assert "another has its place" in errors
+            assert "Traceback" not in errors
+
+        assert act(database_url, run, wake, kind=OnlyTrainer).acts == []
+    finally:
+        frozen.kill()
+        frozen.communicate()
+    assert goodbyes(direct) == [True, True]
+
+
+def test_a_trainer_that_is_alive_is_not_replaced_by_one_whose_lock_it_lost(
+    database_url: str, run: runs.Run, direct: psycopg.Connection[Any]
+) -> None:
+    def cut(actor: Actor) -> None:
+        direct.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+    def refused(actor: Actor) -> None:
+        holds = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        wait_until(lambda: direct.execute(holds).fetchone() == (1,), "it has the lock again")
+        with pytest.raises(TrinityError, match="has a train worker already"):
+            act(database_url, run, kind=OnlyTrainer)
+
+    assert act(database_url, run, cut, refused, kind=OnlyTrainer).acts == []
+    assert goodbyes(direct) == [True]
+
+
+@pytest.fixture
+def small_disk(server: str, template: str) -> Iterator[tuple[str, Path]]:
+    """A database whose metrics lie on a disk of a few megabytes: its URL, and a file that fills the disk."""
+    folder = new_home()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        shutil.rmtree(folder)
+        pytest.skip("only root may mount a small disk, and not everywhere")
+    account = embedded.server_account(folder / "data")
+    assert account is not None
+    (folder / "data").mkdir()
+    os.chown(folder / "data", account.uid, account.gid)
+    try:
+        execute(server, f"CREATE TABLESPACE {{}} LOCATION '{folder / 'data'}'", "small")
+        with new_database(server, template) as url:
+            execute(url, "ALTER TABLE trinity.metric SET TABLESPACE {}", "small")
+            (folder / "filler").write_bytes(bytes(3_000_000))
+            yield url, folder / "filler"
+        execute(server, "DROP TABLESPACE {}", "small")
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()
+
+
+def test_a_full_disk_ends_a_role_in_one_line_and_loses_nothing(small_disk: tuple[str, Path]) -> None:
+    url, filler = small_disk
+    run = new_run(url)
+    acknowledged: list[int] = []
+
+    def fill(actor: Actor) -> None:
+        with actor.database.transaction() as tx:
+            values = {f"metric {number}": 1.0 for number in range(1000)}
+            runs.record_metrics(tx, run.id, actor.role, len(acknowledged), values)
+        acknowledged.append(1000)
+
+    with pytest.raises(TrinityError, match=r"^The database refuses: .*disk is full; make room there"):
+        act(url, run, *[fill] * 100)
+    filler.unlink()
+    until_full = len(acknowledged)
+    act(url, run, *[fill] * 2)
+    with closing(psycopg.connect(url)) as connection:
+        stored = connection.execute(
+            "SELECT count(*) FROM trinity.metric GROUP BY step ORDER BY step"
+        ).fetchall()
+    assert len(acknowledged) == until_full + 2
+    assert [count for (count,) in stored] == acknowledged
+
+
+COMMAND = [sys.executable, "-m", "trinity_db", "process"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "name: nowhere\ntaskset: a\nmodel: {path: .}\ntrainer: {steps: 1}\nalgorithm: grpo\n"
+        "processors: {score: {functions: [exact_match]}}\n"
+    )
+    return path
+
+
+def test_a_role_by_hand_fails_at_once_where_no_server_is(config: Path) -> None:
+    environment = os.environ | {"TRINITY_DB_URL": "postgresql://127.0.0.1:1/nowhere"}
+    ended = subprocess.run([*COMMAND, config], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: No database answers at postgresql://127.0.0.1:1/nowhere")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_supervised_role_waits_where_no_server_is_until_it_is_stopped(
+    config: Path, number: signal.Signals
+) -> None:
+    environment = os.environ | {
+        "TRINITY_DB_URL": "postgresql://127.0.0.1:1/nowhere",
+        service.SUPERVISOR: str(os.getpid()),
+    }
+    with subprocess.Popen([*COMMAND, config], env=environment, stderr=subprocess.PIPE, text=True) as role:
+        try:
+            assert role.stderr is not None
+            assert "trying again" in role.stderr.readline()
+            role.send_signal(number)
+            errors = role.communicate(timeout=30)[1]
+        finally:
+            role.kill()
+    assert errors == "Stopped; the same command goes on where it stopped.\n"
+    assert role.returncode == 0
