@@ -10,6 +10,9 @@ from trinity_db.settings import Settings
 class ExplorerConfig(Settings):
     """How rollouts are produced."""
 
+    workflow: str = "single_turn"
+    """How tasks are attempted: single_turn (one prompt, one response), or a workflow of one's own as
+    path/to/file.py:name."""
     group_size: int = Field(8, ge=1)
     """Rollouts of one task that are compared with one another."""
     batch_size: int = Field(32, ge=1)

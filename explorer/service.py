@@ -1,12 +1,11 @@
 """The explorer: claims tasks as far as the pace allows, samples rollouts, writes them.
 
 It owns the engine and the groups it claimed. It reads tasks and policy versions and writes
-rollouts; it never speaks to a processor or the trainer.
+rollouts, each in the moment it ends; it never speaks to a processor or the trainer.
 """
 
 import logging
 import time
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -14,14 +13,13 @@ from trinity_db.database import Database
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engine import Engine
-from trinity_db.explorer.workflow import single_turn
+from trinity_db.explorer.workflow import Workflow
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import groups, policies, runs
 
 logger = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 0.5  # finished rollouts are durable within this, at a few transactions a second
 FAILURES_IN_A_ROW = 256  # rollouts; by then it is not the task but the setup
 
 
@@ -35,6 +33,7 @@ class Explorer(Service):
         database: Database,
         run: runs.Run,
         config: ExplorerConfig,
+        workflow: Workflow,
         engine: Engine,
         pace: groups.Pace,
         selection: groups.Selection,
@@ -42,6 +41,7 @@ class Explorer(Service):
     ) -> None:
         super().__init__(database, run)
         self._config = config
+        self._workflow = workflow
         self._engine = engine
         self._pace = pace
         self._selection = selection
@@ -95,22 +95,38 @@ class Explorer(Service):
 
     def _explore(self, claimed: list[groups.ClaimedGroup]) -> None:
         seed = np.random.SeedSequence([self._selection.seed, claimed[0].id, claimed[0].attempt])
-        rollouts = single_turn(
+        rollouts = self._workflow(
             self._engine,
             claimed,
-            self._template,
-            self._config,
-            int(seed.generate_state(1)[0]),
+            template=self._template,
+            config=self._config,
+            seed=int(seed.generate_state(1)[0]),
             should_stop=lambda: self.stopping,
         )
+        missing = {(group.id, member) for group in claimed for member in group.members}
         started, num_tokens = time.monotonic(), 0
-        for finished in _flushes(rollouts):
-            num_tokens += sum(r.payload.num_trained for r in finished if r.payload)
+        for finished in rollouts:
+            self._tick_off(finished, missing)
             self._write(finished)
+            num_tokens += sum(r.payload.num_trained for r in finished if r.payload)
+        if missing and not self.stopping:
+            raise TrinityError(
+                f"Workflow '{self._config.workflow}' ended without {len(missing)} of the rollouts it was to "
+                "yield; one that failed for good is yielded with its error."
+            )
         elapsed = time.monotonic() - started
         with self.database.transaction() as tx:
             values = {"explore/tokens_per_second": num_tokens / elapsed, "explore/seconds": elapsed}
             runs.record_metrics(tx, self.run.id, self.role, self._loaded or 0, values)
+
+    def _tick_off(self, finished: list[groups.Rollout], missing: set[tuple[int, int]]) -> None:
+        for rollout in finished:
+            if (rollout.group.id, rollout.member) not in missing:
+                raise TrinityError(
+                    f"Workflow '{self._config.workflow}' yielded member {rollout.member} of group "
+                    f"{rollout.group.id}, which it was not asked for, or yielded before."
+                )
+            missing.remove((rollout.group.id, rollout.member))
 
     def _write(self, finished: list[groups.Rollout]) -> None:
         def write() -> int:
@@ -134,16 +150,3 @@ class Explorer(Service):
             raise TrinityError(
                 f"{self._failures_in_a_row} rollouts failed in a row, the last with: {finished[-1].error}"
             )
-
-
-def _flushes(rollouts: Iterable[groups.Rollout]) -> Iterable[list[groups.Rollout]]:
-    """What finished since the last flush, every FLUSH_SECONDS and at the end."""
-    finished: list[groups.Rollout] = []
-    flushed_at = time.monotonic()
-    for rollout in rollouts:
-        finished.append(rollout)
-        if time.monotonic() - flushed_at >= FLUSH_SECONDS:
-            yield finished
-            finished, flushed_at = [], time.monotonic()
-    if finished:
-        yield finished

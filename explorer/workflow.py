@@ -1,13 +1,58 @@
-"""The single-turn workflow: one prompt, one response, one experience a rollout."""
+"""Workflows: how rollout groups become rollouts.
+
+A workflow asks the engine and yields rollouts as they end; it knows neither the database nor the
+explorer, which writes what it yields. A run's own is a function in a file that the configuration names,
+called as `Workflow` says. Importing this needs none of the extras.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
+from trinity_db import functions
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engine import Engine, Request
 from trinity_db.prompts import UntokenizableText, prompt_ids, prompt_text
 from trinity_db.store.groups import ClaimedGroup, Rollout
+
+
+class Workflow(Protocol):
+    """Attempts every missing member of rollout groups, once."""
+
+    def __call__(
+        self,
+        engine: Engine,
+        groups: Sequence[ClaimedGroup],
+        *,
+        template: str,
+        config: ExplorerConfig,
+        seed: int,
+        should_stop: Callable[[], bool],
+    ) -> Iterator[list[Rollout]]:
+        """Yield lists of rollouts that ended together, each as soon as it ended.
+
+        When the iterator is advanced again, everything that it yielded before is durable in the store:
+        accepted, or, when the group was given to another explorer meanwhile, kept as refused.
+
+        Each member in `group.members` is yielded once, one that failed for good with its error. When
+        `should_stop` becomes true, asked at least before every token, the iterator ends; what it did not
+        yield by then is attempted again by another explorer. `template` is the text around a plain prompt,
+        `seed` differs with every call and is the same for the same groups and attempts.
+        """
+
+
+def load(name: str) -> Workflow:
+    """The workflow of that name, or the one that `path/to/file.py:name` names.
+
+    Raises:
+        ConfigError: there is no such function, or it cannot be called as a workflow.
+    """
+    workflow = functions.find(name, "workflow", WORKFLOWS)
+    how = "(engine, groups, *, template, config, seed, should_stop)"
+    options = dict.fromkeys(("template", "config", "seed", "should_stop"))
+    functions.check_call(workflow, f"Workflow '{name}'", how, (None, []), options)
+    return workflow
 
 
 @dataclass(frozen=True)
@@ -21,15 +66,15 @@ class _Attempt:
 def single_turn(
     engine: Engine,
     groups: Sequence[ClaimedGroup],
+    *,
     template: str,
     config: ExplorerConfig,
     seed: int,
     should_stop: Callable[[], bool],
-) -> Iterator[Rollout]:
-    """Attempt every missing member of the groups; each rollout is yielded as soon as it ends.
+) -> Iterator[list[Rollout]]:
+    """One prompt, one response, one experience a rollout; all members are sampled together.
 
-    A prompt that the model cannot take fails all members of its group. Rollouts unfinished when
-    `should_stop` becomes true are not yielded.
+    A prompt that the model cannot take fails all members of its group.
     """
     started_at = datetime.now(UTC)
     attempts: list[_Attempt] = []
@@ -43,8 +88,8 @@ def single_turn(
         except UntokenizableText as problem:
             error = str(problem)
         if error is not None:
-            for member in group.members:
-                yield Rollout(group, member, started_at, datetime.now(UTC), prompt, error=error)
+            now = datetime.now(UTC)
+            yield [Rollout(group, member, started_at, now, prompt, error=error) for member in group.members]
         else:
             request = Request(ids, config.max_new_tokens)
             attempts += [_Attempt(group, member, prompt, request) for member in group.members]
@@ -58,24 +103,31 @@ def _generate(
     seed: int,
     should_stop: Callable[[], bool],
     started_at: datetime,
-) -> Iterator[Rollout]:
+) -> Iterator[list[Rollout]]:
     if not attempts:
         return
-    for completion in engine.generate(
+    for completions in engine.generate(
         [attempt.request for attempt in attempts],
         temperature=config.temperature,
         seed=seed,
         should_stop=should_stop,
     ):
-        attempt = attempts[completion.index]
-        yield Rollout(
-            attempt.group,
-            attempt.member,
-            started_at,
-            datetime.now(UTC),
-            attempt.prompt,
-            # The database's text has no NUL; the tokens keep what was said.
-            engine.tokenizer.decode(completion.token_ids, skip_special_tokens=True).replace("\x00", ""),
-            completion.payload(attempt.request.prompt_ids),
-            completion.finish_reason,
-        )
+        now = datetime.now(UTC)
+        yield [
+            Rollout(
+                attempt.group,
+                attempt.member,
+                started_at,
+                now,
+                attempt.prompt,
+                # The database's text has no NUL; the tokens keep what was said.
+                engine.tokenizer.decode(completion.token_ids, skip_special_tokens=True).replace("\x00", ""),
+                completion.payload(attempt.request.prompt_ids),
+                completion.finish_reason,
+            )
+            for completion in completions
+            for attempt in [attempts[completion.index]]
+        ]
+
+
+WORKFLOWS: dict[str, Workflow] = {"single_turn": single_turn}

@@ -4,16 +4,12 @@ A function takes the response's text and the task's payload, and returns a finit
 custom 1 for right and 0 for wrong. Options from the configuration arrive as keyword arguments.
 """
 
-import importlib.util
-import inspect
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from trinity_db.errors import ConfigError
+from trinity_db import functions
 
 RewardFunction = Callable[[str, Mapping[str, Any]], float]
 
@@ -72,31 +68,7 @@ def load(name: str, options: Mapping[str, Any]) -> RewardFunction:
     Raises:
         ConfigError: there is no such function, or it does not take these options.
     """
-    function = _from_file(name) if ".py:" in name else FUNCTIONS.get(name)
-    if function is None:
-        nearest = get_close_matches(name, FUNCTIONS, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(FUNCTIONS)}"
-        raise ConfigError(f"There is no reward function '{name}'; {hint} Your own: path/to/file.py:name.")
-    try:
-        inspect.signature(function).bind("", {}, **options)
-    except TypeError as error:
-        raise ConfigError(
-            f"Reward function '{name}': {error}; it is called with (response, task, **options)."
-        ) from None
+    function = functions.find(name, "reward function", FUNCTIONS)
+    how = "(response, task, **options)"
+    functions.check_call(function, f"Reward function '{name}'", how, ("", {}), options)
     return partial(function, **options)
-
-
-def _from_file(name: str) -> Callable[..., float]:
-    path, _, attribute = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise ConfigError(f"Reward function '{name}': there is no file {path}.")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"Reward function '{name}': {path} cannot be loaded: {error!r}") from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise ConfigError(f"Reward function '{name}': {path} has no function '{attribute}'.")
-    return function  # type: ignore[no-any-return]

@@ -15,7 +15,8 @@ FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state IN ('open', 'complete', 'ready', 'leased')
 
 -- name: claim_abandoned_groups
--- Take over groups whose explorer is gone, oldest first; skip what another explorer takes right now.
+-- Take over groups whose explorer is gone, oldest first; skip what another explorer takes right now. A member of
+-- which there is only a refused rollout is missing.
 WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
@@ -32,7 +33,8 @@ claimed AS (
 )
 SELECT c.id, c.attempt, t.payload,
        ARRAY(SELECT n FROM generate_series(0, c.expected - 1) n
-             WHERE NOT EXISTS (SELECT FROM trinity.rollout r WHERE r.group_id = c.id AND r.ordinal = n)
+             WHERE NOT EXISTS (SELECT FROM trinity.rollout r
+                               WHERE r.group_id = c.id AND r.ordinal = n AND r.state <> 'refused')
              ORDER BY n) AS members
 FROM claimed c
 JOIN trinity.task t ON t.id = c.task_id
@@ -40,7 +42,8 @@ ORDER BY c.id
 
 -- name: start_groups
 -- Start groups on the tasks that this run issued least; ties by id or, shuffled, by a hash that differs with
--- each pass. Counting the issue and opening the group are one statement, so a resume goes on exactly here.
+-- each pass. Counting the issue and opening the group are one statement, so a resume goes on exactly here. Counts
+-- of tasks are locked in the order of their ids everywhere.
 WITH picked AS MATERIALIZED (
     SELECT t.id
     FROM trinity.task t
@@ -53,7 +56,7 @@ WITH picked AS MATERIALIZED (
 ),
 issued AS (
     INSERT INTO trinity.task_stat AS s (run_id, task_id, issued, issued_at)
-    SELECT %(run_id)s, id, 1, now() FROM picked
+    SELECT %(run_id)s, id, 1, now() FROM picked ORDER BY id
     ON CONFLICT (run_id, task_id) DO UPDATE SET issued = s.issued + 1, issued_at = now()
 ),
 started AS (
@@ -66,19 +69,21 @@ FROM started s
 JOIN trinity.task t ON t.id = s.task_id
 ORDER BY s.id
 
--- name: known_members
--- Members whose rollout is stored already, as after a write whose commit was unclear.
-SELECT r.group_id, r.ordinal
+-- name: known_rollouts
+-- Rollouts that are stored already, accepted or refused, as after a write whose commit was unclear.
+SELECT r.group_id, r.attempt, r.ordinal, r.state
 FROM trinity.rollout r
-JOIN unnest(%(group_ids)s::bigint[], %(ordinals)s::integer[]) AS m (group_id, ordinal)
-  ON r.group_id = m.group_id AND r.ordinal = m.ordinal
+JOIN unnest(%(group_ids)s::bigint[], %(attempts)s::integer[], %(ordinals)s::integer[])
+     AS m (group_id, attempt, ordinal)
+  ON r.group_id = m.group_id AND r.attempt = m.attempt AND r.ordinal = m.ordinal
 
 -- name: hold_groups
--- Which of these groups the worker still holds under the attempt it was given; locks them for the write.
-SELECT g.id
+-- Which of these groups the worker still holds under the attempt it was given. Locks them all for the write, in the
+-- order of their ids: also a late write that is repeated waits here for its first try.
+SELECT g.id, h.attempt,
+       coalesce(g.state = 'open' AND g.worker_id = %(worker_id)s AND g.attempt = h.attempt, false) AS held
 FROM trinity.rollout_group g
-JOIN unnest(%(group_ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt) ON g.id = h.id AND g.attempt = h.attempt
-WHERE g.state = 'open' AND g.worker_id = %(worker_id)s
+JOIN unnest(%(group_ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt) ON g.id = h.id
 ORDER BY g.id
 FOR NO KEY UPDATE OF g
 

@@ -5,7 +5,7 @@ SELECT r.state,
        b.reward,
        b.staleness,
        (SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = r.id) AS version,
-       (SELECT count(*) FROM trinity.rollout o WHERE o.run_id = r.id) AS rollouts,
+       (SELECT count(*) FROM trinity.rollout o WHERE o.run_id = r.id AND o.state <> 'refused') AS rollouts,
        (SELECT count(d.experience_id) FROM trinity."drop" d WHERE d.run_id = r.id) AS dropped
 FROM trinity.run r
 LEFT JOIN LATERAL (
@@ -19,7 +19,7 @@ WHERE r.id = %(run_id)s
 
 -- name: run_summary
 -- What a run did, all of it.
-SELECT (SELECT count(*) FROM trinity.rollout o WHERE o.run_id = %(run_id)s) AS rollouts,
+SELECT (SELECT count(*) FROM trinity.rollout o WHERE o.run_id = %(run_id)s AND o.state <> 'refused') AS rollouts,
        (SELECT count(*) FROM trinity.batch b WHERE b.run_id = %(run_id)s AND b.state = 'committed') AS trained_batches,
        (SELECT count(*) FROM trinity.policy_version p WHERE p.run_id = %(run_id)s) AS policy_versions,
        (SELECT max(i.staleness) FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id

@@ -1,9 +1,8 @@
-"""Rollout groups: how many explorers may start, who holds them, what is written of them, once."""
+"""Rollout groups: which come next, who holds them, what is written of them, once."""
 
 from functools import partial
 
 import numpy as np
-import pytest
 
 from tests.rows import (
     UNLIMITED,
@@ -22,74 +21,6 @@ from trinity_db.database import Transaction
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups
 from trinity_db.store.groups import Pace
-
-
-@pytest.mark.parametrize("max_staleness", [0, 1, 3])
-def test_explorers_start_what_can_arrive_in_time_and_no_more(scene: Scene, max_staleness: int) -> None:
-    pace = Pace(max_staleness, per_version=2)
-    assert len(scene.claim(100, pace=pace)) == 2 * (max_staleness + 1)
-    assert scene.claim(100, pace=pace) == []
-
-
-@pytest.mark.parametrize("max_staleness", [0, 1, 3])
-def test_every_published_version_makes_room_for_what_the_next_consumes(
-    scene: Scene, max_staleness: int
-) -> None:
-    pace = Pace(max_staleness, per_version=2)
-    scene.make_ready(2 * (max_staleness + 1))
-    for version in (1, 2):
-        scene.train(step=version, size=2)
-        assert scene.claim(100, version=version - 1, pace=pace) == []
-        scene.publish(version, step=version)
-        claimed = scene.claim(100, version=version, pace=pace)
-        assert len(claimed) == 2
-        scene.write([member for group in claimed for member in members(group)])
-        scene.process()
-
-
-def test_without_a_limit_only_the_explorer_limits_itself(scene: Scene) -> None:
-    assert [len(scene.claim(5)), len(scene.claim(5))] == [5, 5]
-
-
-def test_a_dropped_group_frees_its_place(scene: Scene) -> None:
-    pace = Pace(0, per_version=2)
-    kept, lost = scene.claim(2, pace=pace)
-    scene.write([rollout(lost, member, error="no answer") for member in lost.members])
-    assert scene.claim(2, pace=pace) == []
-    assert scene.settle() == 1
-    [next_group] = scene.claim(2, pace=pace)
-    assert next_group.id not in (kept.id, lost.id)
-
-
-def test_a_group_that_expired_frees_its_place(scene: Scene) -> None:
-    pace = Pace(0, per_version=1)
-    scene.make_ready(2)
-    scene.train(step=1, size=1)
-    scene.publish(1, step=1)
-    assert scene.claim(5, version=1, pace=pace) == []
-    assert scene.draw(step=2, size=1, max_staleness=0) is None
-    assert len(scene.claim(5, version=1, pace=pace)) == 1
-
-
-def test_a_reopened_batch_makes_no_room(scene: Scene) -> None:
-    pace = Pace(0, per_version=2)
-    scene.make_ready(2)
-    scene.train(step=1, size=2)
-    assert scene.reopen(version=0) == 1
-    assert scene.claim(5, pace=pace) == []
-
-
-def test_explorers_that_claim_at_the_same_time_respect_the_limit_together(scene: Scene) -> None:
-    explorers = [scene.new_worker(WorkerRole.EXPLORE) for _ in range(4)]
-    pace = Pace(max_staleness=1, per_version=5)
-
-    def claim(worker: int, tx: Transaction) -> list[groups.ClaimedGroup]:
-        return groups.claim(tx, scene.run.id, worker, 0, pace, scene.selection, 2, limit=4)
-
-    claimed = at_once(scene.database, [partial(claim, worker) for worker in explorers])
-    ids = [group.id for groups_of_one in claimed for group in groups_of_one]
-    assert len(ids) == len(set(ids)) == 10
-    assert scene.value("SELECT count(*) FROM trinity.rollout_group") == 10
 
 
 def test_every_task_is_issued_before_any_is_issued_again(scene: Scene) -> None:
@@ -130,33 +61,91 @@ def test_an_abandoned_group_is_claimed_again_for_its_missing_members(scene: Scen
     assert [group.task for group in again] == [begun.task, untouched.task]
 
 
-def test_abandoned_groups_come_first_and_take_no_new_place(scene: Scene) -> None:
-    pace = Pace(0, per_version=3)
-    abandoned = scene.claim(2, pace=pace)
-    scene.lose(scene.explorer)
-    other = scene.new_worker(WorkerRole.EXPLORE)
-    claimed = scene.claim(5, pace=pace, worker=other)
-    assert [group.id for group in claimed][:2] == [group.id for group in abandoned]
-    assert len(claimed) == 3
-
-
-def test_a_late_write_is_refused_and_counted(scene: Scene) -> None:
+def test_a_late_write_is_refused_and_counted_however_often_it_is_said(scene: Scene) -> None:
     [group] = scene.claim(1)
     scene.lose(scene.explorer)
     other = scene.new_worker(WorkerRole.EXPLORE)
     [again] = scene.claim(1, worker=other)
     assert scene.write(members(group)) == 2
     assert scene.write(members(group), worker=other) == 2, "the attempt is old, whoever says it"
-    assert scene.value("SELECT count(*) FROM trinity.rollout") == 0
     assert scene.write(members(again), worker=other) == 0
-    assert scene.values("SELECT attempt FROM trinity.rollout") == [2, 2]
+    assert scene.rows("SELECT state, attempt FROM trinity.rollout ORDER BY id") == [
+        *[("refused", 1)] * 2,
+        *[("finished", 2)] * 2,
+    ]
+    assert scene.rows("SELECT state, arrived, failed FROM trinity.rollout_group") == [("complete", 2, 0)]
+
+
+def test_a_refused_rollout_is_kept_with_all_that_it_had(scene: Scene) -> None:
+    [group] = scene.claim(1, group_size=1)
+    scene.lose(scene.explorer)
+    written = payload([3, 4, 4])
+    scene.write([rollout(group, 0, "the response", versions=[3, 4, 4])])
+    [row] = scene.rows(
+        "SELECT m.state, m.attempt, m.worker_id, m.finish_reason, e.state, e.version_min,"
+        " x.prompt, x.response, d.stage, d.reason, p.codec, p.num_tokens, p.data"
+        " FROM trinity.rollout m"
+        " JOIN trinity.experience e ON e.rollout_id = m.id"
+        " JOIN trinity.experience_text x ON x.experience_id = e.id"
+        " JOIN trinity.payload p ON p.experience_id = e.id"
+        ' JOIN trinity."drop" d ON d.experience_id = e.id'
+    )
+    assert row[:6] == ("refused", 1, scene.explorer, "stop", "dropped", 3)
+    assert row[6:10] == ("prompt", "the response", "explore", "late")
+    np.testing.assert_array_equal(arrays.decode(row[10], row[12], row[11]).token_ids, written.token_ids)
+
+
+def test_a_refused_rollout_that_had_failed_ended_with_its_error(scene: Scene) -> None:
+    [group] = scene.claim(1)
+    scene.lose(scene.explorer)
+    assert scene.write([rollout(group, 0, error="out of memory")]) == 1
+    assert scene.rows("SELECT state, finish_reason, error FROM trinity.rollout") == [
+        ("refused", "out of memory", None)
+    ]
+    assert scene.value("SELECT failed FROM trinity.rollout_group") == 0
 
 
 def test_a_write_without_a_lease_is_refused_before_anybody_claims_the_group(scene: Scene) -> None:
     [group] = scene.claim(1)
     scene.lose(scene.explorer)
     assert scene.write(members(group)) == 2
-    assert scene.value("SELECT count(*) FROM trinity.experience") == 0
+    assert scene.values("SELECT state FROM trinity.experience") == ["dropped", "dropped"]
+    other = scene.new_worker(WorkerRole.EXPLORE)
+    [again] = scene.claim(1, worker=other)
+    assert again.members == [0, 1], "what was refused is no member"
+
+
+def test_a_write_is_refused_also_when_its_group_is_complete_and_drawn_by_then(scene: Scene) -> None:
+    [group] = scene.claim(1)
+    scene.lose(scene.explorer)
+    other = scene.new_worker(WorkerRole.EXPLORE)
+    [again] = scene.claim(1, worker=other)
+    scene.write([rollout(again, 0, "1.0"), rollout(again, 1, "0.0")], worker=other)
+    scene.process()
+    assert scene.write([rollout(group, 0, "9.0")]) == 1
+    batch = scene.draw(step=1, size=1)
+    assert scene.write([rollout(group, 1, "9.0")]) == 1
+    assert scene.values("SELECT reward FROM trinity.batch_item ORDER BY ordinal") == [1.0, 0.0]
+    assert scene.commit(batch)
+    assert scene.rows("SELECT state, arrived, reward_count, reward_mean FROM trinity.rollout_group") == [
+        ("trained", 2, 2, 0.5)
+    ]
+    assert scene.values("SELECT state FROM trinity.experience ORDER BY id") == [
+        *["trained"] * 2,
+        *["dropped"] * 2,
+    ]
+
+
+def test_a_late_write_that_is_said_twice_at_the_same_time_is_kept_once(scene: Scene) -> None:
+    late = scene.claim(4)
+    scene.lose(scene.explorer)
+    rollouts = [member for group in late for member in members(group)]
+
+    def write(rollouts: list[groups.Rollout], tx: Transaction) -> int:
+        return groups.write_rollouts(tx, scene.run.id, scene.explorer, rollouts)
+
+    assert at_once(scene.database, [partial(write, rollouts), partial(write, rollouts[::-1])]) == [8, 8]
+    assert scene.values("SELECT state FROM trinity.rollout") == ["refused"] * 8
 
 
 def test_a_late_write_does_not_hold_up_the_groups_that_are_still_held(scene: Scene) -> None:
@@ -166,7 +155,41 @@ def test_a_late_write_does_not_hold_up_the_groups_that_are_still_held(scene: Sce
     scene.claim(1, worker=other)
     [held] = scene.claim(1)
     assert scene.write(members(lost) + members(held)) == 2
-    assert scene.values("SELECT DISTINCT group_id FROM trinity.rollout") == [held.id]
+    assert scene.rows("SELECT DISTINCT group_id, state FROM trinity.rollout ORDER BY group_id") == [
+        (lost.id, "refused"),
+        (held.id, "finished"),
+    ]
+
+
+def test_groups_are_locked_in_the_order_of_their_ids(scene: Scene) -> None:
+    claimed = scene.claim(5)
+    blocked_at = claimed[2].id
+    backwards = [member for group in reversed(claimed) for member in members(group)]
+    with scene.database.transaction() as tx:
+        tx.execute("SELECT FROM trinity.rollout_group WHERE id = %s FOR UPDATE", [blocked_at])
+        write = in_a_thread(scene.database, lambda: scene.write(backwards))
+        wait_until_blocked(scene.database, write)
+        free = tx.execute(
+            "SELECT id FROM trinity.rollout_group ORDER BY id FOR UPDATE SKIP LOCKED"
+        ).fetchall()
+        assert [row["id"] for row in free] == [group.id for group in claimed[2:]]
+    assert write.result(WAIT_SECONDS) == 0
+
+
+def test_counts_of_tasks_are_locked_in_the_order_of_their_ids(scene: Scene) -> None:
+    shuffled = groups.Selection(scene.selection.taskset_id, shuffle=True, seed=7)
+    scene.claim(8)
+    tasks = scene.values("SELECT task_id FROM trinity.task_stat ORDER BY task_id")
+    with scene.database.transaction() as tx:
+        tx.execute("SELECT FROM trinity.task_stat WHERE task_id = %s FOR UPDATE", [tasks[4]])
+        claim = in_a_thread(scene.database, lambda: scene.claim(8, selection=shuffled))
+        wait_until_blocked(scene.database, claim)
+        free = tx.execute(
+            "SELECT task_id FROM trinity.task_stat ORDER BY task_id FOR UPDATE SKIP LOCKED"
+        ).fetchall()
+        assert [row["task_id"] for row in free] == tasks[4:]
+    issued = [group.task["prompt"] for group in claim.result(WAIT_SECONDS)]
+    assert issued != sorted(issued), "a shuffled order, to be told from that of the ids"
 
 
 def test_two_explorers_never_take_over_the_same_group(scene: Scene) -> None:
@@ -245,6 +268,28 @@ def test_the_age_of_a_group_is_that_of_its_oldest_token(scene: Scene) -> None:
     assert scene.value("SELECT version_min FROM trinity.rollout_group") == 4
 
 
+def test_a_rollout_that_spans_a_weight_update_counts_as_its_oldest_token_at_the_draw(scene: Scene) -> None:
+    for version in (1, 2):
+        scene.make_ready(1)
+        scene.train(step=version, size=1)
+        scene.publish(version, step=version)
+    newer, spanning = scene.claim(2)
+    scene.write([rollout(newer, 0, versions=[1, 1]), rollout(newer, 1, versions=[1, 2])])
+    scene.write([rollout(spanning, 0, versions=[2, 2]), rollout(spanning, 1, versions=[0, 2])])
+    scene.process()
+    batch = scene.draw(step=3, size=1, max_staleness=1)
+    assert batch is not None
+    assert scene.values(
+        "SELECT staleness FROM trinity.batch_item WHERE batch_id = %s ORDER BY ordinal", batch.id
+    ) == [1, 1]
+    states = scene.rows("SELECT id, state FROM trinity.rollout_group ORDER BY id")
+    assert states[-2:] == [(newer.id, "leased"), (spanning.id, "dropped")]
+    assert scene.values('SELECT detail FROM trinity."drop" ORDER BY experience_id') == [
+        {"staleness": 0},
+        {"staleness": 2},
+    ]
+
+
 def test_a_group_may_be_written_by_several_explorers_in_turn(scene: Scene) -> None:
     [group] = scene.claim(1, group_size=4)
     scene.write([rollout(group, 0), rollout(group, 3)])
@@ -268,4 +313,4 @@ def test_a_write_waits_for_a_rescue_that_is_under_way_and_is_refused_then(scene:
         write = in_a_thread(scene.database, lambda: scene.write(members(group)))
         wait_until_blocked(scene.database, write)
     assert write.result(WAIT_SECONDS) == 2
-    assert scene.value("SELECT count(*) FROM trinity.rollout") == 0
+    assert scene.values("SELECT state FROM trinity.rollout") == ["refused", "refused"]

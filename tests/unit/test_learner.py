@@ -9,10 +9,11 @@ import torch
 
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
-from trinity_db.explorer.engine import Request, TransformersEngine
+from trinity_db.explorer.engine import Request
+from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch, load_model
 from trinity_db.trainer.config import AlgorithmConfig, DpoConfig, GrpoConfig, SftConfig, TrainerConfig
-from trinity_db.trainer.step import Batch, Learner, NonFiniteLoss, learning_rate
+from trinity_db.trainer.step import Abandoned, Batch, Learner, NonFiniteLoss, learning_rate
 
 ALGORITHMS: list[AlgorithmConfig] = [GrpoConfig(), SftConfig(), DpoConfig()]
 
@@ -81,7 +82,8 @@ def test_freshly_sampled_rows_have_a_ratio_of_one(model: Path, temperature: floa
     engine = TransformersEngine("cpu")
     engine.load(model, 0)
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8]]
-    done = engine.generate([Request(p, 9) for p in prompts], temperature=temperature, seed=0)
+    requests = [Request(p, 9) for p in prompts]
+    done = [c for ended in engine.generate(requests, temperature=temperature, seed=0) for c in ended]
     payloads = [completion.payload(prompts[completion.index]) for completion in done]
     one = Learner(TrainerConfig(), GrpoConfig(), model, total_steps=1, temperature=temperature, device="cpu")
     metrics = one.evaluate(Batch(payloads, np.array([1.0, -1.0, 0.5])))
@@ -180,3 +182,24 @@ def test_the_learning_rate_warms_up_and_falls(schedule: str, expected: list[floa
     config = TrainerConfig.model_validate({"learning_rate": 1, "warmup_steps": 2, "schedule": schedule})
     assert [learning_rate(config, step, 6) for step in range(6)] == pytest.approx(expected)
     assert learning_rate(config, 99, 6) == pytest.approx(1.0 if schedule == "constant" else 0.0, abs=1e-9)
+
+
+def test_an_abandoned_step_leaves_no_trace(model: Path) -> None:
+    answers: list[bool] = []
+    config = TrainerConfig(learning_rate=1e-2, micro_batch_size=2)
+    one = Learner(
+        config, SftConfig(), model, total_steps=10, device="cpu", should_stop=lambda: bool(answers.pop())
+    )
+    answers[:] = [True, False]
+    with pytest.raises(Abandoned):
+        one.step(batch(size=6))
+    assert not answers
+    assert one.steps_done == 0
+    assert all(parameter.grad is None for parameter in one.model.parameters())
+    answers[:] = [False, False]
+    assert one.step(batch(size=6)) == learner(model, SftConfig(), micro_batch_size=2).step(batch(size=6))
+    # One that has only one micro-batch is finished: nobody is asked.
+    one.step(batch(size=2))
+    answers[:] = [True]
+    with pytest.raises(Abandoned):
+        one.evaluate(batch(size=4))

@@ -73,7 +73,7 @@ def demo(
     started = time.monotonic()
     # Loading torch takes seconds, which the warm start covers.
     threading.Thread(
-        target=importlib.import_module, args=("trinity_db.explorer.engine",), daemon=True
+        target=importlib.import_module, args=("trinity_db.explorer.transformers_engine",), daemon=True
     ).start()
     database = open_database()
     folder = home() / "demo"
@@ -156,7 +156,8 @@ def _supervise(path: Path) -> None:
 
 def _accuracy(database: Any, run_name: str, tasks: Iterable[dict[str, str]]) -> float:
     """Share of tasks that the run's latest policy solves when it takes the likeliest token."""
-    from trinity_db.explorer.engine import Request, TransformersEngine
+    from trinity_db.explorer.engine import Request
+    from trinity_db.explorer.transformers_engine import TransformersEngine
     from trinity_db.store import policies, runs
 
     with database.transaction() as tx:
@@ -173,9 +174,10 @@ def _accuracy(database: Any, run_name: str, tasks: Iterable[dict[str, str]]) -> 
         for task in tasks
     ]
     solved = 0
-    for completion in engine.generate(requests, temperature=0.0, seed=SEED):
-        text = engine.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        solved += text == tasks[completion.index]["answer"]
+    for completions in engine.generate(requests, temperature=0.0, seed=SEED):
+        for completion in completions:
+            text = engine.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+            solved += text == tasks[completion.index]["answer"]
     return solved / len(tasks)
 
 

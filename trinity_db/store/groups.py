@@ -11,6 +11,7 @@ from psycopg.types.json import Jsonb
 from trinity_db import arrays
 from trinity_db.database import Transaction
 from trinity_db.schema.queries import query
+from trinity_db.schema.states import RolloutState
 from trinity_db.store import runs
 
 
@@ -55,7 +56,7 @@ class ClaimedGroup:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One finished or failed attempt, ready to be written."""
+    """One attempt that ended, ready to be written: finished with a payload, or failed with an error."""
 
     group: ClaimedGroup
     member: int
@@ -66,6 +67,12 @@ class Rollout:
     payload: arrays.Payload | None = None
     finish_reason: str | None = None
     error: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.payload is None) == (self.error is None):
+            raise ValueError("A rollout has a payload, or an error if it failed.")
+        if self.payload is not None and self.payload.versions is None:
+            raise ValueError("A rollout's payload has the log-probability and version of each sampled token.")
 
 
 def claim(
@@ -107,35 +114,50 @@ def claim(
 def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout]) -> int:
     """Store rollouts with their experiences, texts and arrays; returns how many were refused.
 
-    Refused are those whose group another worker holds by now. A rollout that is stored already,
-    as after a commit whose outcome was unclear, is left alone.
+    Refused are those whose group another worker holds by now: they are kept for the record, under the
+    attempt they were made in, and are no members of their group. A rollout that is stored already, as
+    after a commit whose outcome was unclear, is left alone.
     """
     held = _held_groups(tx, worker_id, rollouts)
-    known = _known_members(tx, rollouts)
-    fresh = [r for r in rollouts if r.group.id in held and (r.group.id, r.member) not in known]
-    refused = sum(r.group.id not in held and (r.group.id, r.member) not in known for r in rollouts)
+    known = _known_rollouts(tx, rollouts)
+    new = [r for r in rollouts if (r.group.id, r.group.attempt, r.member) not in known]
+    fresh = [r for r in new if (r.group.id, r.group.attempt) in held]
+    late = [r for r in new if (r.group.id, r.group.attempt) not in held]
     if fresh:
         _copy(tx, run_id, worker_id, fresh)
         _arrive(tx, fresh)
         runs.announce(tx, run_id)
-    return refused
+    if late:
+        _record_late(tx, run_id, _copy(tx, run_id, worker_id, late, refused=True))
+    return len(late) + sum(state == RolloutState.REFUSED for state in known.values())
 
 
-def _held_groups(tx: Transaction, worker_id: int, rollouts: Iterable[Rollout]) -> set[int]:
-    groups = {r.group.id: r.group.attempt for r in rollouts}
+def _held_groups(tx: Transaction, worker_id: int, rollouts: Iterable[Rollout]) -> set[tuple[int, int]]:
+    """The groups, each with the attempt, that are still this worker's; all of them are locked."""
+    leases = list({(r.group.id, r.group.attempt) for r in rollouts})
     rows = tx.execute(
         query("hold_groups"),
-        {"worker_id": worker_id, "group_ids": list(groups), "attempts": list(groups.values())},
+        {
+            "worker_id": worker_id,
+            "group_ids": [group for group, _ in leases],
+            "attempts": [attempt for _, attempt in leases],
+        },
     )
-    return {row["id"] for row in rows}
+    return {(row["id"], row["attempt"]) for row in rows if row["held"]}
 
 
-def _known_members(tx: Transaction, rollouts: Iterable[Rollout]) -> set[tuple[int, int]]:
-    members = [(r.group.id, r.member) for r in rollouts]
+def _known_rollouts(tx: Transaction, rollouts: Iterable[Rollout]) -> dict[tuple[int, int, int], RolloutState]:
+    """The state of each rollout that is stored already, by its group, attempt and member."""
+    keys = [(r.group.id, r.group.attempt, r.member) for r in rollouts]
     rows = tx.execute(
-        query("known_members"), {"group_ids": [g for g, _ in members], "ordinals": [m for _, m in members]}
+        query("known_rollouts"),
+        {
+            "group_ids": [group for group, _, _ in keys],
+            "attempts": [attempt for _, attempt, _ in keys],
+            "ordinals": [member for _, _, member in keys],
+        },
     )
-    return {(row["group_id"], row["ordinal"]) for row in rows}
+    return {(row["group_id"], row["attempt"], row["ordinal"]): RolloutState(row["state"]) for row in rows}
 
 
 def _arrive(tx: Transaction, rollouts: Iterable[Rollout]) -> None:
@@ -159,26 +181,43 @@ def _arrive(tx: Transaction, rollouts: Iterable[Rollout]) -> None:
     )
 
 
-def _copy(tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout]) -> None:
-    """Binary COPY, one stream a table; ids are taken first so that the rows can refer to one another."""
+def _record_late(tx: Transaction, run_id: int, experience_ids: Sequence[int]) -> None:
+    num_late = len(experience_ids)
+    tx.execute(
+        query("record_drops"),
+        {
+            "run_id": run_id,
+            "stage": "explore",
+            "ids": experience_ids,
+            "reasons": ["late"] * num_late,
+            "details": [None] * num_late,
+        },
+    )
+
+
+def _copy(
+    tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout], refused: bool = False
+) -> list[int]:
+    """Binary COPY, one stream a table; returns the ids of the experiences.
+
+    Ids are taken first so that the rows can refer to one another.
+    """
     ids = tx.execute(query("reserve_ids"), {"count": len(rollouts)}).fetchall()
     rollout_rows, experience_rows, text_rows, payload_rows = [], [], [], []
     for reserved, rollout in zip(ids, rollouts, strict=True):
         rollout_id, experience_id = reserved["rollout_id"], reserved["experience_id"]
         payload = rollout.payload
         oldest, newest = _versions(payload)
-        failed = rollout.error is not None
         rollout_rows.append(
             (rollout_id, run_id, rollout.group.id, rollout.member, rollout.group.attempt,
-             "failed" if failed else "finished", worker_id, oldest, newest, rollout.finish_reason,
-             rollout.error, rollout.started_at, rollout.finished_at)
+             *_ending(rollout, refused), worker_id, oldest, newest, rollout.started_at, rollout.finished_at)
         )  # fmt: skip
         if payload is None:
             continue
         num_trained = payload.num_trained
         experience_rows.append(
-            (experience_id, run_id, rollout.group.id, rollout_id, 0, "raw", oldest, newest,
-             payload.num_tokens - num_trained, num_trained)
+            (experience_id, run_id, rollout.group.id, rollout_id, 0, "dropped" if refused else "raw",
+             oldest, newest, payload.num_tokens - num_trained, num_trained)
         )  # fmt: skip
         text_rows.append((experience_id, rollout.prompt, rollout.response, _messages(rollout.group.task)))
         payload_rows.append((experience_id, arrays.CODEC, payload.num_tokens, arrays.encode(payload)))
@@ -186,13 +225,22 @@ def _copy(tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollo
     copy_rows(tx, "experience", EXPERIENCE_COLUMNS, experience_rows)
     copy_rows(tx, "experience_text", TEXT_COLUMNS, text_rows)
     copy_rows(tx, "payload", PAYLOAD_COLUMNS, payload_rows)
+    return [row[0] for row in experience_rows]
+
+
+def _ending(rollout: Rollout, refused: bool) -> tuple[RolloutState, str | None, str | None]:
+    """State, finish reason and error. Only a failed rollout has an error: a refused one ended with it."""
+    if refused:
+        return RolloutState.REFUSED, rollout.error or rollout.finish_reason, None
+    state = RolloutState.FINISHED if rollout.error is None else RolloutState.FAILED
+    return state, rollout.finish_reason, rollout.error
 
 
 # Column names with their types: a binary COPY converts nothing.
 ROLLOUT_COLUMNS = {
     "id": "int8", "run_id": "int8", "group_id": "int8", "ordinal": "int2", "attempt": "int4",
-    "state": "trinity.rollout_state", "worker_id": "int8", "version_min": "int4", "version_max": "int4",
-    "finish_reason": "text", "error": "text", "started_at": "timestamptz", "finished_at": "timestamptz",
+    "state": "trinity.rollout_state", "finish_reason": "text", "error": "text", "worker_id": "int8",
+    "version_min": "int4", "version_max": "int4", "started_at": "timestamptz", "finished_at": "timestamptz",
 }  # fmt: skip
 EXPERIENCE_COLUMNS = {
     "id": "int8", "run_id": "int8", "group_id": "int8", "rollout_id": "int8", "step": "int2",

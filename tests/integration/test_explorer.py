@@ -1,0 +1,164 @@
+"""The explorer with workflows of one's own: what it acknowledges, refuses and gives back."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.postgres import cluster_18, discard, start
+from tests.rows import UNLIMITED, Scene, members, rollout
+from trinity_db.database import Database, connect, upgrade
+from trinity_db.errors import TrinityError
+from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.service import Explorer
+from trinity_db.explorer.workflow import Workflow
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store.groups import ClaimedGroup, Rollout
+
+STOP_SECONDS = 20.0  # a stop without a database: two attempts to connect, one of them the goodbye's
+
+
+class NoEngine:
+    """These workflows sample nothing."""
+
+    version = 0
+    context = 8
+    tokenizer: Any = None
+
+    def load(self, path: Path, version: int) -> None:
+        self.version = version
+
+    def fits(self, prompt_ids: Sequence[int]) -> bool:
+        raise NotImplementedError
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Gives the signals back that serving took."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def explorer(scene: Scene, workflow: Workflow) -> Explorer:
+    """At work on two groups of two at a time, as the scene's explorer."""
+    config = ExplorerConfig(workflow="mine.py:workflow", group_size=2, batch_size=2)
+    role = Explorer(
+        scene.database, scene.run, config, workflow, NoEngine(), UNLIMITED, scene.selection, "{prompt}"
+    )
+    role.worker_id = scene.explorer
+    return role
+
+
+def stored(scene: Scene) -> list[tuple[Any, ...]]:
+    """Member, attempt and state of every rollout, as a connection of its own sees them."""
+    with closing(connect(scene.database.url)) as other:
+        rows = other.execute("SELECT ordinal, attempt, state FROM trinity.rollout ORDER BY id")
+        return [tuple(row.values()) for row in rows]
+
+
+def test_what_a_workflow_yielded_is_durable_when_it_is_asked_for_more(scene: Scene) -> None:
+    seen = []
+
+    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
+        for group in groups:
+            for one in members(group):
+                yield [one]
+                seen.append(len(stored(scene)))
+
+    assert explorer(scene, workflow).work()
+    assert seen == [1, 2, 3, 4]
+    assert scene.values("SELECT state FROM trinity.rollout_group") == ["complete"] * 2
+
+
+def test_what_came_too_late_is_durable_as_well(scene: Scene) -> None:
+    seen = []
+
+    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
+        yield [rollout(groups[0], 0)]
+        scene.lose(scene.explorer)
+        other = scene.new_worker(WorkerRole.EXPLORE)
+        [first, second] = scene.claim(2, worker=other)
+        scene.write(members(first), worker=other)
+        yield [rollout(groups[0], 1), *members(groups[1])]
+        seen.extend(stored(scene))
+        scene.write(members(second), worker=other)
+
+    assert explorer(scene, workflow).work()
+    assert seen == [
+        (0, 1, "finished"),
+        (1, 2, "finished"),
+        *[(1, 1, "refused"), (0, 1, "refused"), (1, 1, "refused")],
+    ]
+    assert scene.rows("SELECT state, arrived FROM trinity.rollout_group") == [("complete", 2)] * 2
+
+
+def test_a_stop_keeps_what_ended_and_gives_back_what_did_not(scene: Scene, handlers: None) -> None:
+    def workflow(
+        engine: Any, groups: Sequence[ClaimedGroup], *, should_stop: Callable[[], bool], **options: Any
+    ) -> Iterator[list[Rollout]]:
+        yield [rollout(groups[0], 0)]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert should_stop()
+        yield [rollout(groups[0], 1), rollout(groups[1], 1)]
+
+    explorer(scene, workflow).serve()
+    assert stored(scene) == [(0, 1, "finished"), (1, 1, "finished"), (1, 1, "finished")]
+    assert scene.rows("SELECT state, worker_id FROM trinity.rollout_group ORDER BY id") == [
+        ("complete", None),
+        ("open", None),
+    ]
+
+
+def test_a_stop_ends_also_while_there_is_no_database(handlers: None) -> None:
+    cluster = cluster_18()
+    try:
+        url = start(cluster)
+        upgrade(url)
+        with closing(Database(url)) as database:
+            scene = Scene.open(database)
+            began = []
+
+            def workflow(
+                engine: Any, groups: Sequence[ClaimedGroup], **options: Any
+            ) -> Iterator[list[Rollout]]:
+                yield [rollout(groups[0], 0)]
+                cluster.stop()
+                began.append(time.monotonic())
+                os.kill(os.getpid(), signal.SIGTERM)
+                yield [rollout(groups[0], 1)]
+                raise AssertionError("nothing was acknowledged, so it is not asked for more")
+
+            explorer(scene, workflow).serve()
+            assert time.monotonic() - began[0] < STOP_SECONDS
+            cluster.ensure_running()
+            assert stored(scene) == [(0, 1, "finished")]
+    finally:
+        discard(cluster)
+
+
+def test_a_member_that_was_not_asked_for_is_an_error(scene: Scene) -> None:
+    def twice(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
+        yield [rollout(groups[0], 1)]
+        yield [rollout(groups[0], 0), rollout(groups[0], 1)]
+
+    with pytest.raises(TrinityError, match=r"Workflow 'mine.py:workflow' yielded member 1 of group \d+"):
+        explorer(scene, twice).work()
+    assert stored(scene) == [(1, 1, "finished")]
+
+
+def test_a_workflow_that_forgets_members_is_an_error(scene: Scene) -> None:
+    def forgetful(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
+        yield members(groups[0])
+
+    with pytest.raises(TrinityError, match=r"ended without 2 of the rollouts"):
+        explorer(scene, forgetful).work()

@@ -1,0 +1,70 @@
+"""Functions that a configuration names: one of ours, or one's own as `path/to/file.py:name`.
+
+Finds them and says in one line what is wrong. What such a function is called with, and what it must
+return, is known to the role that asks for it.
+"""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trinity_db.errors import ConfigError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def find(name: str, what: str, known: Mapping[str, Function]) -> Function:
+    """The function of that name among those known, or the one of the user's that it names.
+
+    Raises:
+        ConfigError: there is none; `what` the user takes it for.
+    """
+    if ".py:" in name:
+        path, _, attribute = name.rpartition(":")
+        return _from_file(path, attribute, f"{what.capitalize()} '{name}'")  # type: ignore[return-value]
+    if name not in known:
+        raise ConfigError(
+            f"There is no {what} '{name}'; {_hint(name, known)} Your own: path/to/file.py:name."
+        )
+    return known[name]
+
+
+def check_call(
+    function: Callable[..., Any], name: str, how: str, args: Sequence[Any], options: Mapping[str, Any]
+) -> None:
+    """Find out early that a function cannot be called with these arguments.
+
+    Raises:
+        ConfigError: it takes others; `how` it is called.
+    """
+    try:
+        inspect.signature(function).bind(*args, **options)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}; it is called with {how}.") from None
+
+
+def _from_file(path: str, attribute: str, name: str) -> Callable[..., Any]:
+    # The path is the module's name, so that it shadows nobody's; dataclasses look their module up by it.
+    spec = importlib.util.spec_from_file_location(path, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise ConfigError(f"{name}: there is no file {path}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{name}: {path} cannot be loaded: {error!r}") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise ConfigError(f"{name}: {path} has no function '{attribute}'; {_hint(attribute, own)}")
+    return function  # type: ignore[no-any-return]
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    nearest = get_close_matches(name, known, n=1)
+    return f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(known) or 'none'}."
