@@ -1,17 +1,14 @@
 """The score processor: reward functions over clean rows, one reward event for each."""
 
 import math
-from collections.abc import Sequence
 
 from psycopg.rows import DictRow
 
 from trinity_db.processors import rewards
 from trinity_db.processors.config import ScoreConfig
 from trinity_db.schema.states import Outcome
-from trinity_db.store.rewards import RewardEvent
+from trinity_db.store.rewards import MAX_REWARD, RewardEvent
 from trinity_db.store.rows import Verdict
-
-MAX_REWARD = 1e100  # value times weight; the variance of a group squares it, and must stay a number
 
 
 class Scorer:
@@ -23,20 +20,20 @@ class Scorer:
             for reward in config.functions
         ]
 
-    def judge(self, row: DictRow) -> tuple[Verdict, Sequence[RewardEvent]]:
-        """Score one clean row. A function that raises or returns no finite number fails the row."""
+    def judge(self, row: DictRow) -> Verdict:
+        """The rewards of one clean row. A function that raises or returns no finite number fails the row."""
         events = []
         for name, weight, function in self._functions:
             try:
                 value = float(function(row["response"], row["task"]))
             except Exception as error:  # a user's function may raise anything; the row keeps the error
-                return _failed(row, f"{name} raised {type(error).__name__}: {error}"), ()
+                return _failed(row, f"{name} raised {type(error).__name__}: {error}")
             if not math.isfinite(value):
-                return _failed(row, f"{name} returned {value}, not a finite number"), ()
+                return _failed(row, f"{name} returned {value}, not a finite number")
             if abs(value) * max(abs(weight), 1.0) > MAX_REWARD:
-                return _failed(row, f"{name} returned {value}, beyond {MAX_REWARD:g}"), ()
+                return _failed(row, f"{name} returned {value}, beyond {MAX_REWARD:g}")
             events.append(RewardEvent(row["rollout_id"], name, value, weight))
-        return Verdict(row["id"], row["attempt"]), events
+        return Verdict(row["id"], row["attempt"], events=events)
 
 
 def _failed(row: DictRow, error: str) -> Verdict:

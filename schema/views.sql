@@ -1,5 +1,8 @@
 -- What people ask, so that nobody needs to know the joins. Made anew at every upgrade.
+DROP FUNCTION IF EXISTS trinity.reward_in(bigint, pg_snapshot);
 DROP FUNCTION IF EXISTS trinity.lineage(integer, text);
+DROP VIEW IF EXISTS trinity.reward_change_view;
+DROP VIEW IF EXISTS trinity.lease_view;
 DROP VIEW IF EXISTS trinity.drop_view;
 DROP VIEW IF EXISTS trinity.batch_view;
 DROP VIEW IF EXISTS trinity.policy_progress;
@@ -83,13 +86,15 @@ JOIN LATERAL (
     WHERE item.batch_id = b.id
 ) i ON true;
 
--- What will not be trained on, by reason, taskset and length of the response in tokens.
+-- What will not be trained on, by reason, taskset, length of the response in tokens, and difficulty: the quarter,
+-- 1 (easiest) to 4, in which the run's estimate of the chance to fail at the task lies; NULL before its first score.
 CREATE VIEW trinity.drop_view AS
 SELECT r.name AS run,
        d.stage,
        d.reason,
        s.name AS taskset,
        width_bucket(e.response_length, ARRAY[0, 32, 128, 512, 2048, 8192]) AS length_class,
+       width_bucket(f.beta / (f.alpha + f.beta), 0, 1, 4) AS difficulty,
        min(e.response_length) AS shortest,
        max(e.response_length) AS longest,
        count(*) AS rows
@@ -99,7 +104,59 @@ LEFT JOIN trinity.experience e ON e.id = d.experience_id
 LEFT JOIN trinity.rollout_group g ON g.id = coalesce(d.group_id, e.group_id)
 LEFT JOIN trinity.task t ON t.id = g.task_id
 LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
-GROUP BY r.name, d.stage, d.reason, s.name, length_class;
+LEFT JOIN trinity.task_stat f ON f.run_id = d.run_id AND f.task_id = g.task_id AND f.scored > 0
+GROUP BY r.name, d.stage, d.reason, s.name, length_class, difficulty;
+
+-- Rows that were trained on with another reward than they have now, with the latest thing that was said of them.
+CREATE VIEW trinity.reward_change_view AS
+SELECT r.name AS run,
+       i.experience_id,
+       b.step,
+       b.included_version,
+       i.reward AS reward_used,
+       e.reward AS reward_now,
+       v.created_at AS changed_at,
+       v.source,
+       v.created_by AS changed_by
+FROM trinity.batch b
+JOIN trinity.run r ON r.id = b.run_id
+JOIN trinity.batch_item i ON i.batch_id = b.id
+JOIN trinity.experience e ON e.id = i.experience_id
+LEFT JOIN LATERAL (
+    SELECT a.id, a.created_at, a.source, a.created_by FROM trinity.reward_event a WHERE a.rollout_id = e.rollout_id
+    UNION ALL
+    SELECT a.id, a.created_at, a.source, a.created_by FROM trinity.reward_event a
+    WHERE a.experience_id = ANY(ARRAY[e.id, e.source_id])
+    ORDER BY id DESC
+    LIMIT 1
+) v ON true
+WHERE b.state = 'committed'
+  -- An item without a reward: the row had none, or none was recorded; then the time of the event tells.
+  AND CASE WHEN i.reward IS NULL THEN v.created_at > b.created_at ELSE i.reward IS DISTINCT FROM e.reward END;
+
+-- Who holds what now: every worker that said no goodbye, or still holds something. A worker is alive while it gave a
+-- sign within its lease of 30 s. Rows are experiences and preferences.
+CREATE VIEW trinity.lease_view AS
+SELECT r.name AS run,
+       w.id AS worker,
+       w.role,
+       w.host,
+       w.pid,
+       round(extract(epoch FROM clock_timestamp() - w.heartbeat_at), 1) AS silent_seconds,
+       w.stopped_at IS NULL AND w.heartbeat_at >= clock_timestamp() - interval '30 s' AS alive,
+       held.groups,
+       held.rows,
+       held.batches
+FROM trinity.worker w
+JOIN trinity.run r ON r.id = w.run_id
+CROSS JOIN LATERAL (
+    SELECT (SELECT count(*) FROM trinity.rollout_group g WHERE g.worker_id = w.id) AS groups,
+           (SELECT count(*) FROM trinity.experience e WHERE e.worker_id = w.id)
+           + (SELECT count(*) FROM trinity.preference p WHERE p.worker_id = w.id) AS rows,
+           (SELECT count(*) FROM trinity.batch b
+            WHERE b.run_id = w.run_id AND b.worker_id = w.id AND b.state = 'leased') AS batches
+) held
+WHERE w.stopped_at IS NULL OR held.groups + held.rows + held.batches > 0;
 
 -- Every row that a policy version was trained on; of the latest training run unless one is named.
 CREATE FUNCTION trinity.lineage(version integer, run text DEFAULT NULL)
@@ -116,6 +173,31 @@ LANGUAGE sql STABLE AS $$
       AND b.state = 'committed'
       AND b.included_version <= lineage.version
     ORDER BY b.step, i.ordinal
+$$;
+
+-- The reward of an experience as a snapshot saw it: the weighted sum of the latest event of each name about it, the
+-- one it was adopted from, or their rollout; where there never was an event, the reward it came with.
+CREATE FUNCTION trinity.reward_in(experience_id bigint, seen pg_snapshot)
+RETURNS double precision
+LANGUAGE sql STABLE AS $$
+    WITH about AS MATERIALIZED (
+        SELECT v.id, v.name, v.value * v.weight AS part, pg_visible_in_snapshot(v.xact::text::xid8, seen) AS is_seen
+        FROM trinity.experience e
+        CROSS JOIN LATERAL (
+            SELECT v.* FROM trinity.reward_event v WHERE v.rollout_id = e.rollout_id
+            UNION ALL
+            SELECT v.* FROM trinity.reward_event v WHERE v.experience_id = ANY(ARRAY[e.id, e.source_id])
+        ) v
+        WHERE e.id = reward_in.experience_id
+    ),
+    latest AS (
+        SELECT DISTINCT ON (about.name) about.name, about.part
+        FROM about
+        WHERE about.is_seen
+        ORDER BY about.name, about.id DESC
+    )
+    SELECT CASE WHEN EXISTS (SELECT FROM about) THEN (SELECT sum(latest.part ORDER BY latest.name) FROM latest)
+                ELSE (SELECT e.reward FROM trinity.experience e WHERE e.id = reward_in.experience_id) END
 $$;
 
 -- For inspection: reads everything, writes nothing. Absent where the owner may not create roles.

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from psycopg.rows import tuple_row
+from psycopg.rows import DictRow, tuple_row
 
 from trinity_db.arrays import Payload
 from trinity_db.database import Database, Transaction, connect
@@ -122,16 +122,18 @@ class Scene:
         with self.database.transaction() as tx:
             claimed = rows.claim(tx, stage, self.run.id, self.processor, limit)
         with self.database.transaction() as tx:
-            verdicts = [rows.Verdict(row["id"], row["attempt"]) for row in claimed]
+            verdicts = [
+                rows.Verdict(
+                    row["id"], row["attempt"], events=self._score(row) if stage is rows.SCORE else ()
+                )
+                for row in claimed
+            ]
             rows.finish(tx, stage, self.run.id, self.processor, verdicts, max_attempts=3)
-            if stage is rows.SCORE:
-                events = [reward(row["rollout_id"], float(row["response"])) for row in claimed]
-                rewards.record(tx, self.run.id, "score", events)
         return [row["id"] for row in claimed]
 
-    def settle(self, min_group_size: int = 2) -> int:
+    def settle(self, min_group_size: int = 2, requires_reward: str | None = None) -> int:
         with self.database.transaction() as tx:
-            return rows.settle_groups(tx, self.run.id, min_group_size, limit=1000)
+            return rows.settle_groups(tx, self.run.id, min_group_size, 1000, requires_reward)
 
     def process(self) -> None:
         """Clean, score and settle all there is."""
@@ -198,6 +200,9 @@ class Scene:
     def values(self, statement: str, *values: Any) -> list[Any]:
         """The one column that a statement returns."""
         return [value for (value,) in self.rows(statement, *values)]
+
+    def _score(self, row: DictRow) -> list[rewards.RewardEvent]:
+        return [reward(row["rollout_id"], float(row["response"]))]
 
     def _draw(self, step: int, size: int, worker: int | None = None, seed: int = 0) -> batches.Draw:
         return batches.Draw(self.run.id, worker or self.trainer, step, size, seed)

@@ -1,9 +1,13 @@
 -- name: claim_raw
--- Lease up to :limit raw rows for the clean processor, oldest first; skip rows that others hold.
+-- Lease up to :limit raw rows for the clean processor, oldest first; skip rows that others hold, and suspects:
+-- rows of which so many claims in a row brought no verdict.
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
     WHERE e.run_id = %(run_id)s AND e.state = 'raw' AND e.worker_id IS NULL
+      AND (e.attempt < %(suspect)s
+           OR e.attempt - coalesce((SELECT max(v.attempt) FROM trinity.processing v
+                                    WHERE v.experience_id = e.id), 0) < %(suspect)s)
     ORDER BY e.id
     LIMIT %(limit)s
     FOR NO KEY UPDATE SKIP LOCKED
@@ -14,11 +18,15 @@ WHERE e.id = picked.id
 RETURNING e.id, e.attempt
 
 -- name: claim_clean
--- Lease up to :limit clean rows for the score processor, oldest first; skip rows that others hold.
+-- Lease up to :limit clean rows for the score processor, oldest first; skip rows that others hold, and suspects:
+-- rows of which so many claims in a row brought no verdict.
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
     WHERE e.run_id = %(run_id)s AND e.state = 'clean' AND e.worker_id IS NULL
+      AND (e.attempt < %(suspect)s
+           OR e.attempt - coalesce((SELECT max(v.attempt) FROM trinity.processing v
+                                    WHERE v.experience_id = e.id), 0) < %(suspect)s)
     ORDER BY e.id
     LIMIT %(limit)s
     FOR NO KEY UPDATE SKIP LOCKED
@@ -28,8 +36,29 @@ FROM picked
 WHERE e.id = picked.id
 RETURNING e.id, e.attempt
 
+-- name: claim_suspect
+-- Lease one row whatever became of its claims, for when no other is left: a row that kills its processor takes no
+-- neighbour with it.
+WITH picked AS MATERIALIZED (
+    SELECT e.id
+    FROM trinity.experience e
+    WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.state = %(state)s::trinity.experience_state
+      AND e.worker_id IS NULL
+    ORDER BY e.id
+    LIMIT 1
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE trinity.experience e SET worker_id = %(worker_id)s, attempt = e.attempt + 1
+FROM picked
+WHERE e.id = picked.id
+RETURNING e.id, e.attempt
+
 -- name: read_for_cleaning
-SELECT e.id, e.attempt, x.response, m.finish_reason, p.codec, p.data, p.num_tokens
+-- Claimed rows as their judge reads them; how many claims before this one brought no verdict since the last that did.
+SELECT e.id, e.attempt,
+       e.attempt - 1 - coalesce((SELECT max(v.attempt) FROM trinity.processing v WHERE v.experience_id = e.id), 0)
+           AS unanswered,
+       x.response, m.finish_reason, p.codec, p.data, p.num_tokens
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = e.id
 JOIN trinity.payload p ON p.experience_id = e.id
@@ -38,7 +67,11 @@ WHERE e.id = ANY(%(ids)s)
 ORDER BY e.id
 
 -- name: read_for_scoring
-SELECT e.id, e.attempt, e.rollout_id, e.group_id, x.response, t.payload AS task
+-- Claimed rows as their judge reads them; how many claims before this one brought no verdict since the last that did.
+SELECT e.id, e.attempt,
+       e.attempt - 1 - coalesce((SELECT max(v.attempt) FROM trinity.processing v WHERE v.experience_id = e.id), 0)
+           AS unanswered,
+       e.rollout_id, e.group_id, x.response, t.payload AS task
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = e.id
 JOIN trinity.rollout_group g ON g.id = e.group_id
@@ -46,33 +79,31 @@ JOIN trinity.task t ON t.id = g.task_id
 WHERE e.id = ANY(%(ids)s)
 ORDER BY e.id
 
+-- name: hold_rows
+-- Which of these rows the worker still holds under the attempt it was given; locks them for the verdicts, in the
+-- order in which everybody locks rows.
+SELECT e.id
+FROM trinity.experience e
+JOIN unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt) ON e.id = h.id AND e.attempt = h.attempt
+WHERE e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean')
+ORDER BY e.id
+FOR NO KEY UPDATE OF e
+
 -- name: pass_raw
--- Move rows that the worker still holds under the attempt it was given from raw to clean.
-UPDATE trinity.experience e SET state = 'clean', worker_id = NULL
-FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt)
-WHERE e.id = h.id AND e.attempt = h.attempt AND e.worker_id = %(worker_id)s AND e.state = 'raw'
-RETURNING e.id
+-- Move held rows from raw to clean.
+UPDATE trinity.experience e SET state = 'clean', worker_id = NULL WHERE e.id = ANY(%(ids)s) AND e.state = 'raw'
 
 -- name: pass_clean
--- Move rows that the worker still holds under the attempt it was given from clean to scored.
-UPDATE trinity.experience e SET state = 'scored', worker_id = NULL
-FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt)
-WHERE e.id = h.id AND e.attempt = h.attempt AND e.worker_id = %(worker_id)s AND e.state = 'clean'
-RETURNING e.id
+-- Move held rows from clean to scored.
+UPDATE trinity.experience e SET state = 'scored', worker_id = NULL WHERE e.id = ANY(%(ids)s) AND e.state = 'clean'
 
 -- name: drop_held
--- Drop rows that the worker still holds under the attempt it was given.
 UPDATE trinity.experience e SET state = 'dropped', worker_id = NULL
-FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt)
-WHERE e.id = h.id AND e.attempt = h.attempt AND e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean')
-RETURNING e.id
+WHERE e.id = ANY(%(ids)s) AND e.state IN ('raw', 'clean')
 
 -- name: release_held
--- Give rows back for another attempt.
-UPDATE trinity.experience e SET worker_id = NULL
-FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt)
-WHERE e.id = h.id AND e.attempt = h.attempt AND e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean')
-RETURNING e.id
+-- Give held rows back for another attempt.
+UPDATE trinity.experience e SET worker_id = NULL WHERE e.id = ANY(%(ids)s) AND e.state IN ('raw', 'clean')
 
 -- name: count_failures
 -- How often this version of a processor has failed on each row.
@@ -83,10 +114,12 @@ WHERE p.experience_id = ANY(%(ids)s) AND p.processor = %(processor)s
 GROUP BY p.experience_id
 
 -- name: record_processing
+-- One row a verdict; one that was written before, as when its commit was unclear, is left as it is.
 INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, error)
 SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, p.outcome::trinity.processing_outcome, p.error
 FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(errors)s::text[])
      AS p (id, attempt, outcome, error)
+ON CONFLICT (experience_id, processor, processor_version, attempt) DO NOTHING
 
 -- name: record_drops
 -- Why rows will not be trained on; the state changes in the same transaction.
@@ -97,12 +130,23 @@ ON CONFLICT (experience_id) DO NOTHING
 
 -- name: settle_groups
 -- Take complete groups of which no member is still being processed; with enough members left they are ready,
--- otherwise dropped. Whole groups only: a member that another processor holds keeps its group back.
+-- otherwise dropped. Whole groups only: a member that another processor holds keeps its group back, and so does,
+-- where a source of rewards is required, one of which that source has said nothing. Groups that wait are passed
+-- over, not waited for.
 WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
     WHERE g.run_id = %(run_id)s AND g.state = 'complete'
       AND NOT EXISTS (SELECT FROM trinity.experience e WHERE e.group_id = g.id AND e.state IN ('raw', 'clean'))
+      -- LIMIT 1 in place of EXISTS, which the planner may answer from a hash of the whole table.
+      AND (%(requires_reward)s::text IS NULL
+           OR (SELECT e.id FROM trinity.experience e
+               WHERE e.group_id = g.id AND e.state = 'scored'
+                 AND (SELECT v.id FROM trinity.reward_event v
+                      WHERE v.rollout_id = e.rollout_id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
+                 AND (SELECT v.id FROM trinity.reward_event v
+                      WHERE v.experience_id = e.id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
+               LIMIT 1) IS NULL)
     ORDER BY g.id
     LIMIT %(limit)s
     FOR NO KEY UPDATE SKIP LOCKED
@@ -120,6 +164,7 @@ members AS (
 )
 UPDATE trinity.rollout_group g
 SET state = CASE WHEN members.size >= %(min_group_size)s THEN 'ready' ELSE 'dropped' END::trinity.group_state,
+    ready_xact = CASE WHEN members.size >= %(min_group_size)s THEN pg_current_xact_id()::text::bigint END,
     reward_count = members.reward_count,
     reward_mean = members.reward_mean,
     reward_variance = members.reward_variance
@@ -128,6 +173,7 @@ WHERE g.id = members.id
 RETURNING g.id, g.task_id, g.state, members.size, members.solved
 
 -- name: ready_members
+-- Under the lock of their groups, as all that follows: members need no order of their own.
 UPDATE trinity.experience e SET state = 'ready' WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
 
 -- name: drop_members
@@ -143,11 +189,13 @@ FROM unnest(%(group_ids)s::bigint[], %(details)s::jsonb[]) AS d (id, detail)
 ON CONFLICT (group_id) DO NOTHING
 
 -- name: count_solved
--- What selectors know of a task: rollouts with a reward, those solved, and the Beta posterior that follows.
+-- What selectors know of a task: rollouts with a reward, those solved, and the Beta posterior that follows. In
+-- the order of the tasks, since explorers write the same rows.
 INSERT INTO trinity.task_stat AS s (run_id, task_id, scored, solved, alpha, beta)
 SELECT %(run_id)s, n.task_id, sum(n.scored), sum(n.solved), 1 + sum(n.solved), 1 + sum(n.scored - n.solved)
 FROM unnest(%(task_ids)s::bigint[], %(scored)s::integer[], %(solved)s::integer[]) AS n (task_id, scored, solved)
 GROUP BY n.task_id
+ORDER BY n.task_id
 ON CONFLICT (run_id, task_id) DO UPDATE
 SET scored = s.scored + excluded.scored,
     solved = s.solved + excluded.solved,
@@ -155,9 +203,10 @@ SET scored = s.scored + excluded.scored,
     beta = s.beta + excluded.scored - excluded.solved
 
 -- name: count_unprocessed
--- Rows that processors have yet to move on.
+-- Rows that processors have yet to move on; scored ones that wait for somebody's reward are not theirs to move.
 SELECT count(*) AS rows FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean', 'scored')
+  AND (%(requires_reward)s::text IS NULL OR e.state <> 'scored')
 
 -- name: pair_groups
 -- Pair each group's best rows with its worst: every chosen row beats its rejected one by at least the margin,

@@ -7,8 +7,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.rows import Scene, at_once, import_records, reward, rolled_back, trajectory
+from tests.rows import Scene, at_once, demonstration, import_records, reward, rolled_back, trajectory
 from trinity_db.database import Transaction
+from trinity_db.errors import NotFound
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.processors.service import Processors
 from trinity_db.store import rewards, rows
@@ -112,6 +113,115 @@ def test_a_late_reward_changes_the_next_draw(scene: Scene) -> None:
     again = scene.draw(step=1, size=1)
     assert again is not None
     assert scene.rows(items)[4:] == [(again.id, 2.0, 1.0), (again.id, 0.0, -1.0)]
+
+
+CHANGES = (
+    "SELECT run, experience_id, step, included_version, reward_used, reward_now, source, changed_by"
+    " FROM trinity.reward_change_view ORDER BY step, experience_id"
+)
+
+
+def test_a_contradiction_after_the_training_is_listed_and_changes_nothing_else(scene: Scene) -> None:
+    scene.make_ready(2, rewards=(1.0, 0.0))
+    scene.train(step=1, size=1)
+    scene.publish(1, step=1)
+    trained = "SELECT state, use_count FROM trinity.experience ORDER BY id LIMIT 2"
+    items = "SELECT experience_id, reward, advantage, weight FROM trinity.batch_item ORDER BY ordinal"
+    before = scene.rows(trained), scene.rows(items)
+    assert scene.rows(CHANGES) == []
+    first, _, third, _ = rollouts(scene)
+    record(scene, [reward(first, 0.25), reward(third, 0.25)])
+    assert (scene.rows(trained), scene.rows(items)) == before
+    experience = before[1][0][0]
+    assert scene.rows(CHANGES) == [("run", experience, 1, 1, 1.0, 0.25, "person", "ann")]
+    said_at = "SELECT max(created_at) FROM trinity.reward_event"
+    assert scene.value("SELECT changed_at FROM trinity.reward_change_view") == scene.value(said_at)
+    record(scene, [reward(first, 1.0)])
+    assert scene.rows(CHANGES) == [], "as it was used"
+    record(scene, [reward(first, 0.25)])
+    scene.reopen(version=0)
+    assert scene.rows(CHANGES) == [], "nothing is trained on it any more"
+
+
+def test_a_contradiction_of_an_imitated_row_is_listed(scene: Scene) -> None:
+    import_records(scene.database, "set", [trajectory(0, "right", 1.0), trajectory(1, "fine", 1.0)])
+    offline = Scene.open(scene.database, "offline", data=["set"])
+    offline.encode()
+    offline.commit(offline.draw_rows(step=1, size=2))
+    assert offline.rows(CHANGES) == []
+    record(offline, [reward(rollouts(offline)[0], -1.0, "reward")])
+    [change] = offline.rows(CHANGES)
+    assert (change[0], change[5:]) == ("offline", (-1.0, "person", "ann"))
+
+
+def test_rows_of_refused_rollouts_count_in_no_statistics(scene: Scene) -> None:
+    scene.make_ready(1, rewards=(1.0, 0.0, 0.5))
+    late = rollouts(scene)[-1]
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.rollout SET state = 'refused' WHERE id = %s", [late])
+        tx.execute("UPDATE trinity.experience SET state = 'dropped' WHERE rollout_id = %s", [late])
+    record(scene, [reward(late, 9.0)])
+    assert scene.rows(GROUP) == [(2, 0.5, 0.5)]
+
+
+def judge(scene: Scene, *values: tuple[int, float], source: str = "human") -> list[rewards.Change]:
+    with scene.database.transaction() as tx:
+        return rewards.judge(
+            tx, [rewards.Judgement(id, value, source, source, "ann", 1.0) for id, value in values]
+        )
+
+
+def test_a_judgement_of_an_experience_is_about_its_rollout(scene: Scene) -> None:
+    scene.make_ready(1, rewards=(1.0, 0.0))
+    good, bad = scene.values("SELECT id FROM trinity.experience ORDER BY id")
+    assert judge(scene, (bad, 0.5), (good, 1.0), (bad, 3.0)) == [
+        rewards.Change(bad, 0.0, 3.0, 2.5),
+        rewards.Change(good, 1.0, 2.0, 2.5),
+    ]
+    about = "SELECT rollout_id, experience_id FROM trinity.reward_event WHERE source = 'human' ORDER BY id"
+    first, second = rollouts(scene)
+    assert scene.rows(about) == [(second, None), (first, None), (second, None)]
+
+
+def test_a_judgement_of_a_row_without_a_rollout_is_about_the_row_and_those_that_adopt_it(
+    scene: Scene,
+) -> None:
+    import_records(scene.database, "set", [demonstration(0), demonstration(1)])
+    one, two = (Scene.open(scene.database, name, data=["set"]) for name in ("one", "two"))
+    of_run = "SELECT id FROM trinity.experience WHERE run_id = %s ORDER BY id"
+    by_run = "SELECT array_agg(reward ORDER BY id) FROM trinity.experience GROUP BY run_id ORDER BY run_id"
+    [source, _] = scene.values("SELECT id FROM trinity.experience WHERE source_id IS NULL ORDER BY id")
+    assert judge(scene, (source, 0.5)) == [rewards.Change(source, None, 0.5, None)]
+    assert scene.values(by_run) == [[0.5, None]] * 3
+    adopted, _ = scene.values(of_run, one.run.id)
+    judge(scene, (adopted, 0.25))
+    assert scene.values(by_run) == [[0.5, None], [0.25, None], [0.5, None]], "one run's own opinion"
+    judge(scene, (adopted, 1.0), source="robot")
+    judge(scene, (source, 2.0))
+    assert scene.values(by_run) == [[2.0, None], [3.0, None], [2.0, None]], "the latest of each name"
+    said = "SELECT run_id, rollout_id FROM trinity.reward_event ORDER BY id"
+    runs = scene.rows(said)
+    assert runs[1:3] == [(one.run.id, None)] * 2
+    assert runs[0] == runs[3] not in [(one.run.id, None), (two.run.id, None)]
+
+
+def test_rewards_of_a_row_without_a_group_recorded_at_the_same_time_all_count(scene: Scene) -> None:
+    import_records(scene.database, "set", [demonstration(0)])
+    [row] = scene.values("SELECT id FROM trinity.experience")
+
+    def judge_one(source: str, tx: Transaction) -> None:
+        rewards.judge(tx, [rewards.Judgement(row, 1.0, source, source, None, 1.0)])
+
+    at_once(scene.database, [partial(judge_one, source) for source in "abcd"])
+    assert scene.values(REWARDS) == [4.0]
+
+
+def test_a_judgement_of_what_is_not_there_writes_nothing(scene: Scene) -> None:
+    scene.make_ready(1)
+    [first, second] = scene.values("SELECT id FROM trinity.experience ORDER BY id")
+    with pytest.raises(NotFound, match=f"There is no experience 0, {second + 1}, {10**30}"):
+        judge(scene, (first, 9.0), (0, 1.0), (second + 1, 1.0), (10**30, 1.0))
+    assert scene.values(REWARDS) == [1.0, 0.0]
 
 
 def test_a_late_reward_of_a_dropped_row_revives_nothing(scene: Scene) -> None:

@@ -102,7 +102,7 @@ def test_a_claim_does_not_wait_for_rows_that_another_is_claiming(scene: Scene) -
     assert len(second) == 3
 
 
-def test_a_verdict_under_a_lost_lease_changes_nothing(scene: Scene) -> None:
+def test_a_verdict_under_a_lost_lease_is_recorded_as_refused_and_changes_nothing(scene: Scene) -> None:
     scene.explore(1)
     lost = claim(scene)
     assert scene.lose(scene.processor).experiences == 2
@@ -114,11 +114,31 @@ def test_a_verdict_under_a_lost_lease_changes_nothing(scene: Scene) -> None:
     assert finish(scene, verdicts) == set(), "another holds the rows"
     assert finish(scene, verdicts, worker=other) == set(), "the attempt is old, whoever says it"
     assert scene.rows(STATES) == [("raw", 2)]
-    assert scene.value("SELECT count(*) FROM trinity.processing") == 0
+    passes = "SELECT attempt, outcome, error, count(*) FROM trinity.processing GROUP BY 1, 2, 3 ORDER BY 1"
+    assert scene.rows(passes) == [(1, "refused", None, 2)], "however often they are said"
     assert scene.rows(DROPS) == []
 
     assert finish(scene, [Verdict(row, 2) for row in lost], worker=other) == set(lost)
     assert scene.rows(STATES) == [("clean", 2)]
+    assert scene.rows(passes) == [(1, "refused", None, 2), (2, "passed", None, 2)]
+
+
+def test_a_reward_that_comes_with_a_lost_verdict_is_not_recorded(scene: Scene) -> None:
+    scene.explore(1)
+    scene.judge(CLEAN)
+    lost, kept = claim(scene, SCORE)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.experience SET worker_id = NULL WHERE id = %s", [lost])
+    about = scene.values("SELECT rollout_id FROM trinity.experience ORDER BY id")
+    verdicts = [
+        Verdict(row, 2, events=[reward(of, 1.0)]) for row, of in zip((lost, kept), about, strict=True)
+    ]
+    assert finish(scene, verdicts, SCORE) == {kept}
+    assert scene.rows("SELECT state, reward FROM trinity.experience ORDER BY id") == [
+        ("clean", None),
+        ("scored", 1.0),
+    ]
+    assert scene.values("SELECT rollout_id FROM trinity.reward_event") == [about[1]]
 
 
 def test_a_lost_failure_does_not_count_as_one(scene: Scene) -> None:
@@ -126,6 +146,10 @@ def test_a_lost_failure_does_not_count_as_one(scene: Scene) -> None:
     [row] = claim(scene)
     scene.lose(scene.processor)
     assert finish(scene, [fail(row, 1, "too late")], max_attempts=1) == set()
+    assert scene.rows(STATES) == [("raw", 1)]
+    worker = scene.new_worker(WorkerRole.PROCESS)
+    assert claim(scene, worker=worker) == [row]
+    assert finish(scene, [fail(row, 2, "once")], max_attempts=2, worker=worker) == {row}
     assert scene.rows(STATES) == [("raw", 1)]
 
 
@@ -193,6 +217,19 @@ def test_a_group_is_settled_when_its_last_member_is_scored_and_not_before(scene:
     assert scene.settle() == 0
 
 
+def test_a_group_keeps_the_transaction_that_made_it_ready(scene: Scene) -> None:
+    scene.explore(1)
+    scene.explore(1, rewards=(1.0,))
+    scene.judge(CLEAN)
+    scene.judge(SCORE)
+    with scene.database.transaction() as tx:
+        rows.settle_groups(tx, scene.run.id, 2, limit=10)
+        current = tx.execute("SELECT pg_current_xact_id()::text::bigint AS xact").fetchone()
+    assert current is not None
+    groups = "SELECT state, ready_xact FROM trinity.rollout_group ORDER BY id"
+    assert scene.rows(groups) == [("ready", current["xact"]), ("dropped", None)]
+
+
 def test_a_group_that_still_explores_is_not_settled(scene: Scene) -> None:
     [group] = scene.claim(1, group_size=3)
     scene.write([rollout(group, 0), rollout(group, 1)])
@@ -255,6 +292,27 @@ def test_processors_of_one_run_do_not_touch_another(scene: Scene) -> None:
     assert claim(other) == []
     other.explore(1)
     assert len(claim(other)) == 2
+
+
+def test_drops_are_counted_by_taskset_length_and_difficulty(scene: Scene) -> None:
+    scene.make_ready(2)
+    scene.make_ready(1, rewards=(1.0,) * 6)  # chance to fail: 1 in 8
+    scene.make_ready(1, rewards=(0.0, 0.0, 1.0))  # 3 in 5
+    scene.explore(1, rewards=(0.0,))
+    dropped = claim(scene)
+    finish(scene, [Verdict(row, 1, Outcome.DROPPED, "empty") for row in dropped])
+    for step in (1, 2):
+        scene.train(step, size=1)
+        scene.publish(step, step=step)
+    assert scene.draw(3, size=2, max_staleness=1) is None
+    counted = (
+        "SELECT stage, reason, taskset, length_class, difficulty, rows FROM trinity.drop_view ORDER BY 2, 5"
+    )
+    assert scene.rows(counted) == [
+        ("clean", "empty", "tasks", 1, None, 1),
+        ("draw", "stale", "tasks", 1, 1, 6),
+        ("draw", "stale", "tasks", 1, 3, 3),
+    ]
 
 
 def test_pairs_are_the_best_against_the_worst(scene: Scene) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trinity_db.config import ModelConfig
 from trinity_db.explorer.config import ExplorerConfig
@@ -31,6 +31,9 @@ class RunConfig(Settings):
     max_staleness: int | None = Field(1, ge=0)
     """How many versions behind the latest one a rollout may be when it is drawn. 0: exploring and training
     alternate; 1 or more: they overlap; null: no limit."""
+    requires_reward: str | None = Field(None, min_length=1)
+    """A source of rewards, for example human: a group is trained on only after it has said something of each
+    member that is left (online). Groups that wait count in the pace, and age: see max_staleness."""
     algorithm: AlgorithmConfig
     """grpo (online), sft or dpo (offline), by name or with options."""
     explorer: ExplorerConfig = ExplorerConfig()
@@ -49,6 +52,15 @@ class RunConfig(Settings):
                 raise ValueError(f"algorithm {self.algorithm.name} trains until trainer.steps: set it")
         elif not self.data:
             raise ValueError(f"algorithm {self.algorithm.name} trains on imported rows: name them under data")
+        return self
+
+    @model_validator(mode="after")
+    def only_explored_groups_wait(self) -> Self:
+        if self.requires_reward is not None and not self.is_online:
+            raise ValueError(
+                f"algorithm {self.algorithm.name} trains on imported rows, which wait for no reward: "
+                "leave out requires_reward"
+            )
         return self
 
     @model_validator(mode="after")
@@ -71,5 +83,18 @@ class RunConfig(Settings):
         return (self.trainer.checkpoints or home() / "checkpoints").absolute() / self.name
 
     def stored(self) -> dict[str, Any]:
-        """The form in which the configuration is kept with the run, and compared when a role joins it."""
-        return self.model_dump(mode="json")
+        """The form in which the configuration is kept with the run, and compared when a role joins it.
+
+        Without the folder of checkpoints: a run goes on in another one when its disk is full.
+        """
+        return self.model_copy(
+            update={"trainer": self.trainer.model_copy(update={"checkpoints": None})}
+        ).model_dump(mode="json")
+
+    @classmethod
+    def completed(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """A stored configuration with the defaults of newer keys; itself where it fits no more."""
+        try:
+            return cls.model_validate(stored).stored()
+        except ValidationError:
+            return stored

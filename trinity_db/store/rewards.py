@@ -1,21 +1,68 @@
-"""Reward events and everything that follows from them, in one transaction."""
+"""Reward events and everything that follows from them, in one transaction.
+
+Of each name the latest event counts; the reward of a row is the sum of their values times weights. Whoever
+changes rewards locks first the groups, then the rows, each in the order of their ids.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from psycopg.rows import DictRow
 
 from trinity_db.database import Transaction
+from trinity_db.errors import NotFound
 from trinity_db.schema.queries import query
 from trinity_db.store import runs
+
+MAX_REWARD = 1e100  # value times weight; the variance of a group squares it, and must stay a number
+MAX_ID = 2**63 - 1  # of a bigint
 
 
 @dataclass(frozen=True)
 class RewardEvent:
-    """One statement about a rollout. Of each name the latest counts, with its weight."""
+    """One statement about a rollout, or about an experience that has none."""
 
-    rollout_id: int
+    rollout_id: int | None
     name: str
     value: float
     weight: float = 1.0
+    experience_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What somebody says of an experience."""
+
+    experience_id: int
+    value: float
+    name: str
+    source: str
+    by: str | None
+    weight: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """What judgements made of an experience's reward and of its group's mean; None where there is none."""
+
+    experience: int
+    before: float | None
+    after: float | None
+    group_mean: float | None
+
+
+def lock(tx: Transaction, events: Sequence[RewardEvent]) -> tuple[list[int], list[int]]:
+    """Lock the groups and the experiences that follow from these events; returns their ids.
+
+    Who changes such rows in the same transaction calls it first.
+    """
+    if not events:
+        return [], []
+    about = _about(events)
+    groups = [row["id"] for row in tx.execute(query("lock_groups"), about)]
+    return groups, [row["id"] for row in tx.execute(query("lock_rewarded"), about)]
 
 
 def record(
@@ -27,20 +74,62 @@ def record(
     """
     if not events:
         return
-    about = {"rollout_ids": sorted({event.rollout_id for event in events})}
-    tx.execute(query("lock_groups"), about)
+    groups, experiences = lock(tx, events)
     tx.execute(
         query("insert_reward_events"),
         {
+            **_about(events),
             "run_id": run_id,
             "source": source,
             "created_by": created_by,
-            "rollout_ids": [event.rollout_id for event in events],
             "names": [event.name for event in events],
             "values": [event.value for event in events],
             "weights": [event.weight for event in events],
         },
     )
-    tx.execute(query("refresh_rewards"), about)
-    tx.execute(query("refresh_groups"), about)
+    tx.execute(query("refresh_rewards"), {"ids": experiences})
+    tx.execute(query("refresh_groups"), {"group_ids": groups})
     runs.announce(tx, run_id)
+
+
+def judge(tx: Transaction, judgements: Sequence[Judgement]) -> list[Change]:
+    """Record what people say of experiences, in the order given; returns what became of each experience.
+
+    A judgement is about the experience's rollout where it has one, so that all rows of it follow.
+
+    Raises:
+        NotFound: naming the experiences that do not exist; nothing is written.
+    """
+    ids = list(dict.fromkeys(judgement.experience_id for judgement in judgements))
+    found = _find(tx, ids)
+    if missing := [str(id) for id in ids if id not in found]:
+        raise NotFound(f"There is no experience {', '.join(missing[:5])}{', ...' if missing[5:] else ''}.")
+    events = [_event(judgement, found[judgement.experience_id]) for judgement in judgements]
+    lock(tx, events)
+    before = _find(tx, ids)
+
+    def speaker(pair: tuple[Judgement, RewardEvent]) -> tuple[int, str, str | None]:
+        judgement = pair[0]
+        return found[judgement.experience_id]["run_id"], judgement.source, judgement.by
+
+    for (run_id, source, by), pairs in groupby(zip(judgements, events, strict=True), speaker):
+        record(tx, run_id, source, [event for _, event in pairs], by)
+    after = _find(tx, ids)
+    return [Change(id, before[id]["reward"], after[id]["reward"], after[id]["group_mean"]) for id in ids]
+
+
+def _find(tx: Transaction, ids: Sequence[int]) -> dict[int, DictRow]:
+    possible = [id for id in ids if 0 < id <= MAX_ID]
+    return {row["id"]: row for row in tx.execute(query("find_rewarded"), {"ids": possible})}
+
+
+def _event(judgement: Judgement, row: DictRow) -> RewardEvent:
+    about = None if row["rollout_id"] else row["id"]
+    return RewardEvent(row["rollout_id"], judgement.name, judgement.value, judgement.weight, about)
+
+
+def _about(events: Sequence[RewardEvent]) -> dict[str, Any]:
+    return {
+        "rollout_ids": [event.rollout_id for event in events],
+        "experience_ids": [event.experience_id for event in events],
+    }

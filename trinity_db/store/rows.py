@@ -1,7 +1,7 @@
 """Experiences as processors handle them: claim, pass on, drop, try again; whole groups at the end."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from psycopg.rows import DictRow
 from trinity_db.database import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome
-from trinity_db.store import runs
+from trinity_db.store import rewards, runs
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,14 @@ class Stage:
 
     processor: str
     version: int
+    state: str
     claim: str
     read: str
     move: str
 
 
-CLEAN = Stage("clean", 1, "claim_raw", "read_for_cleaning", "pass_raw")
-SCORE = Stage("score", 1, "claim_clean", "read_for_scoring", "pass_clean")
+CLEAN = Stage("clean", 1, "raw", "claim_raw", "read_for_cleaning", "pass_raw")
+SCORE = Stage("score", 1, "clean", "claim_clean", "read_for_scoring", "pass_clean")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Verdict:
     outcome: Outcome = Outcome.PASSED
     reason: str | None = None
     detail: Mapping[str, Any] | None = None
+    events: Sequence[rewards.RewardEvent] = ()
+    """Rewards that are recorded with it."""
 
     @property
     def error(self) -> str | None:
@@ -44,11 +47,35 @@ class Verdict:
         return str((self.detail or {}).get("error", self.reason)) if self.outcome == Outcome.FAILED else None
 
 
-def claim(tx: Transaction, stage: Stage, run_id: int, worker_id: int, limit: int) -> list[DictRow]:
-    """Lease up to `limit` rows for a stage and read what it needs to judge them."""
-    claimed = tx.execute(query(stage.claim), {"run_id": run_id, "worker_id": worker_id, "limit": limit})
+def claim(
+    tx: Transaction, stage: Stage, run_id: int, worker_id: int, limit: int, max_attempts: int = 3
+) -> list[DictRow]:
+    """Lease up to `limit` rows for a stage and read what it needs to judge them.
+
+    A row whose claims end without a verdict may be killing the process that judges it. It goes to the end of
+    the line, and its last attempt is made alone, so that it takes no neighbour with it.
+    """
+    values = {
+        "run_id": run_id,
+        "worker_id": worker_id,
+        "limit": limit,
+        "suspect": max(max_attempts - 1, 1),
+        "state": stage.state,
+    }
+    claimed = (
+        tx.execute(query(stage.claim), values).fetchall()
+        or tx.execute(query("claim_suspect"), values).fetchall()
+    )
     ids = [row["id"] for row in claimed]
     return tx.execute(query(stage.read), {"ids": ids}, binary=True).fetchall() if ids else []
+
+
+def give_up(stage: Stage, row: DictRow, max_attempts: int) -> Verdict | None:
+    """The verdict on a claimed row of which too many claims ended without one; None: judge it."""
+    if row["unanswered"] < max(max_attempts, 2):  # one may be the fault of a neighbour
+        return None
+    error = f"{row['unanswered']} times in a row the {stage.processor} processor ended before its verdict"
+    return Verdict(row["id"], row["attempt"], Outcome.DROPPED, f"{stage.processor}_crashed", {"error": error})
 
 
 def finish(
@@ -57,33 +84,41 @@ def finish(
     """Move claimed rows by their verdicts; returns the ids that were still this worker's.
 
     A row that failed is given back, or, at its last attempt, dropped with its error (a dead
-    letter). A row whose lease was lost is left as it is: its verdict changes nothing.
+    letter). A row whose lease was lost is left as it is: its verdict is recorded as refused and
+    changes nothing.
     """
-    settled = _bury(tx, stage, verdicts, max_attempts)
-    held: set[int] = set()
+    rewards.lock(tx, [event for verdict in verdicts for event in verdict.events])  # groups before rows
+    held = _hold(tx, worker_id, verdicts)
+    _record(tx, stage, verdicts, held)
+    judged = _bury(tx, stage, [verdict for verdict in verdicts if verdict.id in held], max_attempts)
     for statement, outcome in (
         (stage.move, Outcome.PASSED),
         ("drop_held", Outcome.DROPPED),
         ("release_held", Outcome.FAILED),
     ):
-        chosen = [verdict for verdict in settled if verdict.outcome == outcome]
-        if chosen:
-            values = {
-                "ids": [v.id for v in chosen],
-                "attempts": [v.attempt for v in chosen],
-                "worker_id": worker_id,
-            }
-            held |= {row["id"] for row in tx.execute(query(statement), values)}
-    _record(tx, stage, [verdict for verdict in verdicts if verdict.id in held])
-    _record_drops(tx, stage, run_id, [v for v in settled if v.id in held and v.outcome == Outcome.DROPPED])
+        if chosen := [verdict.id for verdict in judged if verdict.outcome == outcome]:
+            tx.execute(query(statement), {"ids": chosen})
+    _record_drops(tx, stage, run_id, [v for v in judged if v.outcome == Outcome.DROPPED])
+    rewards.record(tx, run_id, stage.processor, [event for verdict in judged for event in verdict.events])
     runs.announce(tx, run_id)
     return held
 
 
-def settle_groups(tx: Transaction, run_id: int, min_group_size: int, limit: int) -> int:
-    """Make complete, wholly processed groups ready, or drop those with too few members; returns how many."""
+def settle_groups(
+    tx: Transaction, run_id: int, min_group_size: int, limit: int, requires_reward: str | None = None
+) -> int:
+    """Make complete, wholly processed groups ready, or drop those with too few members; returns how many.
+
+    With `requires_reward` a group waits until that source has said something of each member that is left.
+    """
     settled = tx.execute(
-        query("settle_groups"), {"run_id": run_id, "min_group_size": min_group_size, "limit": limit}
+        query("settle_groups"),
+        {
+            "run_id": run_id,
+            "min_group_size": min_group_size,
+            "limit": limit,
+            "requires_reward": requires_reward,
+        },
     ).fetchall()
     if not settled:
         return 0
@@ -111,8 +146,25 @@ def pair_groups(tx: Transaction, run_id: int, margin: float) -> int:
     return made
 
 
+def count_unprocessed(tx: Transaction, run_id: int, requires_reward: str | None = None) -> int:
+    """Rows that processors have yet to move on; not those that only wait for a reward that is required."""
+    values = {"run_id": run_id, "requires_reward": requires_reward}
+    row = tx.execute(query("count_unprocessed"), values).fetchone()
+    assert row is not None
+    return int(row["rows"])
+
+
+def _hold(tx: Transaction, worker_id: int, verdicts: Sequence[Verdict]) -> set[int]:
+    values = {
+        "ids": [verdict.id for verdict in verdicts],
+        "attempts": [verdict.attempt for verdict in verdicts],
+        "worker_id": worker_id,
+    }
+    return {row["id"] for row in tx.execute(query("hold_rows"), values)}
+
+
 def _bury(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], max_attempts: int) -> list[Verdict]:
-    """Turn failures that are not to be tried again into drops."""
+    """Turn failures that are not to be tried again into drops; they are recorded as failures already."""
     failed = [verdict.id for verdict in verdicts if verdict.outcome == Outcome.FAILED]
     if not failed:
         return list(verdicts)
@@ -120,16 +172,17 @@ def _bury(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], max_attemp
         query("count_failures"),
         {"ids": failed, "processor": stage.processor, "processor_version": stage.version},
     )
-    before = {row["id"]: row["failures"] for row in rows}
+    failures = {row["id"]: row["failures"] for row in rows}
     return [
         Verdict(v.id, v.attempt, Outcome.DROPPED, f"{stage.processor}_failed", {"error": v.error})
-        if v.outcome == Outcome.FAILED and before.get(v.id, 0) + 1 >= max_attempts
+        if v.outcome == Outcome.FAILED and failures[v.id] >= max_attempts
         else v
         for v in verdicts
     ]
 
 
-def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict]) -> None:
+def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], held: Collection[int]) -> None:
+    """What was said of each row; of one that is not held only that it came too late."""
     tx.execute(
         query("record_processing"),
         {
@@ -137,8 +190,8 @@ def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict]) -> None:
             "processor_version": stage.version,
             "ids": [v.id for v in verdicts],
             "attempts": [v.attempt for v in verdicts],
-            "outcomes": [v.outcome.value for v in verdicts],
-            "errors": [v.error for v in verdicts],
+            "outcomes": [(v.outcome if v.id in held else Outcome.REFUSED).value for v in verdicts],
+            "errors": [v.error if v.id in held else None for v in verdicts],
         },
     )
 
