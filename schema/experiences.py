@@ -57,7 +57,8 @@ class Experience(Base):
     # Made from an imported row's content, so that importing it again adds nothing.
     import_key: Mapped[uuid.UUID | None]
     created_at: Mapped[Now]
-    # The transaction that adopted it; a row of a live group is drawn with its group.
+    # The transaction that adopted it, then the one that gave it tokens. A row of a live group has none: it
+    # is drawn with its group.
     ready_xact: Mapped[int | None]
 
     __table_args__ = (

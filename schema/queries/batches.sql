@@ -2,11 +2,16 @@
 -- The newest policy version, NULL before the first.
 SELECT max(p.version) AS version FROM trinity.policy_version p WHERE p.run_id = %(run_id)s
 
--- name: expire_stale_groups
--- Take ready groups out that are staler than the limit allows; the draw calls it first, so none is drawn.
-UPDATE trinity.rollout_group g SET state = 'dropped'
+-- name: stale_groups
+-- Ready groups that are staler than the limit allows, locked so that they can expire.
+SELECT g.id
+FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND %(version)s - g.version_min > %(max_staleness)s
-RETURNING g.id
+ORDER BY g.id
+FOR NO KEY UPDATE
+
+-- name: expire_groups
+UPDATE trinity.rollout_group g SET state = 'dropped' WHERE g.id = ANY(%(group_ids)s) AND g.state = 'ready'
 
 -- name: expire_members
 UPDATE trinity.experience e SET state = 'expired'
@@ -14,48 +19,51 @@ WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'ready' AND e.source_id IS N
 RETURNING e.id, e.version_min
 
 -- name: draw_groups
--- The oldest ready groups, locked; skips what another transaction holds right now.
-SELECT g.id
-FROM trinity.rollout_group g
-WHERE g.run_id = %(run_id)s AND g.state = 'ready'
-ORDER BY g.id
-LIMIT %(limit)s
-FOR NO KEY UPDATE SKIP LOCKED
-
--- name: draw_members
--- All members of drawn groups that are left to train on, in order, with their rewards as they are now.
-SELECT e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness
-FROM trinity.experience e
-WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'ready' AND e.source_id IS NULL
+-- The members of the oldest ready groups within the staleness limit, in order, with their rewards and the snapshot
+-- in which this one statement saw all that. It locks nothing: what it says holds for its snapshot, also when it is
+-- run again (replay_groups), and the lease that follows takes all of it or nothing.
+WITH picked AS MATERIALIZED (
+    SELECT g.id
+    FROM trinity.rollout_group g
+    WHERE g.run_id = %(run_id)s AND g.state = 'ready'
+      AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
+    ORDER BY g.id
+    LIMIT %(limit)s
+)
+SELECT e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness,
+       pg_current_snapshot()::text AS snapshot
+FROM picked
+JOIN trinity.experience e ON e.group_id = picked.id
+WHERE e.state = 'ready' AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
-FOR NO KEY UPDATE
 
 -- name: draw_rows
 -- Rows for imitation, in an order that is shuffled anew for each pass over the data and the same after a
--- restart. Rows known to be bad are never imitated: rejected ones and those with a reward of zero or less.
-SELECT e.id, e.use_count
+-- restart. Rows known to be bad are never imitated: rejected ones and those with a reward of zero or less; nor are
+-- those without tokens. As in draw_groups, all of it as the snapshot saw it.
+SELECT e.id, e.use_count, e.reward, pg_current_snapshot()::text AS snapshot
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND NOT e.held_out
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND NOT e.held_out AND e.prompt_length IS NOT NULL
   AND (e.reward IS NULL OR e.reward > 0)
   AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
 ORDER BY e.use_count, hashint8extended(coalesce(e.source_id, e.id), %(seed)s::bigint + e.use_count), e.id
 LIMIT %(limit)s
-FOR NO KEY UPDATE OF e
 
 -- name: draw_pairs
 -- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart. A pair that
--- was derived from rewards must still agree with them.
-SELECT p.id, p.use_count, p.chosen_id, p.rejected_id
+-- was derived from rewards must still agree with them. As in draw_groups, all of it as the snapshot saw it.
+SELECT p.id, p.use_count, p.chosen_id, p.rejected_id, chosen.reward AS chosen_reward,
+       rejected.reward AS rejected_reward, pg_current_snapshot()::text AS snapshot
 FROM trinity.preference p
 JOIN trinity.experience chosen ON chosen.id = p.chosen_id
 JOIN trinity.experience rejected ON rejected.id = p.rejected_id
 WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND NOT p.held_out
+  AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
   AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
 ORDER BY p.use_count,
          hashint8extended(coalesce(chosen.source_id, chosen.id), %(seed)s::bigint + p.use_count),
          p.id
 LIMIT %(limit)s
-FOR NO KEY UPDATE OF p
 
 -- name: count_rows
 SELECT count(*) AS rows
@@ -75,7 +83,7 @@ WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND NO
 -- name: held_out_rows
 SELECT e.id
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.held_out
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.held_out AND e.prompt_length IS NOT NULL
   AND (e.reward IS NULL OR e.reward > 0)
   AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
 ORDER BY e.id
@@ -85,12 +93,18 @@ LIMIT %(limit)s
 SELECT p.id, p.chosen_id, p.rejected_id
 FROM trinity.preference p
 WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.held_out
+  AND NOT EXISTS (SELECT FROM trinity.experience e
+                  WHERE e.id IN (p.chosen_id, p.rejected_id) AND e.prompt_length IS NULL)
 ORDER BY p.id
 LIMIT %(limit)s
 
 -- name: insert_batch
-INSERT INTO trinity.batch (run_id, step, worker_id, policy_version, size, epoch, sampler, seed, query)
-VALUES (%(run_id)s, %(step)s, %(worker_id)s, %(version)s, %(size)s, %(epoch)s, %(sampler)s, %(seed)s, %(query)s)
+-- Nothing where the step has a batch already: a run has one trainer.
+INSERT INTO trinity.batch
+    (run_id, step, worker_id, policy_version, max_staleness, size, epoch, sampler, seed, query, snapshot)
+VALUES (%(run_id)s, %(step)s, %(worker_id)s, %(version)s, %(max_staleness)s, %(size)s, %(epoch)s, %(sampler)s,
+        %(seed)s, %(query)s, %(snapshot)s)
+ON CONFLICT (run_id, step) WHERE state <> 'reopened' DO NOTHING
 RETURNING id
 
 -- name: insert_batch_items
@@ -101,7 +115,24 @@ FROM unnest(%(experience_ids)s::bigint[], %(preference_ids)s::bigint[], %(reward
             %(advantages)s::double precision[], %(staleness)s::integer[])
      WITH ORDINALITY AS i (experience_id, preference_id, reward, advantage, staleness, ordinal)
 
+-- name: lock_batch_groups
+-- The groups of batches' rows, those that adopted rows come from too. Whoever changes rewards locks them first as
+-- well, and in this order, so that nobody waits in a circle.
+SELECT g.id FROM trinity.rollout_group g
+WHERE g.id IN (SELECT e.group_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
+               WHERE i.batch_id = ANY(%(batch_ids)s))
+ORDER BY g.id
+FOR NO KEY UPDATE
+
+-- name: lock_batch_rows
+-- The rows of batches, after their groups.
+SELECT e.id FROM trinity.experience e
+WHERE e.id IN (SELECT i.experience_id FROM trinity.batch_item i WHERE i.batch_id = ANY(%(batch_ids)s))
+ORDER BY e.id
+FOR NO KEY UPDATE
+
 -- name: lease_experiences
+-- Waits for whoever changes a row right now; a row that is not ready any more stays as it is.
 UPDATE trinity.experience e SET state = 'leased', worker_id = %(worker_id)s, attempt = e.attempt + 1
 WHERE e.id = ANY(%(ids)s) AND e.state = 'ready'
 
@@ -114,12 +145,12 @@ UPDATE trinity.preference p SET state = 'leased', worker_id = %(worker_id)s, att
 WHERE p.id = ANY(%(ids)s) AND p.state = 'ready'
 
 -- name: read_batch
--- The rows of a batch with their arrays, in the order of the draw.
-SELECT i.ordinal, i.experience_id, i.preference_id, i.reward, i.advantage, i.weight, i.staleness, e.group_id,
-       p.codec, p.num_tokens, p.data
+-- The rows of a batch with the numbers recorded for them and their arrays, in the order of the draw.
+SELECT i.ordinal, i.experience_id, i.preference_id, e.group_id, i.reward, i.advantage, i.weight, i.probability,
+       i.staleness, p.codec, p.num_tokens, p.data
 FROM trinity.batch_item i
 JOIN trinity.experience e ON e.id = i.experience_id
-JOIN trinity.payload p ON p.experience_id = i.experience_id
+LEFT JOIN trinity.payload p ON p.experience_id = i.experience_id
 WHERE i.batch_id = %(batch_id)s
 ORDER BY i.ordinal
 
@@ -147,10 +178,14 @@ FROM trinity.batch_item i
 WHERE i.batch_id = %(batch_id)s AND i.preference_id IS NULL AND e.id = i.experience_id AND e.state = 'leased'
 
 -- name: use_groups
-UPDATE trinity.rollout_group g SET state = 'trained', worker_id = NULL
-WHERE g.state = 'leased' AND g.run_id = %(run_id)s
-  AND g.id IN (SELECT e.group_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
-               WHERE i.batch_id = %(batch_id)s)
+-- A group is trained when its members are, and ready as long as they have uses left.
+UPDATE trinity.rollout_group g
+SET state = CASE WHEN m.uses < %(max_uses)s THEN 'ready' ELSE 'trained' END::trinity.group_state, worker_id = NULL
+FROM (SELECT e.group_id, max(e.use_count) AS uses
+      FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
+      WHERE i.batch_id = %(batch_id)s
+      GROUP BY e.group_id) m
+WHERE g.id = m.group_id AND g.run_id = %(run_id)s AND g.state = 'leased'
 
 -- name: use_preferences
 UPDATE trinity.preference p
@@ -162,13 +197,17 @@ WHERE p.state = 'leased'
 
 -- name: publish_version
 -- The last step must still be committed by the worker that publishes: a trainer that was replaced meanwhile
--- publishes nothing. The first version has no steps. Harmless when repeated.
+-- publishes nothing. The lock makes it wait for whoever reopens that step right now. The first version has no
+-- steps. Harmless when repeated.
+WITH last AS MATERIALIZED (
+    SELECT b.id
+    FROM trinity.batch b
+    WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'committed' AND b.worker_id = %(worker_id)s
+    FOR NO KEY UPDATE
+)
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
 SELECT %(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s
-WHERE %(version)s = 0
-   OR EXISTS (SELECT FROM trinity.batch b
-              WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'committed'
-                AND b.worker_id = %(worker_id)s)
+WHERE %(version)s = 0 OR EXISTS (SELECT FROM last)
 ON CONFLICT (run_id, version) DO NOTHING
 
 -- name: find_version
@@ -191,7 +230,7 @@ LIMIT %(limit)s
 
 -- name: prune_checkpoints
 -- Forget the checkpoints of all but the newest few versions, before their files are deleted. Version 0 stays:
--- it is where a run starts anew, and what it is compared with.
+-- it is where a run starts anew, and what it is compared with. So does one that another run started from.
 WITH old AS (
     SELECT p.version, p.checkpoint
     FROM trinity.policy_version p
@@ -202,11 +241,13 @@ WITH old AS (
 UPDATE trinity.policy_version p SET checkpoint = NULL
 FROM old
 WHERE p.run_id = %(run_id)s AND p.version = old.version
+  AND NOT EXISTS (SELECT FROM trinity.policy_version o WHERE o.checkpoint = old.checkpoint AND o.run_id <> p.run_id)
 RETURNING old.checkpoint
 
--- name: withdraw_version
--- Its files are damaged or missing: nobody shall load it.
-UPDATE trinity.policy_version p SET checkpoint = NULL WHERE p.run_id = %(run_id)s AND p.version = %(version)s
+-- name: withdraw_later_versions
+-- They include batches that are given back: nobody shall load them.
+UPDATE trinity.policy_version p SET checkpoint = NULL
+WHERE p.run_id = %(run_id)s AND p.version > %(version)s AND p.checkpoint IS NOT NULL
 
 -- name: open_batches
 -- Batches that the checkpoint of a version does not include.
@@ -218,17 +259,23 @@ ORDER BY b.id
 FOR NO KEY UPDATE
 
 -- name: leased_batch
-SELECT b.id FROM trinity.batch b WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'leased'
+-- What this worker drew for a step and did not commit; another's batch is not its to give back.
+SELECT b.id
+FROM trinity.batch b
+WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'leased' AND b.worker_id = %(worker_id)s
+FOR NO KEY UPDATE
 
 -- name: reopen_experiences
--- Give the rows of batches back; a committed use is taken back.
+-- Give the rows of batches back; a committed use is taken back, also of a row that was dropped since and stays so.
 UPDATE trinity.experience e
-SET state = 'ready', worker_id = NULL, use_count = e.use_count - i.uses
+SET state = CASE WHEN e.state IN ('leased', 'trained') THEN 'ready' ELSE e.state END,
+    worker_id = NULL,
+    use_count = e.use_count - i.uses
 FROM (SELECT i.experience_id, count(*) FILTER (WHERE b.state = 'committed') AS uses
       FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id
       WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL
       GROUP BY i.experience_id) i
-WHERE e.id = i.experience_id AND e.state IN ('leased', 'trained', 'ready')
+WHERE e.id = i.experience_id
 
 -- name: reopen_groups
 UPDATE trinity.rollout_group g SET state = 'ready', worker_id = NULL
@@ -237,14 +284,17 @@ WHERE g.run_id = %(run_id)s AND g.state IN ('leased', 'trained')
                WHERE i.batch_id = ANY(%(batch_ids)s))
 
 -- name: reopen_preferences
+-- The same for pairs.
 UPDATE trinity.preference p
-SET state = 'ready', worker_id = NULL, use_count = p.use_count - i.uses
+SET state = CASE WHEN p.state IN ('leased', 'trained') THEN 'ready' ELSE p.state END,
+    worker_id = NULL,
+    use_count = p.use_count - i.uses
 FROM (SELECT pairs.preference_id, count(*) FILTER (WHERE pairs.state = 'committed') AS uses
       FROM (SELECT DISTINCT i.preference_id, b.id, b.state
             FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id
             WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NOT NULL) pairs
       GROUP BY pairs.preference_id) i
-WHERE p.id = i.preference_id AND p.state IN ('leased', 'trained', 'ready')
+WHERE p.id = i.preference_id
 
 -- name: reopen_batches
 UPDATE trinity.batch b SET state = 'reopened', included_version = NULL, reopened_at = now()
@@ -265,7 +315,10 @@ FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL
 
 -- name: encode_rows
-UPDATE trinity.experience e SET prompt_length = n.prompt_length, response_length = n.response_length
+-- From now on they can be drawn.
+UPDATE trinity.experience e
+SET prompt_length = n.prompt_length, response_length = n.response_length,
+    ready_xact = pg_current_xact_id()::text::bigint
 FROM unnest(%(ids)s::bigint[], %(prompt_lengths)s::integer[], %(response_lengths)s::integer[])
      AS n (id, prompt_length, response_length)
 WHERE e.id = n.id

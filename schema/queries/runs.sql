@@ -23,9 +23,11 @@ FROM trinity.taskset s WHERE s.name = %(name)s
 -- name: adopt_experiences
 -- Copy the hot rows of a data set into a run; text and rollouts stay shared. Rows the run has already are
 -- left alone. All answers to one prompt are held out together, in whichever data sets they are.
-INSERT INTO trinity.experience (run_id, source_id, group_id, rollout_id, step, state, reward, held_out)
+INSERT INTO trinity.experience
+    (run_id, source_id, group_id, rollout_id, step, state, reward, held_out, ready_xact)
 SELECT %(run_id)s, e.id, e.group_id, e.rollout_id, e.step, 'ready', e.reward,
-       abs(hashtextextended(x.prompt, 0) %% 1000000) < %(holdout)s::float8 * 1000000
+       abs(hashtextextended(x.prompt, 0) %% 1000000) < %(holdout)s::float8 * 1000000,
+       pg_current_xact_id()::text::bigint
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = e.id
 WHERE e.run_id = %(source_run_id)s AND e.state = 'ready'

@@ -95,14 +95,14 @@ HOT = {
     "claim_raw": "experience_open_idx",
     "count_pace": "rollout_group_live_idx",
     "draw_groups": "rollout_group_live_idx",
-    "draw_members": "experience_group_idx",
     "draw_pairs": "preference_ready_idx",
     "draw_rows": "experience_ready_idx",
     "expire_members": "experience_group_idx",
-    "expire_stale_groups": "rollout_group_live_idx",
-    "refresh_rewards": "experience_rollout",
+    "lock_rewarded": "experience_rollout",
+    "refresh_rewards": "reward_event_rollout",
     "release_leases": "experience_worker_idx",
     "settle_groups": "rollout_group_live_idx",
+    "stale_groups": "rollout_group_live_idx",
 }
 
 

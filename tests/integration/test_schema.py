@@ -118,11 +118,13 @@ REFUSED = [
     # batches
     ("batch_step_key", NEW_BATCH + "(1, 1, 'leased', 1, 0, 1, 'fifo', 0, '')"),
     ("batch_step_key", NEW_BATCH + "(1, 1, 'committed', 1, 0, 1, 'fifo', 0, '')"),
+    ("batch_reopened_at_iff_reopened_check", "UPDATE trinity.batch SET state = 'reopened'"),
+    ("batch_reopened_at_iff_reopened_check", "UPDATE trinity.batch SET reopened_at = now()"),
     ("batch_not_empty_check", NEW_BATCH + "(1, 2, 'leased', 1, 0, 0, 'fifo', 0, '')"),
     ("batch_included_only_if_committed_check", "UPDATE trinity.batch SET included_version = 0"),
     (
         "batch_included_only_if_committed_check",
-        "UPDATE trinity.batch SET state = 'reopened', included_version = 0",
+        "UPDATE trinity.batch SET state = 'reopened', reopened_at = now(), included_version = 0",
     ),
     ("batch_run_id_policy_version_fkey", NEW_BATCH + "(1, 2, 'leased', 1, 7, 1, 'fifo', 0, '')"),
     (
@@ -173,7 +175,7 @@ def test_a_row_that_breaks_a_rule_is_refused_by_name(
         "UPDATE trinity.experience SET reward = -1.7e308 WHERE id = 1",
         "UPDATE trinity.experience SET version_min = NULL, version_max = NULL",
         "UPDATE trinity.batch SET state = 'committed', included_version = 0",
-        "UPDATE trinity.batch SET state = 'reopened'; "
+        "UPDATE trinity.batch SET state = 'reopened', reopened_at = now(); "
         + NEW_BATCH
         + "(1, 1, 'leased', 1, 0, 1, 'fifo', 0, '')",
         NEW_BATCH + "(1, 2, 'leased', 1, 0, 1, 'fifo', 0, '')",

@@ -5,8 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.rows import Scene, centered, payload, reward, rolled_back, rollout
-from trinity_db.errors import LeaseLost
+from tests.rows import (
+    Scene,
+    centered,
+    payload,
+    reward,
+    rolled_back,
+    rollout,
+)
+from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, policies, rewards
@@ -335,12 +342,27 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_first(scene: Scene) -> Non
         assert [policy.version for policy in policies.with_checkpoint(tx, scene.run.id)] == [4, 3, 0]
 
 
+def test_a_checkpoint_that_another_run_started_from_is_not_pruned(scene: Scene) -> None:
+    scene.make_ready(3)
+    other = Scene.open(scene.database, "other")
+    for step in (1, 2, 3):
+        scene.train(step, size=1)
+        scene.publish(step, step)
+    with scene.database.transaction() as tx:
+        tx.execute(
+            "UPDATE trinity.policy_version SET checkpoint = 'version-1' WHERE run_id = %s", [other.run.id]
+        )
+        assert policies.prune(tx, scene.run.id, keep=2) == []
+        tx.execute("DELETE FROM trinity.run WHERE id = %s", [other.run.id])
+        assert list(map(str, policies.prune(tx, scene.run.id, keep=2))) == ["version-1"]
+
+
 def test_a_withdrawn_version_is_loaded_by_nobody_and_its_number_is_not_given_again(scene: Scene) -> None:
     scene.make_ready(1)
     scene.train(step=1, size=1)
     scene.publish(1, step=1)
+    scene.reopen(version=0)
     with scene.database.transaction() as tx:
-        policies.withdraw(tx, scene.run.id, 1)
         newest = policies.newest(tx, scene.run.id)
         assert newest is not None
         assert newest.version == 0
@@ -368,3 +390,15 @@ def test_runs_draw_their_own_groups_only(scene: Scene) -> None:
     assert set(drawn_groups(other, other.draw(step=1, size=1))) == {group}
     assert other.reopen(version=0) == 1
     assert scene.reopen(version=0) == 0
+
+
+def test_a_batch_whose_arrays_are_gone_cannot_be_read(scene: Scene) -> None:
+    scene.make_ready(1)
+    batch = scene.draw(step=1, size=1)
+    assert batch is not None
+    gone = scene.value("SELECT max(experience_id) FROM trinity.batch_item")
+    with scene.database.transaction() as tx:
+        tx.execute("DELETE FROM trinity.payload WHERE experience_id = %s", [gone])
+    missing = rf"The arrays of batch {batch.id} are gone: experience {gone} "
+    with pytest.raises(NotFound, match=missing), scene.database.transaction() as tx:
+        batches.read(tx, batch.id)

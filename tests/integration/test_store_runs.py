@@ -34,6 +34,14 @@ def test_a_name_in_use_with_another_configuration_is_refused_with_the_difference
         open_run(scene, "new", {"seed": 1, "trainer": {"steps": 4}})
 
 
+def test_a_run_that_was_stored_before_a_key_was_known_is_joined(scene: Scene) -> None:
+    first = open_run(scene, "new", {"seed": 1})
+    now = {"seed": 1, "workflow": "single_turn"}
+    with scene.database.transaction() as tx:
+        joined = runs.open_run(tx, "new", now, (), 0.0, lambda stored: {"workflow": "single_turn", **stored})
+    assert joined.id == first.id
+
+
 def test_roles_that_come_at_the_same_moment_open_one_run_and_adopt_its_rows_once(scene: Scene) -> None:
     import_records(scene.database, "set", [demonstration(number) for number in range(50)])
 

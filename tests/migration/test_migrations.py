@@ -20,7 +20,14 @@ from trinity_db import database, schema
 from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.schema.models import metadata
 
-VIEWS = {"batch_view", "drop_view", "experience_view", "policy_progress"}
+VIEWS = {
+    "batch_view",
+    "drop_view",
+    "experience_view",
+    "lease_view",
+    "policy_progress",
+    "reward_change_view",
+}
 
 # Everything that makes up a schema but rights and comments, with its definition in words.
 CATALOGUE = """
@@ -117,7 +124,7 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
         table.name for table in metadata.sorted_tables
     }
     assert {name for kind, name in made if kind == "view"} == VIEWS
-    assert {name for kind, name in made if kind == "function"} == {"lineage"}
+    assert {name for kind, name in made if kind == "function"} == {"lineage", "reward_in"}
 
 
 def test_upgrading_again_changes_nothing(upgraded_url: str) -> None:

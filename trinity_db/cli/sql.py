@@ -46,7 +46,8 @@ def sql(
 ) -> None:
     """Run one SQL statement and print its rows.
 
-    Tables and views are found without their schema: experience_view, policy_progress, batch_view, drop_view.
+    Tables and views are found without their schema: experience_view, policy_progress, batch_view, drop_view,
+    lease_view, reward_change_view.
 
     Example:
 

@@ -6,6 +6,7 @@
     rows       claim, pass, drop, settle whole groups, pair         (processors)
     rewards    record events and everything that follows from them  (processors, people)
     batches    draw, read, commit, reopen                           (trainer)
+    replay     run a draw again                                     (command line)
     policies   publish versions, find whole checkpoints             (trainer, explorer)
     offline    give adopted rows their tokens                       (trainer)
 

@@ -1,4 +1,10 @@
-"""Batches: drawn for one trainer step, committed with it, reopened when no checkpoint includes them."""
+"""Batches: drawn for one trainer step, committed with it, reopened when no checkpoint includes them.
+
+A draw is one statement, so that one snapshot says all it could see; it is recorded with the batch, and
+`store.replay` runs the draw again on it. The lease comes after it and takes all of the drawn rows or, when
+somebody else took one, none. Whatever changes rows locks their groups first, then the rows, each in the
+order of their ids.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,9 +16,9 @@ from psycopg.rows import DictRow
 
 from trinity_db import arrays
 from trinity_db.database import Transaction
-from trinity_db.errors import LeaseLost
+from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
-from trinity_db.store import policies, runs
+from trinity_db.store import policies, runs, workers
 
 Advantage = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
 """From the rewards of a batch and the number of each row's group to the rows' advantages."""
@@ -53,75 +59,105 @@ class Batch:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a batch as the trainer uses it."""
+    """One row of a batch as the trainer uses it, and where it stands in the store."""
 
+    ordinal: int
     experience_id: int
+    preference_id: int | None
+    group_id: int | None
     payload: arrays.Payload
+    reward: float | None
     advantage: float | None
+    weight: float
+    probability: float | None
+    staleness: int | None
 
 
 def draw_groups(tx: Transaction, draw: Draw, max_staleness: int | None, advantage: Advantage) -> Batch | None:
     """Lease the oldest `batch_size` whole groups within the staleness limit; None when there are not enough.
 
     Groups that are too stale become drops with a reason, also when None is returned. Advantages
-    are computed from the rewards as they are in this transaction, and recorded.
+    are computed from the rewards as they are in the draw's snapshot, and recorded.
+
+    Raises:
+        LeaseLost: another trainer draws for this run.
     """
     version = _version(tx, draw)
     if max_staleness is not None:
         _expire(tx, draw.run_id, version, max_staleness)
-    rows = tx.execute(query("draw_groups"), {"run_id": draw.run_id, "limit": draw.batch_size}).fetchall()
-    if len(rows) < draw.batch_size:
-        return None
-    group_ids = [row["id"] for row in rows]
-    members = tx.execute(query("draw_members"), {"group_ids": group_ids, "version": version}).fetchall()
-    rewards = np.array([member["reward"] for member in members], np.float64)
+    values = {"version": version, "max_staleness": max_staleness}
+    members = _select(tx, draw, "draw_groups", values)
     groups = np.array([member["group_id"] for member in members], np.int64)
+    group_ids = np.unique(groups).tolist()
+    if len(group_ids) < draw.batch_size:
+        return None
+    rewards = np.array([member["reward"] for member in members], np.float64)
     items = [
         Item(member["id"], None, member["reward"], float(value), member["staleness"])
         for member, value in zip(members, advantage(rewards, groups), strict=True)
     ]
-    batch = _record(tx, draw, version, "fifo", "draw_groups", items, len(group_ids), epoch=0)
-    tx.execute(query("lease_groups"), {"ids": group_ids, "worker_id": draw.worker_id})
-    _lease_experiences(tx, draw, items)
+    drawn = _Drawn("draw_groups", "fifo", items, len(group_ids), 0, members[0]["snapshot"], max_staleness)
+    batch = _record(tx, draw, version, drawn)
+    _lock(tx, [batch.id])
+    _lease(tx, draw, "lease_groups", group_ids)
+    _lease(tx, draw, "lease_experiences", [item.experience_id for item in items])
     return batch
 
 
 def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
-    """Lease the next rows to imitate; None when none is left. A batch never reaches into the next epoch."""
-    values = {"run_id": draw.run_id, "seed": draw.seed, "limit": draw.batch_size}
-    rows = tx.execute(query("draw_rows"), values).fetchall()
+    """Lease the next rows to imitate; None when none is left. A batch never reaches into the next epoch.
+
+    Raises:
+        LeaseLost: another trainer draws for this run.
+    """
+    rows = _select(tx, draw, "draw_rows", {"seed": draw.seed})
     if not rows:
         return None
     epoch = rows[0]["use_count"]
-    items = [Item(row["id"]) for row in rows if row["use_count"] == epoch]
-    batch = _record(tx, draw, _version(tx, draw), "epochs", "draw_rows", items, len(items), epoch)
-    _lease_experiences(tx, draw, items)
+    items = [Item(row["id"], None, row["reward"]) for row in rows if row["use_count"] == epoch]
+    drawn = _Drawn("draw_rows", "epochs", items, len(items), epoch, rows[0]["snapshot"])
+    batch = _record(tx, draw, _version(tx, draw), drawn)
+    _lock(tx, [batch.id])
+    _lease(tx, draw, "lease_experiences", [item.experience_id for item in items])
     return batch
 
 
 def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
-    """Lease the next pairs; None when none is left. A batch never reaches into the next epoch."""
-    values = {"run_id": draw.run_id, "seed": draw.seed, "limit": draw.batch_size}
-    rows = tx.execute(query("draw_pairs"), values).fetchall()
+    """Lease the next pairs; None when none is left. A batch never reaches into the next epoch.
+
+    Raises:
+        LeaseLost: another trainer draws for this run.
+    """
+    rows = _select(tx, draw, "draw_pairs", {"seed": draw.seed})
     if not rows:
         return None
     epoch = rows[0]["use_count"]
     pairs = [row for row in rows if row["use_count"] == epoch]
-    items = [Item(row[side], row["id"]) for row in pairs for side in ("chosen_id", "rejected_id")]
-    batch = _record(tx, draw, _version(tx, draw), "epochs", "draw_pairs", items, len(pairs), epoch)
-    tx.execute(query("lease_preferences"), {"ids": [row["id"] for row in pairs], "worker_id": draw.worker_id})
+    items = [
+        Item(row[f"{side}_id"], row["id"], row[f"{side}_reward"])
+        for row in pairs
+        for side in ("chosen", "rejected")
+    ]
+    drawn = _Drawn("draw_pairs", "epochs", items, len(pairs), epoch, rows[0]["snapshot"])
+    batch = _record(tx, draw, _version(tx, draw), drawn)
+    _lease(tx, draw, "lease_preferences", [row["id"] for row in pairs])
     return batch
 
 
 def read(tx: Transaction, batch_id: int) -> list[Row]:
-    """The rows of a batch in the order of the draw."""
+    """The rows of a batch in the order of the draw.
+
+    Raises:
+        NotFound: a row's arrays are gone.
+    """
+    rows = tx.execute(query("read_batch"), {"batch_id": batch_id}, binary=True).fetchall()
+    gone = [row["experience_id"] for row in rows if row["data"] is None]
+    if gone or not rows:
+        which = f"experience {gone[0]}" if len(gone) == 1 else f"{len(gone) or 'all'} of its rows"
+        raise NotFound(f"The arrays of batch {batch_id} are gone: {which} cannot be read any more.")
     return [
-        Row(
-            row["experience_id"],
-            arrays.decode(row["codec"], row["data"], row["num_tokens"]),
-            row["advantage"],
-        )
-        for row in tx.execute(query("read_batch"), {"batch_id": batch_id}, binary=True)
+        Row(payload=arrays.decode(row.pop("codec"), row.pop("data"), row.pop("num_tokens")), **row)
+        for row in rows
     ]
 
 
@@ -159,32 +195,37 @@ def commit(tx: Transaction, batch: Batch, worker_id: int, max_uses: int) -> bool
                 f"Batch {batch.id} was taken from this trainer; another one runs or ran for this run."
             )
         return False
+    _lock(tx, [batch.id])
     tx.execute(query("use_experiences"), {"batch_id": batch.id, "max_uses": max_uses})
-    tx.execute(query("use_groups"), {"batch_id": batch.id, "run_id": row["run_id"]})
+    tx.execute(query("use_groups"), {"batch_id": batch.id, "max_uses": max_uses, "run_id": row["run_id"]})
     tx.execute(query("use_preferences"), {"batch_id": batch.id, "max_uses": max_uses})
     runs.announce(tx, row["run_id"])
     return True
 
 
 def reopen_leased(tx: Transaction, draw: Draw) -> None:
-    """Give back a batch that was drawn for this very step before, as when that draw's commit was unclear."""
-    _reopen(
-        tx,
-        draw.run_id,
-        tx.execute(query("leased_batch"), {"run_id": draw.run_id, "step": draw.step}).fetchall(),
-    )
+    """Give back a batch that this worker drew for this very step before, as when that commit was unclear."""
+    values = {"run_id": draw.run_id, "step": draw.step, "worker_id": draw.worker_id}
+    _reopen(tx, draw.run_id, tx.execute(query("leased_batch"), values).fetchall())
 
 
 def reopen(tx: Transaction, run_id: int, version: int) -> int:
-    """Give back every batch that the checkpoint of `version` does not include; returns how many."""
-    batches = tx.execute(query("open_batches"), {"run_id": run_id, "version": version}).fetchall()
+    """Give back every batch that the checkpoint of `version` does not include; returns how many.
+
+    Later versions, which include some of them, are withdrawn.
+    """
+    values = {"run_id": run_id, "version": version}
+    batches = tx.execute(query("open_batches"), values).fetchall()
+    tx.execute(query("withdraw_later_versions"), values)
     _reopen(tx, run_id, batches)
     return len(batches)
 
 
 def _reopen(tx: Transaction, run_id: int, batches: Sequence[DictRow]) -> None:
     if batches:
-        values = {"run_id": run_id, "batch_ids": [batch["id"] for batch in batches]}
+        batch_ids = [batch["id"] for batch in batches]
+        _lock(tx, batch_ids)
+        values = {"run_id": run_id, "batch_ids": batch_ids}
         for name in ("reopen_experiences", "reopen_groups", "reopen_preferences", "reopen_batches"):
             tx.execute(query(name), values)
         runs.announce(tx, run_id)
@@ -197,16 +238,28 @@ def _version(tx: Transaction, draw: Draw) -> int:
     return policy.version
 
 
-def _record(
-    tx: Transaction,
-    draw: Draw,
-    version: int,
-    sampler: str,
-    drawn_by: str,
-    items: Sequence[Item],
-    size: int,
-    epoch: int,
-) -> Batch:
+@dataclass(frozen=True)
+class _Drawn:
+    """What a draw found, and how."""
+
+    query: str
+    sampler: str
+    items: Sequence[Item]
+    size: int
+    """In groups, rows or pairs."""
+    epoch: int
+    snapshot: str
+    """The pg_snapshot that the draw's statement saw."""
+    max_staleness: int | None = None
+
+
+def _select(tx: Transaction, draw: Draw, name: str, values: dict[str, int | None]) -> list[DictRow]:
+    limits = {"run_id": draw.run_id, "limit": draw.batch_size}
+    return tx.execute(query(name), limits | values).fetchall()
+
+
+def _record(tx: Transaction, draw: Draw, version: int, drawn: _Drawn) -> Batch:
+    workers.hold_place(tx, draw.worker_id)  # a trainer that was replaced may not have heard of it yet
     row = tx.execute(
         query("insert_batch"),
         {
@@ -214,38 +267,51 @@ def _record(
             "step": draw.step,
             "worker_id": draw.worker_id,
             "version": version,
-            "size": size,
-            "epoch": epoch,
-            "sampler": sampler,
+            "max_staleness": drawn.max_staleness,
+            "size": drawn.size,
+            "epoch": drawn.epoch,
+            "sampler": drawn.sampler,
             "seed": draw.seed,
-            "query": query(drawn_by),
+            "query": query(drawn.query),
+            "snapshot": drawn.snapshot,
         },
     ).fetchone()
-    assert row is not None
+    if row is None:
+        raise LeaseLost(f"Step {draw.step} has a batch already: another trainer took the run over.")
     tx.execute(
         query("insert_batch_items"),
         {
             "batch_id": row["id"],
-            "experience_ids": [item.experience_id for item in items],
-            "preference_ids": [item.preference_id for item in items],
-            "rewards": [item.reward for item in items],
-            "advantages": [item.advantage for item in items],
-            "staleness": [item.staleness for item in items],
+            "experience_ids": [item.experience_id for item in drawn.items],
+            "preference_ids": [item.preference_id for item in drawn.items],
+            "rewards": [item.reward for item in drawn.items],
+            "advantages": [item.advantage for item in drawn.items],
+            "staleness": [item.staleness for item in drawn.items],
         },
     )
-    return Batch(row["id"], draw.step, size, epoch, version)
+    return Batch(row["id"], draw.step, drawn.size, drawn.epoch, version)
 
 
-def _lease_experiences(tx: Transaction, draw: Draw, items: Sequence[Item]) -> None:
-    ids = [item.experience_id for item in items]
-    tx.execute(query("lease_experiences"), {"ids": ids, "worker_id": draw.worker_id})
+def _lock(tx: Transaction, batch_ids: Sequence[int]) -> None:
+    for name in ("lock_batch_groups", "lock_batch_rows"):
+        tx.execute(query(name), {"batch_ids": batch_ids})
+
+
+def _lease(tx: Transaction, draw: Draw, statement: str, ids: Sequence[int]) -> None:
+    leased = tx.execute(query(statement), {"ids": ids, "worker_id": draw.worker_id}).rowcount
+    if leased != len(ids):
+        raise LeaseLost(
+            f"Of what step {draw.step} drew, {len(ids) - leased} of {len(ids)} are not ready any more: "
+            "another trainer took the run over."
+        )
 
 
 def _expire(tx: Transaction, run_id: int, version: int, max_staleness: int) -> None:
     values = {"run_id": run_id, "version": version, "max_staleness": max_staleness}
-    groups = [row["id"] for row in tx.execute(query("expire_stale_groups"), values)]
+    groups = [row["id"] for row in tx.execute(query("stale_groups"), values)]
     if not groups:
         return
+    tx.execute(query("expire_groups"), {"group_ids": groups})
     members = tx.execute(query("expire_members"), {"group_ids": groups}).fetchall()
     tx.execute(
         query("record_drops"),

@@ -68,11 +68,6 @@ def latest_version(tx: Transaction, run_id: int) -> int | None:
     return version
 
 
-def withdraw(tx: Transaction, run_id: int, version: int) -> None:
-    """Nobody shall load this version: its files are damaged."""
-    tx.execute(query("withdraw_version"), {"run_id": run_id, "version": version})
-
-
 def prune(tx: Transaction, run_id: int, keep: int) -> list[Path]:
     """Forget all but the newest `keep` checkpoints and version 0; returns the folders to delete then."""
     rows = tx.execute(query("prune_checkpoints"), {"run_id": run_id, "keep": keep})

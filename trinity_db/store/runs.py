@@ -1,6 +1,6 @@
 """Runs: opened by whichever role comes first, over the data sets they adopt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -39,8 +39,17 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
     return Run(row["id"], row["name"], RunKind(row["kind"]), RunState(row["state"]), row["config"])
 
 
-def open_run(tx: Transaction, name: str, config: dict[str, Any], data: Sequence[str], holdout: float) -> Run:
+def open_run(
+    tx: Transaction,
+    name: str,
+    config: dict[str, Any],
+    data: Sequence[str],
+    holdout: float,
+    complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
+) -> Run:
     """Create the run, or join it when it exists with this very configuration; then adopt its data sets.
+
+    `complete` gives a stored configuration the keys that are newer than it.
 
     Raises:
         ConfigError: the name belongs to a run with another configuration, or to a data set.
@@ -50,10 +59,11 @@ def open_run(tx: Transaction, name: str, config: dict[str, Any], data: Sequence[
     run = find(tx, name)
     if run.kind != RunKind.TRAIN:
         raise ConfigError(f"'{name}' is the name of an imported data set; give the run another name.")
-    if run.config != config:
+    stored = complete(run.config)
+    if stored != config:
         raise ConfigError(
             f"The run name '{name}' is in use with another configuration "
-            f"({'; '.join(_differences(run.config, config)[:3])}); choose another with --set name=..."
+            f"({'; '.join(_differences(stored, config)[:3])}); choose another with --set name=..."
         )
     for source in data:
         _adopt(tx, run, find(tx, source, "data set"), holdout)

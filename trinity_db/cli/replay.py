@@ -1,0 +1,117 @@
+"""`trinity-db replay`: a batch as the trainer saw it, in a file; and its draw, run again."""
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trinity_db.cli import output
+from trinity_db.cli.formats import Column, Format, write
+from trinity_db.errors import ConfigError, TrinityError
+
+if TYPE_CHECKING:
+    from trinity_db.store.batches import Row
+    from trinity_db.store.replay import Recorded
+
+COLUMNS = [
+    Column("ordinal", "int4"),
+    Column("experience_id", "int8"),
+    Column("preference_id", "int8"),
+    Column("group_id", "int8"),
+    Column("token_ids", "int4", is_array=True),
+    Column("action_mask", "int2", is_array=True),
+    Column("logprobs", "float4", is_array=True),
+    Column("versions", "int4", is_array=True),
+    Column("advantage", "float8"),
+    Column("weight", "float8"),
+    Column("probability", "float8"),
+    Column("reward", "float8"),
+    Column("staleness", "int4"),
+]
+"""Of each row; logprobs and versions have one entry for each 1 in the mask."""
+
+FILE_TYPES = (".jsonl", ".parquet")
+
+
+def replay(
+    batch_id: Annotated[
+        int, typer.Argument(metavar="BATCH", help="Id of a batch, as trinity-db batches lists it.")
+    ],
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FILE", help="Write its rows to this .jsonl or .parquet.")
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Run its draw again on what it could see then; fail if it differs."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as a JSON object.")] = False,
+) -> None:
+    """Write what the trainer saw in one step, or run the draw of it again.
+
+    The rows are those that the trainer read, in its order: tokens, mask, log-probabilities, versions, and
+    the numbers used. The summary names the newest checkpoint at the time, and the last step it includes.
+
+    Example:
+
+        trinity-db replay 17 --to batch-17.jsonl --check
+    """
+    if to is None and not check:
+        raise typer.BadParameter("say --to FILE, --check, or both")
+    if to is not None and to.suffix not in FILE_TYPES:
+        raise ConfigError(f"{to}: unknown type of file; known are {', '.join(FILE_TYPES)}.")
+    from trinity_db.database import open_database
+    from trinity_db.store.batches import read
+    from trinity_db.store.replay import find, first_difference
+
+    with closing(open_database()) as database, database.transaction(read_only=True) as tx:
+        recorded = find(tx, batch_id)
+        rows = read(tx, batch_id) if to is not None else []
+        difference = first_difference(tx, recorded) if check else None
+    if to is not None:
+        _write(to, rows)
+    if as_json:
+        checked = {"same": difference is None if check else None, "difference": difference}
+        output.print_json({**asdict(recorded), "file": to, **checked})
+    else:
+        _print(recorded, to, check and difference is None)
+    if difference is not None:
+        raise TrinityError(f"Batch {batch_id} does not draw the same rows again: {difference}.")
+
+
+def _write(to: Path, rows: "Sequence[Row]") -> None:
+    with output.opened(to) as out:
+        if to.suffix == ".parquet":
+            write(Format.PARQUET, COLUMNS, (tuple(_shown(row).values()) for row in rows), out)
+            return
+        for row in rows:
+            out.write(json.dumps(output.jsonable(_shown(row))) + "\n")
+
+
+def _shown(row: "Row") -> dict[str, Any]:
+    """The values of COLUMNS by name."""
+    payload = row.payload
+    logprobs, versions = payload.logprobs, payload.versions
+    arrays = {
+        "token_ids": payload.token_ids.tolist(),
+        "action_mask": payload.action_mask.astype(int).tolist(),
+        # The shortest decimals that are these float32.
+        "logprobs": None if logprobs is None else [float(str(value)) for value in logprobs],
+        "versions": None if versions is None else versions.tolist(),
+    }
+    return {c.name: arrays[c.name] if c.name in arrays else getattr(row, c.name) for c in COLUMNS}
+
+
+def _print(recorded: "Recorded", to: Path | None, is_same: bool) -> None:
+    name = f"Batch {recorded.batch} of '{recorded.run}'"
+    if to is not None:
+        print(f"{name}, step {recorded.step}: {recorded.rows} rows in {to}")
+        weights = (
+            f"version {recorded.policy_version}, which includes the steps up to {recorded.checkpoint_step}"
+        )
+        print(f"It was drawn at {weights}: {recorded.checkpoint or 'its checkpoint is gone'}")
+    if is_same:
+        print(f"{name} draws the same {recorded.rows} rows.")

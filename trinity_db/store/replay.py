@@ -1,0 +1,86 @@
+"""Draws run again: what a batch was drawn from is rebuilt from history and drawn once more.
+
+A draw is one statement, and its snapshot is recorded with the batch. The statements here say what it said:
+what a row's state was then follows from the transactions that made rows ready, and from the batches, drops
+and reward events of the time. They change nothing.
+"""
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from psycopg.rows import DictRow
+
+from trinity_db.database import Transaction
+from trinity_db.errors import NotFound, TrinityError
+from trinity_db.schema.queries import query
+
+_DRAWS = {
+    ("fifo", False): "replay_groups",
+    ("epochs", False): "replay_rows",
+    ("epochs", True): "replay_pairs",
+}
+"""By sampler, and whether it drew pairs."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A batch as it was drawn, and the weights that its step began with."""
+
+    batch: int
+    run: str
+    step: int
+    state: str
+    policy_version: int
+    checkpoint: Path | None
+    """Folder of that version; None once it was pruned or withdrawn."""
+    checkpoint_step: int
+    """The last step it includes. Steps between it and the batch's own were made from it in memory."""
+    epoch: int
+    sampler: str
+    seed: int
+    snapshot: str | None
+    """What the draw could see; None where it was drawn by a version that did not record it."""
+    rows: int
+    has_pairs: bool
+
+
+def find(tx: Transaction, batch_id: int) -> Recorded:
+    """What is recorded of a batch's draw.
+
+    Raises:
+        NotFound: there is no such batch, or it went with its run.
+    """
+    row = tx.execute(query("recorded_draw"), {"batch_id": batch_id}).fetchone()
+    if row is None:
+        raise NotFound(f"There is no batch {batch_id}; trinity-db batches RUN lists those of a run.")
+    checkpoint = row.pop("checkpoint")
+    return Recorded(**row, checkpoint=Path(checkpoint) if checkpoint else None)
+
+
+def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
+    """Run the draw again on its snapshot; where rows, order, reward or staleness first differ, or None.
+
+    Raises:
+        TrinityError: the batch was drawn before snapshots were recorded.
+    """
+    if recorded.snapshot is None:
+        raise TrinityError(
+            f"Batch {recorded.batch} was drawn before snapshots were recorded: its draw cannot be run again."
+        )
+    values = {"batch_id": recorded.batch}
+    drawn = tx.execute(query("recorded_items"), values).fetchall()
+    again = tx.execute(query(_DRAWS[recorded.sampler, recorded.has_pairs]), values).fetchall()
+    for place, (then, now) in enumerate(zip_longest(drawn, again)):
+        if then != now:
+            return f"row {place}: the batch has {_described(then)}, the draw gives {_described(now)}"
+    return None
+
+
+def _described(row: DictRow | None) -> str:
+    if row is None:
+        return "none"
+    pair = "" if row["preference_id"] is None else f" of pair {row['preference_id']}"
+    staleness = "" if row["staleness"] is None else f", staleness {row['staleness']}"
+    reward = "no reward" if row["reward"] is None else f"reward {row['reward']}"
+    return f"experience {row['experience_id']}{pair} ({reward}{staleness})"
