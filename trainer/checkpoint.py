@@ -1,40 +1,80 @@
 """Checkpoints on disk: a Hugging Face model folder plus the trainer's own state.
 
 A checkpoint appears whole or not at all: it is written aside, flushed, and renamed into place.
+Nothing is ever written over: a folder of that name is left as it is, and the new one refused.
 Its digest goes into the database with the policy version, so that a damaged one is noticed.
 """
 
 import hashlib
 import os
+import re
 import shutil
+from collections.abc import Callable, Container
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
+from safetensors import SafetensorError
 
-from trinity_db.errors import ConfigError
+from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.trainer.step import Learner
 
 STATE_FILE = "trainer_state.pt"
+_NAME = re.compile(r"version-(\d{6,})(-\d+)?")
+_ASIDE = re.compile(_NAME.pattern + r"\.\w+\.tmp")
+
+
+def version_folder(checkpoints: Path, version: int) -> Path:
+    """Where the checkpoint of a version shall lie; another name when there is a folder of that name.
+
+    A trainer that was replaced may have left it, or may not know yet and still put it there.
+    """
+    folder = checkpoints / f"version-{version:06d}"
+    others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in chain([folder], others) if not path.is_dir())
 
 
 def save(folder: Path, learner: Learner, tokenizer: Any) -> str:
-    """Write a checkpoint and return its digest. When this returns, the files survive a power cut.
+    """Write a checkpoint and return its digest; as `place` does it."""
 
-    A folder of that name, left over by a crash before its version was published, is replaced.
+    def write(aside: Path) -> None:
+        learner.model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        # Through a file of ours: torch's own says nothing about a full disk but "unexpected pos".
+        with (aside / STATE_FILE).open("wb") as file:
+            torch.save(learner.state_dict(), file)
+
+    return place(folder, write)
+
+
+def place(folder: Path, write: Callable[[Path], None]) -> str:
+    """Make a folder of what `write` writes into it; returns its digest.
+
+    When this returns, the files survive a power cut.
+
+    Raises:
+        TrinityError: the disk is full, cannot be written, or something is in the way. Nothing is left.
     """
-    aside = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    learner.model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    torch.save(learner.state_dict(), aside / STATE_FILE)
-    for path in [*_files(aside), aside]:
-        _flush(path)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
-    _flush(folder.parent)
-    return digest(folder)
+    # A name of its own: a trainer that was replaced, and does not know, must not write into ours.
+    aside = folder.with_name(f"{folder.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        aside.mkdir(parents=True)
+        write(aside)
+        for path in [*_files(aside), aside]:
+            _flush(path)
+        written = digest(aside)
+        aside.rename(folder)
+        _flush(folder.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise TrinityError(
+            f"Checkpoint {folder} cannot be written: {cause}. "
+            "Free space there, or name another folder with trainer.checkpoints, and start again."
+        ) from error
+    return written
 
 
 def digest(folder: Path) -> str:
@@ -49,7 +89,47 @@ def digest(folder: Path) -> str:
 
 def verify(folder: Path, expected: str) -> bool:
     """Whether the folder is there and its files are exactly those that `save` wrote."""
-    return folder.is_dir() and digest(folder) == expected
+    try:
+        return folder.is_dir() and digest(folder) == expected
+    except OSError:  # a disk that cannot be read any more
+        return False
+
+
+def set_aside(folder: Path) -> None:
+    """Keep a damaged checkpoint, for whoever wants to look at it, where nothing loads or removes it.
+
+    Raises:
+        TrinityError: the disk cannot be written.
+    """
+    try:
+        if folder.is_dir():
+            folder.rename(folder.with_name(folder.name + ".damaged"))
+    except OSError as error:
+        raise TrinityError(f"{folder} is damaged, and cannot be renamed: {error.strerror}.") from error
+
+
+def clear_leftovers(checkpoints: Path, published: Container[str], newest: int) -> None:
+    """Remove what crashes left: unfinished checkpoints, and whole ones that no version names.
+
+    Args:
+        published: the names of the folders of versions.
+        newest: the highest version that there ever was, -1 before the first. A crash leaves at most the next.
+
+    Raises:
+        ConfigError: there are later checkpoints, which this run cannot have written. Nothing is removed then.
+    """
+    leftovers = []
+    for path in sorted(checkpoints.glob("version-*")):
+        name = _NAME.fullmatch(path.name)
+        if name and int(name[1]) > newest + 1:
+            raise ConfigError(
+                f"{path} is of another store's run, or this store was set back; "
+                "move the folder away, or name another one with trainer.checkpoints."
+            )
+        if (name and path.name not in published) or _ASIDE.fullmatch(path.name):
+            leftovers.append(path)
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def load_state(folder: Path, learner: Learner) -> None:

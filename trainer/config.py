@@ -80,4 +80,5 @@ class TrainerConfig(Settings):
     eval_every: int | None = Field(None, ge=1)
     """Steps between evaluations on held-out rows (offline). None: at the end only."""
     checkpoints: Path | None = None
-    """Folder for this run's checkpoints. None: below TRINITY_DB_HOME, by the run's name."""
+    """Folder for this run's checkpoints; later ones may go to another. None: below TRINITY_DB_HOME, by the
+    run's name."""

@@ -5,6 +5,7 @@ done stays done: after a crash the next start goes on with the rows that are lef
 """
 
 import logging
+from collections.abc import Callable
 
 from trinity_db.arrays import Payload
 from trinity_db.database import Database
@@ -17,13 +18,21 @@ CHUNK_ROWS = 1000  # a transaction of a few megabytes
 
 
 def encode_adopted(
-    database: Database, run_id: int, tokenizer: Tokenizer, template: str, max_length: int
+    database: Database,
+    run_id: int,
+    tokenizer: Tokenizer,
+    template: str,
+    max_length: int,
+    should_stop: Callable[[], bool],
 ) -> None:
-    """Tokenise every adopted row that has no tokens yet, prompt and response cut to `max_length` tokens."""
+    """Tokenise every adopted row that has no tokens yet, prompt and response cut to `max_length` tokens.
+
+    It ends early, between two chunks, when it should stop.
+    """
     with database.transaction() as tx:
         total = offline.count_unencoded(tx, run_id)
     done = dropped = after = 0
-    while done < total:
+    while done < total and not should_stop():
         with database.transaction() as tx:
             texts = offline.unencoded(tx, run_id, after, CHUNK_ROWS)
         if not texts:

@@ -10,26 +10,32 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import torch
 
 from trinity_db.config import ModelConfig
 from trinity_db.database import Database, Transaction
-from trinity_db.errors import TrinityError
+from trinity_db.errors import LeaseLost, TrinityError
 from trinity_db.models import context_length, load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import batches, policies, runs
 from trinity_db.trainer import checkpoint, start
+from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.advantages import group_advantages
 from trinity_db.trainer.config import AlgorithmConfig, DpoConfig, GrpoConfig, SftConfig, TrainerConfig
 from trinity_db.trainer.encode import encode_adopted
-from trinity_db.trainer.step import Batch, Learner
+from trinity_db.trainer.step import Abandoned, Batch, Learner
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 PROGRESS_SECONDS = 5.0  # between lines in the log
 HELD_OUT_ROWS = 512  # rows or pairs of an evaluation; its error is then a few percent
@@ -53,6 +59,11 @@ class TrainerSetup:
         return isinstance(self.algorithm, GrpoConfig)
 
     @property
+    def needs_first_model(self) -> bool:
+        """Whether the policy is held to the frozen starting model."""
+        return create(self.algorithm).needs_reference
+
+    @property
     def publish_every(self) -> int:
         """Steps between published versions."""
         return self.trainer.publish_every or (1 if self.is_online else 100)
@@ -70,6 +81,7 @@ class Trainer(Service):
         self._learner: Learner
         self._total_steps = 0
         self._published_step = 0
+        self._evaluated_step = -1
         self._is_exhausted = False
         self._waiting_since = time.monotonic()
         self._logged_at = 0.0
@@ -77,49 +89,65 @@ class Trainer(Service):
     def start(self) -> None:
         """Go on from the latest whole checkpoint; what it does not include is drawn again."""
         setup = self._setup
+        start.clear_leftovers(self.database, self.run, setup.checkpoints)
         start.publish_first_version(self.database, self.run, setup.model, setup.seed, setup.checkpoints)
         policy = start.recover(self.database, self.run)
         self._tokenizer = load_tokenizer(policy.checkpoint)
         if not setup.is_online:
             limit = min(setup.trainer.max_length or sys.maxsize, context_length(policy.checkpoint))
-            encode_adopted(self.database, self.run.id, self._tokenizer, setup.model.prompt_template, limit)
+            encode_adopted(
+                self.database,
+                self.run.id,
+                self._tokenizer,
+                setup.model.prompt_template,
+                limit,
+                should_stop=lambda: self.stopping,
+            )
         self._total_steps = self._count_steps()
         self._learner = Learner(
             setup.trainer,
             setup.algorithm,
             policy.checkpoint,
             total_steps=self._total_steps,
-            reference=self._first_model(),
+            reference=start.first_model(self.database, self.run) if setup.needs_first_model else None,
             temperature=setup.temperature if setup.is_online else 1.0,
+            should_stop=lambda: self.stopping,
         )
         if policy.version > 0:
             checkpoint.load_state(policy.checkpoint, self._learner)
+        else:
+            torch.manual_seed(setup.seed)
         self._published_step = policy.step
-        if policy.version == 0:
-            self._evaluate()
+        self._waiting_since = time.monotonic()
 
     def work(self) -> bool:
         """One step; False when no batch can be drawn yet, or never again."""
         step = self._learner.steps_done
         if self._setup.is_online and step >= self._total_steps:
             return False
-        # Before a step and not after it, so that it is tried again when the database was away.
+        # Both before a step and not after it, so that they are tried again when the database was away.
         if step - self._published_step >= self._setup.publish_every:
             self._publish()
             self._waiting_since = time.monotonic()
+        if self._evaluation_is_due() and not self._evaluate():
+            return True
+        draw = batches.Draw(
+            self.run.id, self.worker_id, step + 1, self._setup.trainer.batch_size, self._setup.seed
+        )
         with self.database.transaction() as tx:
-            batch = self._draw(tx)
+            batch = self._draw(tx, draw)
         if batch is None:
             self._is_exhausted = not self._setup.is_online
             return False
-        waited = time.monotonic() - self._waiting_since
-        started = time.monotonic()
-        with self.database.transaction() as tx:
-            rows = batches.read(tx, batch.id)
-        metrics = self._learner.step(_to_learn(rows))
-        metrics |= {"time/wait_for_batch": waited, "time/step": time.monotonic() - started}
-        self.database.retry(lambda: self._commit(batch, metrics), give_up=lambda: self.stopping)
-        self._after_step(metrics)
+        try:
+            metrics = self._train_on(batch)
+        except Abandoned:
+            with self.database.transaction() as tx:
+                batches.reopen_leased(tx, draw)
+            logger.info("step %d was abandoned; its rows are given back", batch.step)
+            return True
+        self._as_owner(lambda: self._commit(batch, metrics))
+        self._log(metrics)
         self._waiting_since = time.monotonic()
         return True
 
@@ -129,7 +157,8 @@ class Trainer(Service):
         if not online_end and not self._is_exhausted:
             return False
         self.release()
-        self._evaluate()
+        if not self._evaluate():
+            return False
         with self.database.transaction() as tx:
             runs.finish(tx, self.run.id)
         logger.info("run '%s' is finished after %d steps", self.run.name, self._learner.steps_done)
@@ -140,14 +169,7 @@ class Trainer(Service):
         if self._learner.steps_done > self._published_step:
             self._publish()
 
-    def _draw(self, tx: Transaction) -> batches.Batch | None:
-        draw = batches.Draw(
-            self.run.id,
-            self.worker_id,
-            self._learner.steps_done + 1,
-            self._setup.trainer.batch_size,
-            self._setup.seed,
-        )
+    def _draw(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
         batches.reopen_leased(tx, draw)
         match self._setup.algorithm:
             case GrpoConfig() as grpo:
@@ -158,31 +180,30 @@ class Trainer(Service):
             case SftConfig():
                 return batches.draw_rows(tx, draw)
 
+    def _train_on(self, batch: batches.Batch) -> dict[str, float]:
+        waited = time.monotonic() - self._waiting_since
+        started = time.monotonic()
+        with self.database.transaction() as tx:
+            rows = batches.read(tx, batch.id)
+        metrics = self._learner.step(_to_learn(rows))
+        return metrics | {"time/wait_for_batch": waited, "time/step": time.monotonic() - started}
+
     def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
         max_uses = 1 if self._setup.is_online else self._setup.trainer.epochs
         with self.database.transaction() as tx:
             if batches.commit(tx, batch, self.worker_id, max_uses):
                 runs.record_metrics(tx, self.run.id, self.role, batch.step, metrics)
 
-    def _after_step(self, metrics: dict[str, float]) -> None:
-        step = self._learner.steps_done
-        eval_every = self._setup.trainer.eval_every
-        if eval_every is not None and step % eval_every == 0 and step < self._total_steps:
-            self._evaluate()
-        if time.monotonic() - self._logged_at > PROGRESS_SECONDS or step == self._total_steps:
-            self._logged_at = time.monotonic()
-            logger.info("step %d of %d: %s", step, self._total_steps, _short(metrics))
-
     def _publish(self) -> None:
         """Save, then record the version and what it includes; older checkpoints go after that."""
         step = self._learner.steps_done
         with self.database.transaction() as tx:
             version = (policies.latest_version(tx, self.run.id) or 0) + 1
-        folder = start.version_folder(self._setup.checkpoints, version)
+        folder = checkpoint.version_folder(self._setup.checkpoints, version)
         policy = policies.PolicyVersion(
             version, step, folder, checkpoint.save(folder, self._learner, self._tokenizer)
         )
-        pruned = self.database.retry(lambda: self._record(policy), give_up=lambda: self.stopping)
+        pruned = self._as_owner(lambda: self._record(policy))
         self._published_step = step
         for old in pruned:
             shutil.rmtree(old, ignore_errors=True)
@@ -192,19 +213,55 @@ class Trainer(Service):
             policies.publish(tx, self.run.id, policy, self.worker_id)
             return policies.prune(tx, self.run.id, self._setup.trainer.keep_checkpoints)
 
-    def _evaluate(self) -> None:
-        """Measure the held-out rows, where there are any."""
-        if self._setup.is_online:
-            return
-        pairs = isinstance(self._setup.algorithm, DpoConfig)
+    def _as_owner(self, decide: Callable[[], Result]) -> Result:
+        """Say what only the run's trainer may say, until it is heard; being refused is put on the record.
+
+        Raises:
+            LeaseLost: another trainer took the run over. Nothing of this one may be published any more.
+        """
+        try:
+            return self.database.retry(decide, give_up=lambda: self.stopping)
+        except LeaseLost:
+            self.database.retry(self._record_refusal, give_up=lambda: self.stopping)
+            raise
+
+    def _record_refusal(self) -> None:
         with self.database.transaction() as tx:
-            payloads = batches.held_out(tx, self.run.id, pairs, HELD_OUT_ROWS)
-        if not payloads:
-            return
-        metrics = {f"eval/{name}": value for name, value in self._learner.evaluate(Batch(payloads)).items()}
-        logger.info("held out, step %d: %s", self._learner.steps_done, _short(metrics))
-        with self.database.transaction() as tx:
-            runs.record_metrics(tx, self.run.id, self.role, self._learner.steps_done, metrics)
+            runs.record_metrics(
+                tx, self.run.id, self.role, self._learner.steps_done, {"refused/batches": 1.0}
+            )
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        step = self._learner.steps_done
+        if time.monotonic() - self._logged_at > PROGRESS_SECONDS or step == self._total_steps:
+            self._logged_at = time.monotonic()
+            logger.info("step %d of %d: %s", step, self._total_steps, _short(metrics))
+
+    def _evaluation_is_due(self) -> bool:
+        """Before the first step and every so many; after a crash again, as it may have been in between."""
+        step, every = self._learner.steps_done, self._setup.trainer.eval_every
+        if step == self._evaluated_step or step >= self._total_steps:
+            return False
+        return step == 0 or (every is not None and step % every == 0)
+
+    def _evaluate(self) -> bool:
+        """Measure the held-out rows, where there are any; False when a stop came in between."""
+        step = self._learner.steps_done
+        if not self._setup.is_online:
+            pairs = isinstance(self._setup.algorithm, DpoConfig)
+            with self.database.transaction() as tx:
+                payloads = batches.held_out(tx, self.run.id, pairs, HELD_OUT_ROWS)
+            if payloads:
+                try:
+                    measured = self._learner.evaluate(Batch(payloads))
+                except Abandoned:
+                    return False
+                metrics = {f"eval/{name}": value for name, value in measured.items()}
+                logger.info("held out, step %d: %s", step, _short(metrics))
+                with self.database.transaction() as tx:
+                    runs.record_metrics(tx, self.run.id, self.role, step, metrics)
+        self._evaluated_step = step
+        return True
 
     def _count_steps(self) -> int:
         """All steps of the run: online its end, offline what the learning rate's schedule is laid out for."""
@@ -221,11 +278,6 @@ class Trainer(Service):
                 "or derive pairs with: trinity-db process CONFIG --drain"
             )
         return math.ceil(available / setup.trainer.batch_size) * setup.trainer.epochs
-
-    def _first_model(self) -> Path | None:
-        with self.database.transaction() as tx:
-            oldest = policies.with_checkpoint(tx, self.run.id)[-1]
-        return oldest.checkpoint if oldest.version == 0 else None
 
 
 def _to_learn(rows: list[batches.Row]) -> Batch:

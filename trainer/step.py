@@ -7,7 +7,7 @@ V the vocabulary.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,10 @@ class NonFiniteLoss(TrinityError):
     """A step's loss or gradient is infinite or not a number; the weights were left as they were."""
 
 
+class Abandoned(Exception):
+    """A step or an evaluation was given up between two micro-batches; the learner is as it was before."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """What one optimizer step learns from. Pairs stand as chosen, rejected, chosen, rejected, ..."""
@@ -46,6 +50,7 @@ class Learner:
         total_steps: optimizer steps of the whole run, for the learning rate's schedule.
         reference: folder of the frozen starting model, for algorithms that need one; None: `model`.
         temperature: of the sampled tokens, so that ratios compare like with like.
+        should_stop: asked between two micro-batches; true gives up what is being computed.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Learner:
         reference: Path | None = None,
         temperature: float = 1.0,
         device: str | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.config = config
         self.algorithm = create(algorithm)
@@ -70,6 +76,7 @@ class Learner:
         self.steps_done = 0
         self._total_steps = total_steps
         self._temperature = temperature
+        self._should_stop = should_stop
         self._reference: Any = None
         if self.algorithm.needs_reference:
             self._reference = load_model(reference or model, self.device).requires_grad_(False)
@@ -82,12 +89,17 @@ class Learner:
 
         Raises:
             NonFiniteLoss: the weights and the step counter are unchanged.
+            Abandoned: the same, and the gradients are cleared.
         """
         self.optimizer.zero_grad()
         parts = []
-        for shares in self._shares(batch):
-            torch.autograd.backward(shares["loss"])
-            parts.append({name: share.detach() for name, share in shares.items()})
+        try:
+            for shares in self._shares(batch):
+                torch.autograd.backward(shares["loss"])
+                parts.append({name: share.detach() for name, share in shares.items()})
+        except Abandoned:
+            self.optimizer.zero_grad()
+            raise
         metrics = _added(parts)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         metrics["grad_norm"] = norm.item()
@@ -105,7 +117,11 @@ class Learner:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, float]:
-        """The algorithm's metrics on rows that are not learned from."""
+        """The algorithm's metrics on rows that are not learned from.
+
+        Raises:
+            Abandoned: there is no result.
+        """
         return _added(list(self._shares(batch)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +141,7 @@ class Learner:
         torch.cuda.set_rng_state_all(state["cuda_rng"][: torch.cuda.device_count()])
 
     def _shares(self, batch: Batch) -> Iterator[Shares]:
-        """The algorithm's shares, micro-batch by micro-batch."""
+        """The algorithm's shares, micro-batch by micro-batch, until it is time to stop."""
         width = self.algorithm.sequences_per_item
         items = np.arange(len(batch.payloads)).reshape(-1, width)
         totals = Totals(tokens=sum(_num_predicted(p) for p in batch.payloads), items=len(items))
@@ -134,6 +150,8 @@ class Learner:
         items = items[np.argsort(-lengths[items].max(axis=1), kind="stable")]
         per_pass = max(1, self.config.micro_batch_size // width)
         for start in range(0, len(items), per_pass):
+            if start and self._should_stop():
+                raise Abandoned
             chosen = items[start : start + per_pass].ravel().tolist()
             payloads = [batch.payloads[i] for i in chosen]
             advantages = None if batch.advantages is None else batch.advantages[chosen]

@@ -1,10 +1,12 @@
-"""Training on imported rows, with no explorer and no processor: undisturbed, and killed twice on the way.
+"""Training on imported rows, with no explorer and no processor: undisturbed, and with all that can happen.
 
 Each life has a database of its own, copied from the one with the imports, so that the ids are the same in
-all of them, and with the ids the order of the rows.
+all of them, and with the ids the order of the rows. All lives of an algorithm must end the same.
 """
 
-from collections.abc import Iterator, Mapping
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,21 +15,40 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.acceptance.command import Ended, Store, new_store, reversals
+from tests.acceptance.command import Ended, Process, Store, new_store, reversals, wait_until
+from tests.disk import fill, small_disk
 
-EPOCHS, BATCH_SIZE = 16, 4
-KILLED_AT = (15, 50)  # committed steps of about 90
+# The lives take a minute or two together, and each of their waits is bounded.
+pytestmark = pytest.mark.timeout(300, func_only=True)
+
+EPOCHS, BATCH_SIZE = 2, 20
 TRAINER: dict[str, Any] = {
     "epochs": EPOCHS,
     "batch_size": BATCH_SIZE,
-    "learning_rate": 1e-3,
+    "micro_batch_size": 1,  # steps that last, so that one can be met in the middle
+    "learning_rate": 3e-3,
     "schedule": "cosine",
-    "publish_every": 4,
-    "eval_every": 30,
+    "publish_every": 3,
+    "eval_every": 4,
 }
 MEASURE = {"sft": "eval/loss", "dpo": "eval/rewards/margins"}
-WEIGHTS = "model.safetensors"
-COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
+
+# Moments of a trainer's life. What is leased is being learned from.
+IN_STEP = "SELECT count(*) > 0 FROM batch WHERE state = 'leased' AND step >= %(step)s"
+UNPUBLISHED = """
+SELECT count(*) FILTER (WHERE state = 'committed' AND step >= %(step)s AND included_version IS NULL) > 0
+   AND count(*) FILTER (WHERE state = 'leased') = 0
+FROM batch
+"""
+AT_WORK = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+  AND state = 'active' AND wait_event_type IS DISTINCT FROM 'Client'
+"""
+CUT_CONNECTIONS = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
 
 # How often each row (sft) or pair (dpo) that is not held out was used in each epoch.
 USES = {
@@ -54,31 +75,77 @@ ADOPTED = {
     "dpo": "SELECT p.id FROM preference p JOIN run r ON r.id = p.run_id AND r.kind = 'train' "
     "WHERE p.held_out = %(held_out)s ORDER BY p.id",
 }
+HISTORY = """
+SELECT b.step, i.ordinal, i.experience_id, i.preference_id
+FROM batch b JOIN batch_item i ON i.batch_id = b.id
+WHERE b.state = 'committed' ORDER BY b.step, i.ordinal
+"""
 
 
 class Life(NamedTuple):
-    """A run that is over, the only one of its store."""
+    """A run that is over, the only one of its store, and its trainers in the order of their ends."""
 
     store: Store
     algorithm: str
-    ended: Ended
-    steps_when_killed: list[int]
+    trainers: list[Ended]
 
 
+def live_undisturbed(store: Store, config: Path) -> list[Ended]:
+    return [store.run("train", config)]
+
+
+def live_killed(store: Store, config: Path) -> list[Ended]:
+    """Three times: in a step, between commit and publication, and in a step of the second epoch."""
+    trainers = []
+    for moment, step in ((IN_STEP, 2), (UNPUBLISHED, 5), (IN_STEP, 8)):
+        process = store.start("train", config)
+        freeze(store, process, moment, step=step)
+        trainers.append(process.kill())
+    return [*trainers, store.run("train", config)]
+
+
+def live_stopped(store: Store, config: Path) -> list[Ended]:
+    """By a signal, in a step."""
+    process = store.start("train", config)
+    freeze(store, process, IN_STEP, step=3)
+    process.signal(signal.SIGTERM)
+    process.signal(signal.SIGCONT)
+    return [process.wait(), store.run("train", config)]
+
+
+def live_overtaken(store: Store, config: Path) -> list[Ended]:
+    """It stands still in a step, long enough for another to do all the work, and does not know."""
+    process = store.start("train", config)
+    freeze(store, process, IN_STEP, step=5)
+    store.value(CUT_CONNECTIONS)
+    second = store.run("train", config)
+    process.signal(signal.SIGCONT)
+    return [second, process.wait()]
+
+
+FATES: dict[str, Callable[[Store, Path], list[Ended]]] = {
+    "undisturbed": live_undisturbed,
+    "killed": live_killed,
+    "stopped": live_stopped,
+    "overtaken": live_overtaken,
+}
 Lives = Mapping[tuple[str, str], Life]
-LIVES = (("sft", "killed"), ("dpo", "killed"), ("dpo", "undisturbed"))
+LIVES = (
+    *(("sft", fate) for fate in FATES),
+    *(("dpo", fate) for fate in ("undisturbed", "killed")),
+)
 """Algorithm, and what happened on the way."""
 
 
 @pytest.fixture(scope="module")
-def lives(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    with ExitStack() as stack:
-        imports = stack.enter_context(new_store(server, template, tmp_path_factory.mktemp("imports")))
-        tasks = reversals(2)
-        imports.import_rows(
+def imports(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of a database with the data sets."""
+    with new_store(server, template, tmp_path_factory.mktemp("imports")) as store:
+        tasks = reversals(3)
+        store.import_rows(
             "sft-data", "demonstrations", [{"prompt": t["prompt"], "completion": t["answer"]} for t in tasks]
         )
-        imports.import_rows(
+        store.import_rows(
             "dpo-data",
             "preferences",
             [
@@ -86,13 +153,22 @@ def lives(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) 
                 for t in tasks
             ],
         )
-        source = urlsplit(imports.url).path.strip("/")
+        yield urlsplit(store.url).path.strip("/")
+
+
+@pytest.fixture(scope="module")
+def lives(server: str, imports: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    def live(store: Store, algorithm: str, fate: str) -> Life:
+        return Life(store, algorithm, FATES[fate](store, configure(store, algorithm)))
+
+    with ExitStack() as stack:
         stores = [
-            stack.enter_context(new_store(server, source, tmp_path_factory.mktemp("-".join(life))))
+            stack.enter_context(new_store(server, imports, tmp_path_factory.mktemp("-".join(life))))
             for life in LIVES
         ]
-        with ThreadPoolExecutor() as pool:
-            lived = pool.map(_live, stores, *zip(*LIVES, strict=True))
+        # No more at once than cores: a step that waits for one takes long.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            lived = pool.map(live, stores, *zip(*LIVES, strict=True))
             yield dict(zip(LIVES, lived, strict=True))
 
 
@@ -102,22 +178,19 @@ def life(request: pytest.FixtureRequest, lives: Lives) -> Life:
 
 
 def test_a_run_ends_after_its_epochs(life: Life) -> None:
-    assert life.ended.code == 0, life.ended.stderr
-    assert life.ended.error_lines == []
+    [*_, ended] = [trainer for trainer in life.trainers if trainer.code == 0]
+    assert ended.error_lines == []
     assert life.store.value("SELECT state::text FROM run WHERE kind = 'train'") == "finished"
+    assert not [trainer.stderr for trainer in life.trainers if "Traceback" in trainer.stderr]
 
 
-def test_only_the_trainer_was_there(life: Life) -> None:
+def test_only_trainers_were_there(life: Life) -> None:
     roles = life.store.rows("SELECT role::text FROM worker")
-    assert [row["role"] for row in roles] == ["train"] * (1 + len(life.steps_when_killed))
+    assert [row["role"] for row in roles] == ["train"] * len(life.trainers)
 
 
 def test_every_row_is_used_once_an_epoch(life: Life) -> None:
-    uses = life.store.rows(USES[life.algorithm])
-    ids = [row["id"] for row in life.store.rows(ADOPTED[life.algorithm], held_out=False)]
-    assert len(ids) > 2 * BATCH_SIZE
-    assert sorted((row["id"], row["epoch"]) for row in uses) == [(i, n) for i in ids for n in range(EPOCHS)]
-    assert {(row["uses"], row["use_count"], row["state"]) for row in uses} == {(1, EPOCHS, "trained")}
+    assert_used_once_an_epoch(life.store, life.algorithm)
 
 
 def test_every_step_is_committed_once_and_in_a_version(life: Life) -> None:
@@ -141,16 +214,45 @@ def test_held_out_rows_are_never_drawn(life: Life) -> None:
     assert life.store.value(drawn, ids=held_out) == 0
 
 
-def test_lives_were_cut_short_twice(lives: Lives) -> None:
-    for (_, fate), life in lives.items():
-        total = life.store.value("SELECT max(step) FROM batch WHERE state = 'committed'")
-        assert len(life.steps_when_killed) == (len(KILLED_AT) if fate == "killed" else 0)
-        assert all(steps < total for steps in life.steps_when_killed)
+def test_what_happened_on_the_way_changes_no_draw_and_no_bit(life: Life, lives: Lives) -> None:
+    undisturbed = lives[life.algorithm, "undisturbed"].store
+    assert life.store.rows(HISTORY) == undisturbed.rows(HISTORY)
+    # Weights, optimizer, random state, step counter: all files of the last checkpoint.
+    assert _last_checkpoint(life.store)[1] == _last_checkpoint(undisturbed)[1]
 
 
-def test_being_killed_changes_no_weight(lives: Lives) -> None:
-    killed, undisturbed = (_checkpoint(lives["dpo", fate]) for fate in ("killed", "undisturbed"))
-    assert (killed / WEIGHTS).read_bytes() == (undisturbed / WEIGHTS).read_bytes()
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_a_killed_trainer_loses_what_it_had_not_published(lives: Lives, algorithm: str) -> None:
+    *killed, last = lives[algorithm, "killed"].trainers
+    assert [trainer.code for trainer in killed] == [-signal.SIGKILL] * 3
+    assert last.code == 0
+    lost = lives[algorithm, "killed"].store.value(
+        "SELECT count(*) FROM batch WHERE state = 'reopened' AND committed_at IS NOT NULL"
+    )
+    assert lost >= 1
+
+
+def test_a_stop_abandons_the_step_and_publishes_those_before(lives: Lives) -> None:
+    store, _, trainers = lives["sft", "stopped"]
+    assert [trainer.code for trainer in trainers] == [0, 0]
+    (abandoned,) = store.rows("SELECT id, step, committed_at FROM batch WHERE state = 'reopened'")
+    assert abandoned["committed_at"] is None
+    assert f"step {abandoned['step']} was abandoned" in trainers[0].stderr
+    published = "SELECT count(*) FROM policy_version WHERE step = %(step)s"
+    assert store.value(published, step=abandoned["step"] - 1) == 1
+    rows = "SELECT ordinal, experience_id FROM batch_item WHERE batch_id = %(id)s ORDER BY ordinal"
+    again = "SELECT id FROM batch WHERE state = 'committed' AND step = %(step)s"
+    repeated = store.value(again, step=abandoned["step"])
+    assert store.rows(rows, id=abandoned["id"]) == store.rows(rows, id=repeated)
+
+
+def test_a_trainer_that_was_overtaken_ends_with_one_line(lives: Lives) -> None:
+    store, _, (second, overtaken) = lives["sft", "overtaken"]
+    assert (second.code, overtaken.code) == (0, 1)
+    assert len(overtaken.error_lines) == 1
+    first_worker = store.value("SELECT min(id) FROM worker")
+    later = "SELECT count(*) FROM batch WHERE state = 'committed' AND step >= 5 AND worker_id = %(first)s"
+    assert store.value(later, first=first_worker) == 0
 
 
 def test_held_out_rows_are_measured_before_during_and_after(life: Life) -> None:
@@ -172,25 +274,79 @@ def test_the_last_checkpoint_is_a_model_for_transformers(life: Life) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = _checkpoint(life)
+    folder, _ = _last_checkpoint(life.store)
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     tokens = AutoTokenizer.from_pretrained(folder, local_files_only=True)("01=", return_tensors="pt")
     assert tokens["input_ids"].shape == (1, 3)
     assert torch.isfinite(model(**tokens).logits).all()
 
 
-def _live(store: Store, algorithm: str, fate: str) -> Life:
-    config = store.config(
-        algorithm, data=[f"{algorithm}-data"], holdout=0.2, algorithm=algorithm, trainer=TRAINER
-    )
-    steps_when_killed = []
-    for steps in KILLED_AT if fate == "killed" else ():
+def test_a_full_disk_stops_the_trainer_and_loses_nothing(
+    server: str, imports: str, lives: Lives, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk") as disk, new_store(server, imports, tmp_path) as store:
+        config = configure(store, "sft", checkpoints=str(disk))
         process = store.start("train", config)
-        store.wait_for(COMMITTED, process, steps=steps)
-        process.kill()
-        steps_when_killed.append(store.value("SELECT max(step) FROM batch"))
-    return Life(store, algorithm, store.run("train", config), steps_when_killed)
+        freeze(store, process, IN_STEP, step=2)
+        ballast = fill(disk)
+        process.signal(signal.SIGCONT)
+        ended = process.wait()
+        assert ended.code == 1
+        (line,) = ended.error_lines
+        assert str(disk) in line
+        assert "No space left on device" in line
+        assert "trainer.checkpoints" in line
+        assert [path.name for path in (disk / "sft").iterdir()] == ["version-000000"]
+        states = store.rows("SELECT state::text, included_version FROM batch ORDER BY step")
+        assert states == [{"state": "committed", "included_version": None}] * TRAINER["publish_every"]
+        # Either remedy: another folder, until a signal comes, and then free space.
+        process = store.start("train", config, "--set", f"trainer.checkpoints={tmp_path / 'other'}")
+        store.wait_for("SELECT count(*) > 1 FROM policy_version", process)
+        process.signal(signal.SIGTERM)
+        assert process.wait().code == 0
+        ballast.unlink()
+        ended = store.run("train", config)
+        assert ended.code == 0, ended.stderr
+        assert_used_once_an_epoch(store, "sft")
+        assert _last_checkpoint(store)[1] == _last_checkpoint(lives["sft", "undisturbed"].store)[1]
 
 
-def _checkpoint(life: Life) -> Path:
-    return Path(life.store.value("SELECT checkpoint FROM policy_version ORDER BY version DESC LIMIT 1"))
+def configure(store: Store, algorithm: str, **trainer: Any) -> Path:
+    return store.config(
+        algorithm,
+        data=[f"{algorithm}-data"],
+        holdout=0.2,
+        algorithm=algorithm,
+        trainer=TRAINER | trainer,
+    )
+
+
+def freeze(store: Store, process: Process, moment: str, **values: Any) -> None:
+    """Stop a process so that it stands in a moment: what the statement finds true stays true."""
+
+    def stands() -> bool:
+        assert process.running, f"ended meanwhile: {process.wait()}"
+        process.signal(signal.SIGSTOP)
+        # First that the server has done what it was sent.
+        if store.value(AT_WORK) == 0 and store.value(moment, **values):
+            return True
+        process.signal(signal.SIGCONT)
+        return False
+
+    wait_until(stands, f"{moment} {values}")
+
+
+def assert_used_once_an_epoch(store: Store, algorithm: str) -> None:
+    uses = store.rows(USES[algorithm])
+    ids = [row["id"] for row in store.rows(ADOPTED[algorithm], held_out=False)]
+    assert len(ids) > 2 * BATCH_SIZE
+    assert sorted((row["id"], row["epoch"]) for row in uses) == [(i, n) for i in ids for n in range(EPOCHS)]
+    assert {(row["uses"], row["use_count"], row["state"]) for row in uses} == {(1, EPOCHS, "trained")}
+
+
+def _last_checkpoint(store: Store) -> tuple[Path, str]:
+    """Its folder and its hash."""
+    (last,) = store.rows(
+        "SELECT checkpoint, checkpoint_hash FROM policy_version ORDER BY version DESC LIMIT 1"
+    )
+    return Path(last["checkpoint"]), last["checkpoint_hash"]

@@ -1,14 +1,17 @@
 """Checkpoints are whole, can be verified, and training goes on from them as if it had not stopped."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
+from tests.disk import fill, make_read_only, small_disk
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
-from trinity_db.errors import ConfigError
+from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.trainer import checkpoint
 from trinity_db.trainer.config import SftConfig, TrainerConfig
@@ -43,8 +46,14 @@ def test_training_goes_on_as_if_it_had_not_stopped(start: Path, tmp_path: Path) 
     checkpoint.load_state(tmp_path / "v2", resumed)
     assert torch.equal(torch.rand(1), draw)
     for seed in range(2, 5):
+        # The learning rate, warming up here and falling then, is among what is equal.
         assert steady.step(batch(seed)) == resumed.step(batch(seed))
     assert resumed.steps_done == 5
+    digests = [
+        checkpoint.save(tmp_path / name, one, load_tokenizer(start))
+        for name, one in (("steady", steady), ("resumed", resumed))
+    ]
+    assert digests[0] == digests[1]
 
 
 def test_a_checkpoint_is_a_model_folder(start: Path, tmp_path: Path) -> None:
@@ -58,15 +67,81 @@ def test_a_checkpoint_is_a_model_folder(start: Path, tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "v1").encode("301") == [3, 0, 1]
 
 
-def test_a_leftover_is_replaced_and_nothing_lies_beside(start: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "v1"
-    for leftover in (folder, folder.with_name("v1.tmp")):
-        leftover.mkdir(parents=True)
-        (leftover / "half-written").touch()
-    digest = checkpoint.save(folder, learner(start), load_tokenizer(start))
-    assert checkpoint.verify(folder, digest)
-    assert not (folder / "half-written").exists()
-    assert [path.name for path in folder.parent.iterdir()] == ["v1"]
+def test_nothing_is_written_over_and_nothing_lies_beside(start: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "version-000001"
+    saved = checkpoint.save(folder, learner(start), load_tokenizer(start))
+    other = learner(start)
+    other.step(batch(0))
+    with pytest.raises(TrinityError, match=r"version-000001 cannot be written: Directory not empty"):
+        checkpoint.save(folder, other, load_tokenizer(start))
+    assert checkpoint.verify(folder, saved)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_folder_in_the_way_is_gone_around(tmp_path: Path) -> None:
+    names = []
+    for _ in range(3):
+        folder = checkpoint.version_folder(tmp_path, 7)
+        names.append(folder.name)
+        folder.mkdir()
+    assert names == ["version-000007", "version-000007-2", "version-000007-3"]
+
+
+def test_what_crashes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    published = ["version-000000", "version-000002-2"]
+    kept = [*published, "version-000001.damaged", "version-12", "version-000003.tmp", "notes"]
+    leftovers = ["version-000001", "version-000002", "version-000003", "version-000003-2.0a1b2c3d.tmp"]
+    for name in [*kept, *leftovers]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").touch()
+    checkpoint.clear_leftovers(tmp_path, published, newest=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    checkpoint.clear_leftovers(tmp_path / "not there yet", [], newest=-1)
+
+
+def test_later_checkpoints_than_the_run_has_are_not_its_own(tmp_path: Path) -> None:
+    for version in range(4):
+        checkpoint.version_folder(tmp_path, version).mkdir()
+    with pytest.raises(ConfigError, match=r"version-000003 is of another store's run, or this store was set"):
+        checkpoint.clear_leftovers(tmp_path, ["version-000000"], newest=1)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_full_disk_leaves_nothing_and_the_next_try_succeeds(start: Path, tmp_path: Path) -> None:
+    one, tokenizer = learner(start), load_tokenizer(start)
+    one.step(batch(0))
+    errors: list[TrinityError] = []
+    lying_around: set[str] = set()
+    with small_disk(tmp_path / "disk") as disk:
+        folder, ballast = disk / "version-000001", fill(disk)
+        # It is full from the start, then while the model is written, then the trainer's own state, ...
+        while not folder.exists():
+            try:
+                digest = checkpoint.save(folder, one, tokenizer)
+            except TrinityError as error:
+                errors.append(error)
+                lying_around |= {path.name for path in disk.iterdir()} - {ballast.name}
+                os.truncate(ballast, ballast.stat().st_size - 8192)
+        assert checkpoint.verify(folder, digest)
+    assert len(errors) > 10
+    assert not lying_around
+    for part in (str(folder), "No space left on device", "trainer.checkpoints"):
+        assert all(part in str(error) for error in errors)
+    assert {type(error.__cause__) for error in errors} == {OSError, SafetensorError}
+
+
+def test_a_disk_that_cannot_be_written_is_named(start: Path, tmp_path: Path) -> None:
+    one, tokenizer = learner(start), load_tokenizer(start)
+    (tmp_path / "file").touch()
+    with pytest.raises(TrinityError, match="file/version-000001 cannot be written: Not a directory"):
+        checkpoint.save(tmp_path / "file" / "version-000001", one, tokenizer)
+    (tmp_path / "version-000001").touch()
+    with pytest.raises(TrinityError, match="version-000001 cannot be written: Not a directory"):
+        checkpoint.save(tmp_path / "version-000001", one, tokenizer)
+    with small_disk(tmp_path / "disk") as disk:
+        make_read_only(disk)
+        with pytest.raises(TrinityError, match="version-000001 cannot be written: Read-only file system"):
+            checkpoint.save(disk / "version-000001", one, tokenizer)
 
 
 def test_damage_is_noticed(start: Path, tmp_path: Path) -> None:

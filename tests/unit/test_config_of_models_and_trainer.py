@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from trinity_db.cli.configuration import RunConfig
 from trinity_db.config import ModelConfig
 from trinity_db.errors import ConfigError
 from trinity_db.settings import Settings, validate
@@ -52,3 +53,14 @@ def test_a_wrong_model_is_explained(model: dict[str, Any], message: str) -> None
 def test_at_least_two_checkpoints_are_kept() -> None:
     with pytest.raises(ConfigError, match="keep_checkpoints"):
         validate(TrainerConfig, {"keep_checkpoints": 1}, "run.yaml")
+
+
+def test_a_run_may_go_on_in_another_folder_of_checkpoints() -> None:
+    content = {"name": "run", "algorithm": "sft", "data": ["rows"], "model": {"path": "model"}}
+    here, there = (
+        validate(RunConfig, content | {"trainer": {"checkpoints": folder}}, "run.yaml")
+        for folder in ("here", "there")
+    )
+    assert here.checkpoints != there.checkpoints
+    assert here.stored() == there.stored()
+    assert RunConfig.completed(here.model_dump(mode="json")) == here.stored()

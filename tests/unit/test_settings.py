@@ -36,6 +36,11 @@ def mistake(read: Any, text: str, *overrides: str) -> str:
     return str(error.value)
 
 
+def test_only_explored_groups_wait_for_a_reward(read: Any) -> None:
+    assert read(ONLINE, "requires_reward=human").requires_reward == "human"
+    assert "leave out requires_reward" in mistake(read, OFFLINE, "requires_reward=human")
+
+
 def test_a_file_becomes_typed_settings(read: Any) -> None:
     config = read(ONLINE)
     assert config.trainer.steps == 3
@@ -184,6 +189,17 @@ def test_home_is_the_folder_named_by_the_environment_or_one_below_the_current(
     assert settings.home() == tmp_path / ".trinity-db"
     monkeypatch.setenv("TRINITY_DB_HOME", "elsewhere")
     assert settings.home() == tmp_path / "elsewhere"
+
+
+def test_a_configuration_stored_by_an_older_version_gets_the_defaults_of_newer_keys(read: Any) -> None:
+    config = read(ONLINE)
+    older = config.stored()
+    del older["requires_reward"], older["explorer"]["workflow"]
+    assert RunConfig.completed(older) == config.stored()
+
+
+def test_a_stored_configuration_that_fits_no_more_is_left_as_it_is() -> None:
+    assert RunConfig.completed({"a key": "of the past"}) == {"a key": "of the past"}
 
 
 def test_every_setting_explains_itself() -> None:
