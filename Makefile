@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format migration clean
+.PHONY: help demo test chaos check format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ demo: $(VENV)/.demo ## Teach a small model from nothing, all three roles at work
 
 test: $(VENV)/.test ## Run all tests
 	$(BIN)/python -m pytest
+
+chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make chaos MINUTES=10 SEED=7 REPORT=file.json
+	$(BIN)/python -m pytest tests/chaos -s $(MINUTES:%=--minutes %) $(SEED:%=--seed %) $(REPORT:%=--report %)
 
 check: $(VENV)/.test ## Lint, check types and the arrows between the parts
 	$(BIN)/ruff format --check .

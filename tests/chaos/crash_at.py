@@ -1,0 +1,161 @@
+"""Lives of one command, each killed at the first point at which none was killed before.
+
+    python tests/chaos/crash_at.py train CONFIG             until a life ends by itself
+    python tests/chaos/crash_at.py --undisturbed train CONFIG   one life; the points it passes
+
+A point is just before a named query, just before or after the COMMIT of a transaction, or just before a
+change to a file (an open to write, a flush, a rename, a removal); all of the main thread, and each where it
+is in our code: `Trainer._record: publish_version`. Points are not listed anywhere: they are met. A life is a
+forked process, so that torch is imported once; it dies by SIGKILL. For each it writes a line of JSON.
+"""
+
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+
+from trinity_db import cli
+from trinity_db.database import Database, Transaction
+from trinity_db.schema.queries import queries
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+# Where a point is: the function that calls these.
+CALLED = ("trinity_db.store.", "trinity_db.database", "trinity_db.trainer.checkpoint", "trinity_db.models")
+FILE_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+
+Reach = Callable[[str], None]
+
+
+def main() -> None:
+    undisturbed = sys.argv[1] == "--undisturbed"
+    arguments = sys.argv[2 if undisturbed else 1 :]
+    sys.dont_write_bytecode = True
+    _import_what_lives_need()
+    seen: set[str] = set()
+    while True:
+        life = _live(arguments, None if undisturbed else seen)
+        print(json.dumps(life), flush=True)
+        seen.update(life["points"])
+        if life["code"] != -signal.SIGKILL:
+            sys.exit(life["code"])
+
+
+def _live(arguments: list[str], survived: set[str] | None) -> dict[str, Any]:
+    """One life: its exit code, and the points it passed, the last of them the one at which it died.
+
+    Args:
+        survived: points at which it is not killed any more; None: it is not killed at all.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _watch(_reach(writing, survived))
+        os._exit(_run(arguments))
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        points = file.read().splitlines()
+    return {"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "points": points}
+
+
+def _run(arguments: list[str]) -> int:
+    """The command, in this process; its exit code."""
+    sys.argv = ["trinity-db", *arguments]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr, flush=True)
+            return 1
+        return ended.code or 0
+    return 0
+
+
+def _reach(journal: int, survived: set[str] | None) -> Reach:
+    passed: set[str] = set()
+
+    def reach(point: str) -> None:
+        if threading.current_thread() is not threading.main_thread() or point in passed:
+            return
+        passed.add(point)
+        os.write(journal, f"{point}\n".encode())
+        if survived is not None and point not in survived:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reach
+
+
+def _watch(reach: Reach) -> None:
+    """Report the points that this process comes to."""
+    names = {text: name for name, text in queries().items()}
+    last: WeakKeyDictionary[Transaction, str] = WeakKeyDictionary()  # query of a connection
+    execute, transaction, fsync = psycopg.Connection.execute, Database.transaction, os.fsync
+
+    def watched_execute(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(query, str) and query in names:
+            reach(f"{_place()}: {names[query]}")
+            last[self] = names[query]
+        return execute(self, query, *arguments, **options)
+
+    @contextmanager
+    def watched_transaction(self: Database, *arguments: Any, **options: Any) -> Iterator[Transaction]:
+        place = _place()
+        with transaction(self, *arguments, **options) as tx:
+            yield tx
+            reach(f"{place}: {last.get(tx)}, before COMMIT")
+        reach(f"{place}: {last.get(tx)}, after COMMIT")
+
+    def watched_fsync(descriptor: Any) -> None:
+        reach(f"{_place()}: fsync {_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+        fsync(descriptor)
+
+    def audit(event: str, values: tuple[Any, ...]) -> None:
+        if event in FILE_EVENTS:
+            reach(f"{_place()}: {event}")
+        elif event == "open" and isinstance(values[0], str) and values[2] & WRITING:
+            reach(f"{_place()}: open {_name(values[0])}")
+
+    psycopg.Connection.execute = watched_execute  # type: ignore[method-assign]
+    Database.transaction = watched_transaction  # type: ignore[method-assign]
+    os.fsync = watched_fsync  # type: ignore[assignment]
+    sys.addaudithook(audit)
+
+
+def _place() -> str:
+    """The innermost function of ours that is running, of those that call the store or the disk."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals["__name__"]
+        if module.startswith("trinity_db.") and not module.startswith(CALLED):
+            return frame.f_code.co_qualname.replace(".<locals>", "")
+        frame = frame.f_back
+    return "elsewhere"
+
+
+def _name(path: str) -> str:
+    """A file's name without what differs from version to version."""
+    return re.sub(r"^version-.*", "version", Path(path).name)
+
+
+def _import_what_lives_need() -> None:
+    """Everything slow, and nothing that starts a thread, since a fork keeps only one."""
+    for module in ("trainer.service", "processors.score"):
+        importlib.import_module(f"trinity_db.{module}")
+    for module in ("modeling_qwen2", "tokenization_qwen2"):
+        importlib.import_module(f"transformers.models.qwen2.{module}")
+    assert threading.active_count() == 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The run that is disturbed: a small model that learns to reverse numbers, on a server of its own.
+
+Two explorers, two processors and a trainer are started, a plan is played on them, they are left alone until
+they have gone on, and are stopped kindly. What is left is an Aftermath.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.acceptance.command import Store, reversals
+from tests.chaos import workflow
+from tests.chaos.aftermath import Aftermath
+from tests.chaos.crew import Crew
+from tests.chaos.driver import Driver, plan
+from trinity_db import database
+from trinity_db.embedded import Cluster
+from trinity_db.service import SUPERVISOR
+
+SETTLE_BATCHES = 20
+GROUP_SIZE, BATCH_SIZE = 4, 4
+RUN: dict[str, Any] = {
+    "taskset": "reverse",
+    "algorithm": "grpo",
+    "explorer": {
+        "group_size": GROUP_SIZE,
+        "batch_size": 2,
+        "max_new_tokens": 4,
+        "workflow": f"{Path(workflow.__file__).resolve()}:journaled",
+    },
+    "processors": {"score": {"functions": ["position_match"]}, "claim_size": 8},
+    # More steps than it can do: it ends when it is stopped.
+    "trainer": {"steps": 1_000_000, "batch_size": BATCH_SIZE, "learning_rate": 3e-4},
+}
+VARIANTS = {
+    18: {"max_staleness": 1, "share": 1.0, "publish_every": 1},
+    15: {"max_staleness": 2, "share": 2 / 3, "publish_every": 2},
+}
+
+
+def new_store(cluster: Cluster, folder: Path) -> Store:
+    """The embedded server is found, and started again, by whoever needs it; the other has an address."""
+    cluster.ensure_running()
+    store = Store(cluster.url(), folder)
+    database.upgrade(store.url)
+    if cluster.major == 18:
+        del store.environment["TRINITY_DB_URL"]
+    store.import_rows("reverse", "tasks", reversals(2))
+    return store
+
+
+def go_through(store: Store, cluster: Cluster, seed: int, minutes: float) -> Aftermath:
+    """Disturb a run for so many minutes, and stop it."""
+    variant = VARIANTS[cluster.major]
+    seconds = variant["share"] * 60 * minutes
+    began, log = time.monotonic(), store.folder / "chaos.log"
+
+    def say(text: str) -> None:
+        line = f"{time.monotonic() - began:7.2f} s  {text}"
+        print(line, flush=True)
+        with log.open("a") as file:
+            file.write(line + "\n")
+
+    say(f"seed {seed}, {seconds:.0f} s on PostgreSQL {cluster.major}")
+    journal = store.folder / "journal"
+    journal.mkdir()
+    trainer = RUN["trainer"] | {"publish_every": variant["publish_every"]}
+    config = store.config("chaos", **(RUN | {"max_staleness": variant["max_staleness"], "trainer": trainer}))
+    environment = {workflow.JOURNAL: str(journal), SUPERVISOR: str(os.getpid())}
+    crew = Crew(store, config, environment, say)
+    driver = Driver(store, cluster, crew, say)
+    try:
+        crew.start()
+        driver.settle(1)
+        driver.play(plan(seed, seconds))
+        driver.settle(SETTLE_BATCHES)
+        crew.stop()
+        say("everybody has stopped")
+    finally:
+        crew.release()
+    return Aftermath(
+        f"PostgreSQL {cluster.major}",
+        seed,
+        seconds,
+        int(variant["max_staleness"]),
+        store,
+        journal,
+        crew,
+        driver,
+    )

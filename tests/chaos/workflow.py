@@ -1,0 +1,79 @@
+"""The workflow of the chaos suite: single_turn with a journal of what was acknowledged, and some bad luck.
+
+An explorer loads this file by its path. The journal is a folder with one file a process, whose lines are
+written after the explorer has asked for more: by then everything it was given before must be durable. It is
+read without the store.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trinity_db.explorer.engine import Engine
+from trinity_db.explorer.workflow import single_turn
+from trinity_db.store.groups import ClaimedGroup, Rollout
+
+JOURNAL = "CHAOS_JOURNAL"  # the folder, in the environment of explorers
+UNLUCKY_GROUPS = 8  # one of so many loses its first member for good
+DOOMED_GROUPS = 40  # one of so many loses all members but one, and is too small then
+SURVIVOR = 3  # its number
+
+
+class Acknowledged(NamedTuple):
+    """A line of the journal."""
+
+    group: int
+    member: int
+    attempt: int
+    content: str
+    """A hash of the response's text and all token ids; empty for a failure."""
+
+
+def journaled(engine: Engine, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
+    """What single_turn yields; written into the journal when it is acknowledged."""
+    for rollouts in single_turn(engine, groups, **options):
+        unequal = [_with_luck(rollout) for rollout in rollouts]
+        yield unequal
+        _write(unequal)
+
+
+def read(folder: Path) -> list[Acknowledged]:
+    """Every line of every process. A line that the end of its process cut short acknowledges nothing."""
+    return [
+        Acknowledged(*json.loads(line))
+        for file in sorted(folder.iterdir())
+        for line in file.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+
+
+def _write(rollouts: Sequence[Rollout]) -> None:
+    lines = [(r.group.id, r.member, r.group.attempt, _content(r)) for r in rollouts]
+    path = Path(os.environ[JOURNAL]) / f"{os.getpid()}.jsonl"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    finally:
+        os.close(descriptor)
+
+
+def _content(rollout: Rollout) -> str:
+    if rollout.payload is None:
+        return ""
+    tokens = rollout.payload.token_ids.astype(np.dtype("<i4")).tobytes()
+    return hashlib.sha256(rollout.response.encode() + tokens).hexdigest()
+
+
+def _with_luck(rollout: Rollout) -> Rollout:
+    """Fail some members for good; which ones is known from their numbers, so that a repetition fails too."""
+    unlucky = rollout.group.id % UNLUCKY_GROUPS == 0 and rollout.member == 0
+    doomed = rollout.group.id % DOOMED_GROUPS == 0 and rollout.member != SURVIVOR
+    if not unlucky and not doomed:
+        return rollout
+    return replace(rollout, payload=None, finish_reason=None, error="out of luck")
