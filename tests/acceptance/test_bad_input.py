@@ -79,6 +79,13 @@ CASES = {
         GRPO | {"name": "taken", "trainer": {"steps": 4}},
     ),
     "exploring offline": Case("nothing to explore", SFT, (), "explore"),
+    "unknown workflow": Case(
+        "no workflow 'singleturn'; did you mean 'single_turn'?",
+        GRPO | {"explorer": {"workflow": "singleturn"}},
+    ),
+    "no file of a workflow": Case(
+        "there is no file nowhere.py", GRPO | {"explorer": {"workflow": "nowhere.py:f"}}, (), "explore"
+    ),
     "unknown reward function": Case(
         "no reward function 'exact_mach'; did you mean 'exact_match'?", rewarded("exact_mach")
     ),

@@ -257,6 +257,26 @@ def test_status_without_runs_says_how_to_get_one(database_url: str, output: Say)
     assert json.loads(output(database_url, "status", "--json")) == []
 
 
+def test_status_shows_writes_that_came_too_late(database_url: str, output: Say) -> None:
+    with closing(Database(database_url)) as database:
+        scene = Scene.open(database, "late")
+        scene.explore(1)
+        assert "came too late" not in output(database_url, "status", "late")
+        with database.transaction() as tx:
+            tx.execute(
+                "INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, state)"
+                " SELECT run_id, group_id, ordinal, attempt + 1, 'refused' FROM trinity.rollout"
+            )
+            tx.execute(
+                "INSERT INTO trinity.processing"
+                " (experience_id, processor, processor_version, attempt, outcome)"
+                " SELECT min(id), 'clean', 1, 1, 'refused' FROM trinity.experience"
+            )
+    assert "2 rollouts, 1 processing" in output(database_url, "status", "late")
+    status = json.loads(output(database_url, "status", "late", "--json"))
+    assert status["refused"] == {"rollouts": 2, "processing": 1}
+
+
 def test_status_of_a_run_as_json(url: str, output: Say) -> None:
     status = json.loads(output(url, "status", "first", "--json"))
     assert [status[name] for name in ("run", "policy_version", "step")] == ["first", 1, 1]

@@ -16,7 +16,7 @@ from tests.rows import (
 from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, policies, rewards
+from trinity_db.store import batches, policies, rewards, workers
 from trinity_db.trainer.algorithms.advantages import group_advantages
 
 STATES = "SELECT state, use_count, count(*) FROM trinity.experience GROUP BY 1, 2 ORDER BY 1, 2"
@@ -328,6 +328,27 @@ def test_a_version_that_another_trainer_published_cannot_be_published_again(scen
     mine = policies.PolicyVersion(1, 1, Path("elsewhere"), "another hash")
     with pytest.raises(LeaseLost), scene.database.transaction() as tx:
         policies.publish(tx, scene.run.id, mine, scene.trainer)
+
+
+def test_a_version_said_again_after_its_steps_were_reopened_includes_nothing_new(scene: Scene) -> None:
+    scene.make_ready(1)
+    scene.train(step=1, size=1)
+    scene.publish(1, step=1)
+    scene.reopen(version=0)
+    scene.train(step=1, size=1)
+    scene.publish(1, step=1)
+    assert scene.values("SELECT included_version FROM trinity.batch WHERE state = 'committed'") == [None]
+
+
+def test_a_trainer_that_was_replaced_draws_nothing(scene: Scene) -> None:
+    scene.make_ready(2)
+    scene.train(step=1, size=1)
+    successor = scene.new_worker(WorkerRole.TRAIN)
+    with scene.database.transaction() as tx:
+        workers.replace_others(tx, successor)
+    with pytest.raises(LeaseLost):
+        scene.draw(step=2, size=1)
+    assert scene.draw(step=2, size=1, worker=successor) is not None
 
 
 def test_pruning_keeps_the_newest_checkpoints_and_the_first(scene: Scene) -> None:

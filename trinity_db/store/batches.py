@@ -82,6 +82,7 @@ def draw_groups(tx: Transaction, draw: Draw, max_staleness: int | None, advantag
     Raises:
         LeaseLost: another trainer draws for this run.
     """
+    workers.hold_place(tx, draw.worker_id)  # a trainer that was replaced may not have heard of it yet
     version = _version(tx, draw)
     if max_staleness is not None:
         _expire(tx, draw.run_id, version, max_staleness)
@@ -110,6 +111,7 @@ def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
     Raises:
         LeaseLost: another trainer draws for this run.
     """
+    workers.hold_place(tx, draw.worker_id)
     rows = _select(tx, draw, "draw_rows", {"seed": draw.seed})
     if not rows:
         return None
@@ -128,6 +130,7 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
     Raises:
         LeaseLost: another trainer draws for this run.
     """
+    workers.hold_place(tx, draw.worker_id)
     rows = _select(tx, draw, "draw_pairs", {"seed": draw.seed})
     if not rows:
         return None
@@ -259,7 +262,6 @@ def _select(tx: Transaction, draw: Draw, name: str, values: dict[str, int | None
 
 
 def _record(tx: Transaction, draw: Draw, version: int, drawn: _Drawn) -> Batch:
-    workers.hold_place(tx, draw.worker_id)  # a trainer that was replaced may not have heard of it yet
     row = tx.execute(
         query("insert_batch"),
         {

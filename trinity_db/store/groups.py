@@ -20,9 +20,9 @@ class Pace:
     """How far explorers may run ahead of the trainer, in rollout groups.
 
     Of the groups started, those that the explorer's version does not include never exceed
-    `(max_staleness + 1) * per_version`, so none can arrive staler than the limit as long as every publish
-    consumes `per_version` groups. Counted from what versions include, and not from their number: a version
-    may come early, or be withdrawn. None: no limit.
+    `(max_staleness + 1) * per_version`, so none arrives staler than the limit as long as every publish
+    consumes `per_version` groups in the order of their start; one that was overtaken may expire. Counted
+    from what versions include, not from their number: one may come early, or be withdrawn. None: no limit.
     """
 
     max_staleness: int | None

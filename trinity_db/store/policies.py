@@ -38,11 +38,11 @@ def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int 
         "checkpoint_hash": policy.checkpoint_hash,
         "worker_id": worker_id,
     }
-    tx.execute(query("publish_version"), values)
-    if tx.execute(query("find_version"), values).fetchone() is None:
+    if tx.execute(query("publish_version"), values).rowcount:
+        tx.execute(query("include_batches"), values)
+        runs.announce(tx, run_id)
+    elif tx.execute(query("find_version"), values).fetchone() is None:
         raise LeaseLost(f"Version {policy.version} was not published: another trainer took the run over.")
-    tx.execute(query("include_batches"), values)
-    runs.announce(tx, run_id)
 
 
 def newest(tx: Transaction, run_id: int) -> PolicyVersion | None:
