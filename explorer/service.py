@@ -6,6 +6,9 @@ rollouts, each in the moment it ends; it never speaks to a processor or the trai
 
 import logging
 import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +16,7 @@ from trinity_db.database import Database
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engine import Engine
-from trinity_db.explorer.workflow import Workflow
+from trinity_db.explorer.workflow import WORKFLOWS, Workflow
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import groups, policies, runs
@@ -95,14 +98,7 @@ class Explorer(Service):
 
     def _explore(self, claimed: list[groups.ClaimedGroup]) -> None:
         seed = np.random.SeedSequence([self._selection.seed, claimed[0].id, claimed[0].attempt])
-        rollouts = self._workflow(
-            self._engine,
-            claimed,
-            template=self._template,
-            config=self._config,
-            seed=int(seed.generate_state(1)[0]),
-            should_stop=lambda: self.stopping,
-        )
+        rollouts = self._attempt(claimed, int(seed.generate_state(1)[0]))
         missing = {(group.id, member) for group in claimed for member in group.members}
         started, num_tokens = time.monotonic(), 0
         for finished in rollouts:
@@ -119,7 +115,32 @@ class Explorer(Service):
             values = {"explore/tokens_per_second": num_tokens / elapsed, "explore/seconds": elapsed}
             runs.record_metrics(tx, self.run.id, self.role, self._loaded or 0, values)
 
+    def _attempt(self, claimed: list[groups.ClaimedGroup], seed: int) -> Iterator[list[groups.Rollout]]:
+        """What the workflow yields. An error in one of the user's own is named with its place."""
+        try:
+            yield from self._workflow(
+                self._engine,
+                claimed,
+                template=self._template,
+                config=self._config,
+                seed=seed,
+                should_stop=lambda: self.stopping,
+            )
+        except Exception as error:
+            if isinstance(error, TrinityError) or self._config.workflow in WORKFLOWS:
+                raise
+            *_, place = traceback.extract_tb(error.__traceback__)
+            raise TrinityError(
+                f"Workflow '{self._config.workflow}' raised {type(error).__name__}: {error} "
+                f"({Path(place.filename).name}, line {place.lineno})"
+            ) from error
+
     def _tick_off(self, finished: list[groups.Rollout], missing: set[tuple[int, int]]) -> None:
+        if not isinstance(finished, list) or not all(isinstance(r, groups.Rollout) for r in finished):
+            raise TrinityError(
+                f"Workflow '{self._config.workflow}' yielded {type(finished).__name__}, "
+                "not a list of rollouts."
+            )
         for rollout in finished:
             if (rollout.group.id, rollout.member) not in missing:
                 raise TrinityError(

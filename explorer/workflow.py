@@ -120,8 +120,7 @@ def _generate(
                 started_at,
                 now,
                 attempt.prompt,
-                # The database's text has no NUL; the tokens keep what was said.
-                engine.tokenizer.decode(completion.token_ids, skip_special_tokens=True).replace("\x00", ""),
+                engine.tokenizer.decode(completion.token_ids, skip_special_tokens=True),
                 completion.payload(attempt.request.prompt_ids),
                 completion.finish_reason,
             )

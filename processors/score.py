@@ -4,6 +4,7 @@ import math
 
 from psycopg.rows import DictRow
 
+from trinity_db.database import storable
 from trinity_db.processors import rewards
 from trinity_db.processors.config import ScoreConfig
 from trinity_db.schema.states import Outcome
@@ -37,4 +38,4 @@ class Scorer:
 
 
 def _failed(row: DictRow, error: str) -> Verdict:
-    return Verdict(row["id"], row["attempt"], Outcome.FAILED, detail={"error": error})
+    return Verdict(row["id"], row["attempt"], Outcome.FAILED, detail={"error": storable(error)})

@@ -1,6 +1,7 @@
 -- What people ask, so that nobody needs to know the joins. Made anew at every upgrade.
 DROP FUNCTION IF EXISTS trinity.reward_in(bigint, pg_snapshot);
 DROP FUNCTION IF EXISTS trinity.lineage(integer, text);
+DROP VIEW IF EXISTS trinity.awaited_reward_view;
 DROP VIEW IF EXISTS trinity.reward_change_view;
 DROP VIEW IF EXISTS trinity.lease_view;
 DROP VIEW IF EXISTS trinity.drop_view;
@@ -133,6 +134,25 @@ LEFT JOIN LATERAL (
 WHERE b.state = 'committed'
   -- An item without a reward: the row had none, or none was recorded; then the time of the event tells.
   AND CASE WHEN i.reward IS NULL THEN v.created_at > b.created_at ELSE i.reward IS DISTINCT FROM e.reward END;
+
+-- What active runs wait for that require rewards: the members of complete groups of which the source has said nothing.
+CREATE VIEW trinity.awaited_reward_view AS
+SELECT r.name AS run,
+       r.config ->> 'requires_reward' AS source,
+       e.id AS experience_id,
+       e.group_id,
+       x.prompt,
+       x.response,
+       e.created_at
+FROM trinity.run r
+JOIN trinity.rollout_group g ON g.run_id = r.id AND g.state = 'complete'
+JOIN trinity.experience e ON e.group_id = g.id AND e.state = 'scored'
+LEFT JOIN trinity.experience_text x ON x.experience_id = e.id
+WHERE r.state = 'active' AND r.config ->> 'requires_reward' IS NOT NULL
+  AND NOT EXISTS (SELECT FROM trinity.reward_event v
+                  WHERE v.rollout_id = e.rollout_id AND v.source = r.config ->> 'requires_reward')
+  AND NOT EXISTS (SELECT FROM trinity.reward_event v
+                  WHERE v.experience_id = e.id AND v.source = r.config ->> 'requires_reward');
 
 -- Who holds what now: every worker that said no goodbye, or still holds something. A worker is alive while it gave a
 -- sign within its lease of 30 s. Rows are experiences and preferences.

@@ -176,9 +176,9 @@ class Scene:
         self.commit(batch)
         return batch
 
-    def reopen(self, version: int) -> int:
+    def reopen(self, version: int, worker: int | None = None) -> int:
         with self.database.transaction() as tx:
-            return batches.reopen(tx, self.run.id, version)
+            return batches.reopen(tx, self.run.id, worker or self.trainer, version)
 
     def encode(self) -> None:
         """Give every adopted row tokens."""

@@ -3,8 +3,10 @@
 A checkpoint appears whole or not at all: it is written aside, flushed, and renamed into place.
 Nothing is ever written over: a folder of that name is left as it is, and the new one refused.
 Its digest goes into the database with the policy version, so that a damaged one is noticed.
+A folder of checkpoints has one owner, which a file in it names.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -22,8 +24,38 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.trainer.step import Learner
 
 STATE_FILE = "trainer_state.pt"
+OWNER_FILE = "run.json"
 _NAME = re.compile(r"version-(\d{6,})(-\d+)?")
 _ASIDE = re.compile(_NAME.pattern + r"\.\w+\.tmp")
+
+
+def own(checkpoints: Path, owner: str, published: Container[Path]) -> None:
+    """Make the folder this owner's, unless it is already.
+
+    Args:
+        owner: what the file in it shall say.
+        published: folders of the owner's versions; one of them in it is proof where the file is missing.
+
+    Raises:
+        ConfigError: it is another's. Nothing is changed then.
+        TrinityError: it cannot be written.
+    """
+    file = checkpoints / OWNER_FILE
+    try:
+        if file.exists():
+            is_ours = file.read_bytes() == owner.encode()
+        else:
+            versions = list(checkpoints.glob("version-*"))
+            is_ours = not versions or any(folder in published for folder in versions)
+            if is_ours:
+                _write_whole(file, owner)
+    except OSError as error:
+        raise _unwritable(str(checkpoints), error) from error
+    if not is_ours:
+        raise ConfigError(
+            f"{checkpoints} has checkpoints of another store's run; "
+            "move the folder away, or name another one with trainer.checkpoints."
+        )
 
 
 def version_folder(checkpoints: Path, version: int) -> Path:
@@ -69,11 +101,7 @@ def place(folder: Path, write: Callable[[Path], None]) -> str:
         _flush(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise TrinityError(
-            f"Checkpoint {folder} cannot be written: {cause}. "
-            "Free space there, or name another folder with trainer.checkpoints, and start again."
-        ) from error
+        raise _unwritable(f"Checkpoint {folder}", error) from error
     return written
 
 
@@ -116,14 +144,14 @@ def clear_leftovers(checkpoints: Path, published: Container[str], newest: int) -
         newest: the highest version that there ever was, -1 before the first. A crash leaves at most the next.
 
     Raises:
-        ConfigError: there are later checkpoints, which this run cannot have written. Nothing is removed then.
+        ConfigError: there are later checkpoints: the database is an older copy. Nothing is removed then.
     """
     leftovers = []
     for path in sorted(checkpoints.glob("version-*")):
         name = _NAME.fullmatch(path.name)
         if name and int(name[1]) > newest + 1:
             raise ConfigError(
-                f"{path} is of another store's run, or this store was set back; "
+                f"{path} is later than all that the store knows of: it was set back; "
                 "move the folder away, or name another one with trainer.checkpoints."
             )
         if (name and path.name not in published) or _ASIDE.fullmatch(path.name):
@@ -146,6 +174,26 @@ def load_state(folder: Path, learner: Learner) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _write_whole(file: Path, content: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f"{file.name}.tmp")
+    aside.write_text(content)
+    _flush(aside)
+    aside.replace(file)
+    _flush(file.parent)
+
+
+def _unwritable(what: str, error: OSError | SafetensorError) -> TrinityError:
+    cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    # By their words: safetensors has no error numbers.
+    is_full = any(os.strerror(number) in cause for number in (errno.ENOSPC, errno.EDQUOT))
+    remedy = "Free space there, or name" if is_full else "Name"
+    return TrinityError(
+        f"{what} cannot be written: {cause}. "
+        f"{remedy} another folder with trainer.checkpoints, and start again."
+    )
 
 
 def _flush(path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from trinity_db.arrays import Payload
 from trinity_db.database import Database
 from trinity_db.prompts import PromptTooLong, Tokenizer, UntokenizableText, prompt_text, tokenize
-from trinity_db.store import offline
+from trinity_db.store import offline, workers
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ CHUNK_ROWS = 1000  # a transaction of a few megabytes
 def encode_adopted(
     database: Database,
     run_id: int,
+    worker_id: int,
     tokenizer: Tokenizer,
     template: str,
     max_length: int,
@@ -28,6 +29,9 @@ def encode_adopted(
     """Tokenise every adopted row that has no tokens yet, prompt and response cut to `max_length` tokens.
 
     It ends early, between two chunks, when it should stop.
+
+    Raises:
+        LeaseLost: another trainer has this one's place; it does the rest.
     """
     with database.transaction() as tx:
         total = offline.count_unencoded(tx, run_id)
@@ -39,6 +43,7 @@ def encode_adopted(
             return
         encoded, refused = _encode(texts, tokenizer, template, max_length)
         with database.transaction() as tx:
+            workers.hold_place(tx, worker_id)
             offline.write_tokens(tx, encoded)
             offline.drop(tx, run_id, refused)
         after, done, dropped = texts[-1].id, done + len(texts), dropped + len(refused)

@@ -25,7 +25,7 @@ from trinity_db.errors import LeaseLost, TrinityError
 from trinity_db.models import context_length, load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import batches, policies, runs
+from trinity_db.store import batches, policies, runs, workers
 from trinity_db.trainer import checkpoint, start
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.advantages import group_advantages
@@ -89,15 +89,19 @@ class Trainer(Service):
     def start(self) -> None:
         """Go on from the latest whole checkpoint; what it does not include is drawn again."""
         setup = self._setup
-        start.clear_leftovers(self.database, self.run, setup.checkpoints)
-        start.publish_first_version(self.database, self.run, setup.model, setup.seed, setup.checkpoints)
-        policy = start.recover(self.database, self.run)
+        start.own_folder(self.database, self.run, setup.checkpoints)
+        start.clear_leftovers(self.database, self.run, self.worker_id, setup.checkpoints)
+        start.publish_first_version(
+            self.database, self.run, self.worker_id, setup.model, setup.seed, setup.checkpoints
+        )
+        policy = start.recover(self.database, self.run, self.worker_id)
         self._tokenizer = load_tokenizer(policy.checkpoint)
         if not setup.is_online:
             limit = min(setup.trainer.max_length or sys.maxsize, context_length(policy.checkpoint))
             encode_adopted(
                 self.database,
                 self.run.id,
+                self.worker_id,
                 self._tokenizer,
                 setup.model.prompt_template,
                 limit,
@@ -160,6 +164,7 @@ class Trainer(Service):
         if not self._evaluate():
             return False
         with self.database.transaction() as tx:
+            workers.hold_place(tx, self.worker_id)
             runs.finish(tx, self.run.id)
         logger.info("run '%s' is finished after %d steps", self.run.name, self._learner.steps_done)
         return True
@@ -191,6 +196,7 @@ class Trainer(Service):
     def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
         max_uses = 1 if self._setup.is_online else self._setup.trainer.epochs
         with self.database.transaction() as tx:
+            workers.hold_place(tx, self.worker_id)
             if batches.commit(tx, batch, self.worker_id, max_uses):
                 runs.record_metrics(tx, self.run.id, self.role, batch.step, metrics)
 
@@ -210,6 +216,7 @@ class Trainer(Service):
 
     def _record(self, policy: policies.PolicyVersion) -> list[Path]:
         with self.database.transaction() as tx:
+            workers.hold_place(tx, self.worker_id)
             policies.publish(tx, self.run.id, policy, self.worker_id)
             return policies.prune(tx, self.run.id, self._setup.trainer.keep_checkpoints)
 

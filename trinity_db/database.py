@@ -61,6 +61,8 @@ class Database:
         self._embedded_home = embedded_home
         """Where a server lies that is ours to start again when it crashed."""
         self._local = threading.local()
+        self.session_name = "trinity-db"
+        """What sessions that are opened from now on tell the server that they are."""
 
     @contextmanager
     def transaction(self, read_only: bool = False) -> Iterator[Transaction]:
@@ -78,7 +80,7 @@ class Database:
             yield connection
 
     def retry(self, decide: Callable[[], Result], give_up: Callable[[], bool] = lambda: False) -> Result:
-        """See the function of this name."""
+        """Call until the database answers; for a role, which needs no other name of this module for it."""
         return retry(decide, give_up)
 
     def listen(self, channel: str) -> psycopg.Connection[DictRow]:
@@ -105,6 +107,7 @@ class Database:
 
     def _connect(self, **options: Any) -> Transaction:
         """A connection. An embedded server that crashed is started for it, one that was stopped is not."""
+        options["application_name"] = self.session_name
         if self._silence_seconds is not None:
             options |= _notice_silence(self._silence_seconds)
         try:
@@ -155,8 +158,7 @@ def connect(url: str, **options: Any) -> psycopg.Connection[DictRow]:
             url,
             row_factory=dict_row,
             connect_timeout=CONNECT_SECONDS,
-            application_name="trinity-db",
-            **options,
+            **{"application_name": "trinity-db"} | options,
         )
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(
@@ -323,6 +325,11 @@ def _mismatch(found: str | None) -> str:
         f"The database's schema is {found}, newer than this trinity-db knows ({schema.HEAD}); "
         "run: pip install --upgrade trinity-db"
     )
+
+
+def storable(text: str) -> str:
+    """Text from anywhere in a form that Postgres takes: without NUL and halves of surrogate pairs."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "")
 
 
 def _without_password(url: str) -> str:

@@ -54,6 +54,9 @@ def _from_file(path: str, attribute: str, name: str) -> Callable[..., Any]:
         raise ConfigError(f"{name}: there is no file {path}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path] = module
+    folder = str(Path(path).resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last, so that what lies beside the file shadows nothing
     try:
         spec.loader.exec_module(module)
     except Exception as error:

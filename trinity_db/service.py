@@ -15,8 +15,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import ClassVar, TypeVar
 
-import psycopg
-
 from trinity_db.database import RETRY_SECONDS, Database, in_our_words
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.schema.states import WorkerRole
@@ -46,9 +44,10 @@ class Service:
         self.database = database
         self.run = run
         self.worker_id = 0
-        self._stop = threading.Event()
+        self._stopping = False
         self._news = threading.Event()
-        self._lost_track = False
+        self._unclear_until = -math.inf
+        """Until when a claim of a lost connection may still be committed."""
 
     def start(self) -> None:
         """Prepare, as a registered worker; may be called again after a lost connection. For subclasses."""
@@ -68,11 +67,11 @@ class Service:
     @property
     def stopping(self) -> bool:
         """Whether a long piece of work should end early."""
-        return self._stop.is_set()
+        return self._stopping
 
     def stop(self) -> None:
         """Take no more work. Harmless when repeated."""
-        self._stop.set()
+        self._stopping = True
         self._news.set()
 
     def hear_news(self) -> None:
@@ -138,21 +137,23 @@ class Service:
             worker_id = workers.register(tx, self.run.id, self.role)
             if self.exclusive:
                 workers.replace_others(tx, worker_id)
+            self.database.session_name = workers.sign(tx, worker_id)
         return worker_id
 
     def _step(self) -> bool:
         """One piece of work, or a wait for news; True when there will never be more work."""
         self._news.clear()
-        if self._lost_track:
+        if time.monotonic() < self._unclear_until:
+            # Nothing is in hand between two steps, so that all that is held was claimed by the lost session.
             with self.database.transaction() as tx:
                 workers.release_own(tx, self.worker_id)
-            self._lost_track = False
+            self._unclear_until = min(self._unclear_until, time.monotonic() + LEASE_SECONDS)
         try:
             if self.work():
                 return False
         except DatabaseUnavailable:
-            # A claim may have been committed without our hearing of it.
-            self._lost_track = True
+            # A claim may have been committed without our hearing of it, or be committed yet.
+            self._unclear_until = math.inf
             raise
         if self.is_done():
             return True
@@ -163,19 +164,24 @@ class Service:
         if not self.worker_id:
             return
         self.database.close()  # the connection may be lost without anybody having noticed
+        deadline = time.monotonic() + RELEASE_SECONDS
         try:
-            with self.database.transaction() as tx:
-                workers.release_own(tx, self.worker_id)
-                workers.stop(tx, self.worker_id)
-                runs.announce(tx, self.run.id)
+            self.database.retry(self._leave, lambda: time.monotonic() > deadline)
         except TrinityError as error:
             logger.warning("%s; the leases of worker %d run out by themselves", error, self.worker_id)
+
+    def _leave(self) -> None:
+        with self.database.transaction() as tx:
+            workers.release_own(tx, self.worker_id)
+            workers.stop(tx, self.worker_id)
+            runs.announce(tx, self.run.id)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.stopping:
             os._exit(128 + number)  # the second time: leave at once, the leases run out by themselves
         logger.info("%s: finishing what is in hand; once more to leave at once", signal.Signals(number).name)
-        self.stop()
+        # No more: whom this interrupts may hold the lock of an event. The pulse wakes it.
+        self._stopping = True
 
 
 class Pulse(threading.Thread):
@@ -203,6 +209,8 @@ class Pulse(threading.Thread):
         pause, longest = RETRY_SECONDS
         while not self._ended.is_set():
             self._service.look_after_supervisor()
+            if self._service.stopping:
+                self._service.hear_news()
             try:
                 self._reconnect()
                 with in_our_words(self._connection):
@@ -213,7 +221,7 @@ class Pulse(threading.Thread):
             except DatabaseUnavailable:
                 self._ended.wait(pause)
                 pause = min(2 * pause, longest)
-            except (TrinityError, psycopg.Error) as error:
+            except Exception as error:  # whatever it is, nobody may work without a heartbeat
                 self.failure = error
                 self._ended.set()
                 self._service.stop()
@@ -238,6 +246,8 @@ class Pulse(threading.Thread):
             return
         service = self._service
         with self._connection.transaction():
+            if self._beaten_at == -math.inf:
+                workers.sign(self._connection, service.worker_id)
             workers.beat(self._connection, service.worker_id)
             released = workers.release_leases(self._connection, service.run.id, LEASE_SECONDS)
         self._beaten_at = time.monotonic()

@@ -89,8 +89,12 @@ def _scalar(text: str) -> Any:
 def _describe(model: type[BaseModel], mistake: dict[str, Any]) -> str:
     location = [str(part) for part in mistake["loc"]]
     key = ".".join(location)
+    if mistake["type"] == "value_error" and isinstance(mistake["input"], dict | BaseModel):
+        # A rule of our own about a section: it names the keys, and its input would be the whole section.
+        message = str(mistake["ctx"]["error"])
+        return f"{key}: {message}" if key else message
     if mistake["type"] != "extra_forbidden":
-        return f"{key or 'the whole'}: {mistake['msg']} (got {mistake['input']!r:.80})"
+        return f"{key}: {mistake['msg']} (got {mistake['input']!r:.80})"
     known = _fields_at(model, location[:-1])
     nearest = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
     hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(known)}"

@@ -228,6 +228,19 @@ WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
 ORDER BY p.version DESC
 LIMIT %(limit)s
 
+-- name: hold_checkpoint
+-- Another run starts from this checkpoint. Until that is on record, the lock makes the run's own pruning wait.
+SELECT p.version FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.checkpoint = %(checkpoint)s
+FOR SHARE
+
+-- name: lock_checkpoints
+-- Before prune_checkpoints, which then sees every run that has started from one of these.
+SELECT p.version FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
+ORDER BY p.version
+FOR NO KEY UPDATE
+
 -- name: prune_checkpoints
 -- Forget the checkpoints of all but the newest few versions, before their files are deleted. Version 0 stays:
 -- it is where a run starts anew, and what it is compared with. So does one that another run started from.
@@ -324,9 +337,11 @@ FROM unnest(%(ids)s::bigint[], %(prompt_lengths)s::integer[], %(response_lengths
 WHERE e.id = n.id
 
 -- name: insert_payloads
+-- Arrays are immutable: a row that has some keeps them.
 INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
 SELECT n.id, %(codec)s, n.num_tokens, n.data
 FROM unnest(%(ids)s::bigint[], %(num_tokens)s::integer[], %(data)s::bytea[]) AS n (id, num_tokens, data)
+ON CONFLICT (experience_id) DO NOTHING
 
 -- name: drop_ready
 -- Ready rows that turn out not to fit the model.

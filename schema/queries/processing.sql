@@ -128,39 +128,52 @@ SELECT %(run_id)s, d.id, %(stage)s, d.reason, d.detail
 FROM unnest(%(ids)s::bigint[], %(reasons)s::text[], %(details)s::jsonb[]) AS d (id, reason, detail)
 ON CONFLICT (experience_id) DO NOTHING
 
+-- name: pick_groups
+-- Lock complete groups of which no member is still being processed, oldest first. Whole groups only: a member that
+-- another processor holds keeps its group back, and so does, where a source of rewards is required, one of which
+-- that source has said nothing, unless the group is too small in any case. Groups that wait are passed over, not
+-- waited for.
+SELECT g.id
+FROM trinity.rollout_group g
+WHERE g.run_id = %(run_id)s AND g.state = 'complete'
+  AND NOT EXISTS (SELECT FROM trinity.experience e WHERE e.group_id = g.id AND e.state IN ('raw', 'clean'))
+  -- LIMIT 1 in place of EXISTS, which the planner may answer from a hash of the whole table.
+  AND (%(requires_reward)s::text IS NULL
+       OR (SELECT count(*) FROM trinity.experience e
+           WHERE e.group_id = g.id AND e.state = 'scored') < %(min_group_size)s
+       OR (SELECT e.id FROM trinity.experience e
+           WHERE e.group_id = g.id AND e.state = 'scored'
+             AND (SELECT v.id FROM trinity.reward_event v
+                  WHERE v.rollout_id = e.rollout_id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
+             AND (SELECT v.id FROM trinity.reward_event v
+                  WHERE v.experience_id = e.id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
+           LIMIT 1) IS NULL)
+ORDER BY g.id
+LIMIT %(limit)s
+FOR NO KEY UPDATE SKIP LOCKED
+
 -- name: settle_groups
--- Take complete groups of which no member is still being processed; with enough members left they are ready,
--- otherwise dropped. Whole groups only: a member that another processor holds keeps its group back, and so does,
--- where a source of rewards is required, one of which that source has said nothing. Groups that wait are passed
--- over, not waited for.
-WITH picked AS MATERIALIZED (
-    SELECT g.id
-    FROM trinity.rollout_group g
-    WHERE g.run_id = %(run_id)s AND g.state = 'complete'
-      AND NOT EXISTS (SELECT FROM trinity.experience e WHERE e.group_id = g.id AND e.state IN ('raw', 'clean'))
-      -- LIMIT 1 in place of EXISTS, which the planner may answer from a hash of the whole table.
-      AND (%(requires_reward)s::text IS NULL
-           OR (SELECT e.id FROM trinity.experience e
-               WHERE e.group_id = g.id AND e.state = 'scored'
+-- Settle picked groups: with enough members left they are ready, otherwise dropped. A statement after the one that
+-- locks them, so that it sees every reward that was committed before the lock; it checks again what it relies on.
+WITH members AS (
+    SELECT g.id,
+           count(e.id) FILTER (WHERE e.state IN ('raw', 'clean')) AS unprocessed,
+           count(e.id) FILTER (
+               WHERE e.state = 'scored'
                  AND (SELECT v.id FROM trinity.reward_event v
-                      WHERE v.rollout_id = e.rollout_id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
+                      WHERE v.rollout_id = e.rollout_id AND v.source = %(requires_reward)s::text LIMIT 1) IS NULL
                  AND (SELECT v.id FROM trinity.reward_event v
                       WHERE v.experience_id = e.id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
-               LIMIT 1) IS NULL)
-    ORDER BY g.id
-    LIMIT %(limit)s
-    FOR NO KEY UPDATE SKIP LOCKED
-),
-members AS (
-    SELECT picked.id,
-           count(e.id) AS size,
-           count(e.id) FILTER (WHERE e.reward >= 1) AS solved,
-           count(e.reward) AS reward_count,
-           avg(e.reward) AS reward_mean,
-           var_samp(e.reward) AS reward_variance
-    FROM picked
-    LEFT JOIN trinity.experience e ON e.group_id = picked.id AND e.state = 'scored'
-    GROUP BY picked.id
+           ) AS unrewarded,
+           count(e.id) FILTER (WHERE e.state = 'scored') AS size,
+           count(e.id) FILTER (WHERE e.state = 'scored' AND e.reward >= 1) AS solved,
+           count(e.reward) FILTER (WHERE e.state = 'scored') AS reward_count,
+           avg(e.reward) FILTER (WHERE e.state = 'scored') AS reward_mean,
+           var_samp(e.reward) FILTER (WHERE e.state = 'scored') AS reward_variance
+    FROM trinity.rollout_group g
+    LEFT JOIN trinity.experience e ON e.group_id = g.id
+    WHERE g.id = ANY(%(group_ids)s)
+    GROUP BY g.id
 )
 UPDATE trinity.rollout_group g
 SET state = CASE WHEN members.size >= %(min_group_size)s THEN 'ready' ELSE 'dropped' END::trinity.group_state,
@@ -169,7 +182,8 @@ SET state = CASE WHEN members.size >= %(min_group_size)s THEN 'ready' ELSE 'drop
     reward_mean = members.reward_mean,
     reward_variance = members.reward_variance
 FROM members
-WHERE g.id = members.id
+WHERE g.id = members.id AND g.state = 'complete' AND members.unprocessed = 0
+  AND (%(requires_reward)s IS NULL OR members.unrewarded = 0 OR members.size < %(min_group_size)s)
 RETURNING g.id, g.task_id, g.state, members.size, members.solved
 
 -- name: ready_members

@@ -33,7 +33,8 @@ ORDER BY r.id
 
 -- name: status_detail
 -- How one run fares: groups and pairs by state, staleness of its latest batches, what was explored and trained
--- lately, the reward of its newest versions, why rows were dropped, which writes came too late.
+-- lately, the reward of its newest versions, why rows were dropped, whose rewards are awaited (NULL: nobody's), which
+-- writes came too late.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
               WHERE g.run_id = %(run_id)s GROUP BY g.state) s) AS groups,
@@ -68,12 +69,19 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
               WHERE d.run_id = %(run_id)s
               GROUP BY d.stage, d.reason
               ORDER BY count(*) DESC, d.stage, d.reason) d) AS drops,
+       (SELECT jsonb_build_object('source', v.source, 'experiences', count(*), 'groups', count(DISTINCT v.group_id))
+        FROM trinity.awaited_reward_view v
+        WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)
+        GROUP BY v.source) AS awaited,
        jsonb_build_object(
            'rollouts',
            (SELECT count(*) FROM trinity.rollout m WHERE m.run_id = %(run_id)s AND m.state = 'refused'),
            'processing',
            (SELECT count(*) FROM trinity.processing p JOIN trinity.experience e ON e.id = p.experience_id
-            WHERE e.run_id = %(run_id)s AND p.outcome = 'refused')) AS refused
+            WHERE e.run_id = %(run_id)s AND p.outcome = 'refused'),
+           'batches',
+           (SELECT coalesce(sum(m.value), 0)::integer FROM trinity.metric m
+            WHERE m.run_id = %(run_id)s AND m.name = 'refused/batches')) AS refused
 
 -- name: show_experience
 -- One experience with everything of which there is one. An adopted row shares the text of its source.

@@ -25,6 +25,22 @@ UPDATE trinity.worker w SET stopped_at = clock_timestamp()
 FROM trinity.worker me
 WHERE me.id = %(worker_id)s AND w.run_id = me.run_id AND w.role = me.role AND w.id <> me.id AND w.stopped_at IS NULL
 
+-- name: sign_session
+-- From now on this session tells whose it is, so that it can be ended when its worker falls silent.
+SELECT set_config('application_name', 'trinity-db worker ' || %(worker_id)s::bigint, false) AS name
+
+-- name: end_silent_sessions
+-- Ends the transactions of workers that said no goodbye and are silent for longer than their lease, with their
+-- sessions: a process frozen in the middle of a COPY stands still for no time-out of the server's. Sessions of other
+-- accounts are left alone: not everybody may end them.
+SELECT pg_terminate_backend(a.pid) AS is_ended
+FROM trinity.worker w
+JOIN pg_stat_activity a ON a.application_name = 'trinity-db worker ' || w.id
+WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL
+  AND w.heartbeat_at < clock_timestamp() - make_interval(secs => %(lease_seconds)s)
+  AND a.datname = current_database() AND a.usename = current_user
+  AND a.state <> 'idle' AND a.pid <> pg_backend_pid()
+
 -- name: release_leases
 -- Give back what stopped or silent workers hold: rows being processed and groups being explored. The next
 -- claim raises their attempt, so that a late write of the old holder changes nothing. One rescuer of a run works
@@ -63,15 +79,28 @@ experiences AS (
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
 
 -- name: release_own_leases
--- Give back what a worker holds without knowing it: the answer to its claim was lost with the connection.
-WITH experiences AS (
-    UPDATE trinity.experience e SET worker_id = NULL
+-- Give back what a worker holds without knowing it: the answer to its claim was lost with the connection. Locked in
+-- the order of their ids, as by everybody.
+WITH held_groups AS MATERIALIZED (
+    SELECT g.id FROM trinity.rollout_group g
+    WHERE g.worker_id = %(worker_id)s AND g.state = 'open'
+    ORDER BY g.id
+    FOR NO KEY UPDATE
+),
+held_experiences AS MATERIALIZED (
+    SELECT e.id FROM trinity.experience e
     WHERE e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean', 'scored')
-    RETURNING 1
+    ORDER BY e.id
+    FOR NO KEY UPDATE
 ),
 groups AS (
     UPDATE trinity.rollout_group g SET worker_id = NULL
-    WHERE g.worker_id = %(worker_id)s AND g.state = 'open'
+    WHERE g.id = ANY(ARRAY(SELECT h.id FROM held_groups h))
+    RETURNING 1
+),
+experiences AS (
+    UPDATE trinity.experience e SET worker_id = NULL
+    WHERE e.id = ANY(ARRAY(SELECT h.id FROM held_experiences h))
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups

@@ -84,6 +84,9 @@ def test_no_process_ended_with_a_traceback(after: Aftermath) -> None:
 
 
 def test_a_trainer_that_was_replaced_says_so_and_changes_nothing(after: Aftermath) -> None:
+    if not after.replaced_trainers and after.seconds < ROUND_SECONDS:
+        pytest.skip("in so short a time no trainer was replaced")
+    assert after.replaced_trainers
     for zombie in after.replaced_trainers:
         ended = zombie.member.ended
         assert ended is not None

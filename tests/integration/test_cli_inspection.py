@@ -15,7 +15,7 @@ from tests.rows import Scene, reward
 from trinity_db import cli
 from trinity_db.database import Database
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import rewards, rows
+from trinity_db.store import rewards, rows, runs
 
 
 @dataclass
@@ -272,9 +272,43 @@ def test_status_shows_writes_that_came_too_late(database_url: str, output: Say) 
                 " (experience_id, processor, processor_version, attempt, outcome)"
                 " SELECT min(id), 'clean', 1, 1, 'refused' FROM trinity.experience"
             )
-    assert "2 rollouts, 1 processing" in output(database_url, "status", "late")
+            for step in (1, 2, 2):
+                runs.record_metrics(tx, scene.run.id, WorkerRole.TRAIN, step, {"refused/batches": 1.0})
+    assert "3 batches, 2 rollouts, 1 processing" in output(database_url, "status", "late")
     status = json.loads(output(database_url, "status", "late", "--json"))
-    assert status["refused"] == {"rollouts": 2, "processing": 1}
+    assert status["refused"] == {"rollouts": 2, "processing": 1, "batches": 3}
+
+
+def test_status_says_whose_rewards_a_run_waits_for_and_a_view_for_which_rows(
+    database_url: str, output: Say
+) -> None:
+    view = (
+        "SELECT experience_id, group_id, source, prompt, response FROM trinity.awaited_reward_view ORDER BY 1"
+    )
+    with closing(Database(database_url)) as database:
+        scene = Scene.open(database, "asks")
+        scene.explore(3)
+        scene.judge(rows.CLEAN)
+        scene.judge(rows.SCORE, limit=5)
+        assert "waits for" not in output(database_url, "status", "asks"), "nothing is required"
+        assert json.loads(output(database_url, "status", "asks", "--json"))["awaited"] is None
+        execute(database_url, """UPDATE trinity.run SET config = '{{"requires_reward": "human"}}'""")
+        about = scene.values("SELECT rollout_id FROM trinity.experience ORDER BY id")
+        with database.transaction() as tx:
+            rewards.record(tx, scene.run.id, "human", [reward(of, 1.0, "human") for of in about[:2]])
+            rewards.record(tx, scene.run.id, "robot", [reward(about[2], 1.0, "robot")])
+        groups = scene.values("SELECT id FROM trinity.rollout_group ORDER BY id")
+        waiting = scene.rows(
+            "SELECT id, group_id FROM trinity.experience WHERE state = 'scored' ORDER BY id"
+        )[2:]
+        assert [group for _, group in waiting] == [groups[1], groups[1], groups[2]]
+        said = [("human", "prompt", response) for response in ("1.0", "0.0", "1.0")]
+        assert scene.rows(view) == [(*row, *text) for row, text in zip(waiting, said, strict=True)]
+        assert "rewards from human: 3 experiences in 2 groups" in output(database_url, "status", "asks")
+        status = json.loads(output(database_url, "status", "asks", "--json"))
+        assert status["awaited"] == {"source": "human", "experiences": 3, "groups": 2}
+        execute(database_url, "UPDATE trinity.run SET state = 'finished', finished_at = now()")
+        assert scene.rows(view) == [], "a run that has ended waits for nobody"
 
 
 def test_status_of_a_run_as_json(url: str, output: Say) -> None:

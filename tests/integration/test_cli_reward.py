@@ -3,15 +3,17 @@
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from getpass import getuser
 from pathlib import Path
 
 import pytest
 
-from tests.rows import Scene
+from tests.rows import WAIT_SECONDS, Scene, in_a_thread, wait_until_blocked
 from trinity_db import cli
-from trinity_db.database import Database
+from trinity_db.cli import reward
+from trinity_db.database import Database, connect
 
 Say = Callable[..., tuple[int | str | None, str]]
 
@@ -146,6 +148,30 @@ def test_arguments_that_say_two_things_or_nothing_are_refused(
     say: Say, arguments: tuple[object, ...]
 ) -> None:
     assert say(*arguments)[0] == 2
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(60, "0"), (0, "error: The database undid a transaction")])
+def test_a_reward_that_the_database_undid_is_said_again_for_a_while(
+    scene: Scene, say: Say, ids: list[int], monkeypatch: pytest.MonkeyPatch, seconds: int, code: str
+) -> None:
+    monkeypatch.setattr(reward, "RETRY_SECONDS", seconds)
+    with closing(connect(scene.database.url)) as other:
+        other.execute("SELECT id FROM trinity.rollout_group FOR NO KEY UPDATE")
+
+        def undo() -> None:
+            wait_until_blocked(scene.database, Future())
+            with scene.database.transaction() as tx:
+                tx.execute(
+                    "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+                )
+            other.rollback()
+
+        undone = in_a_thread(scene.database, undo)
+        said, _ = say(ids[1], "0.5")
+        undone.result(WAIT_SECONDS)
+    assert str(said).startswith(code)
+    assert rewards(scene) == [1.0, 0.5 if seconds else 0.0]
 
 
 def test_a_role_that_waits_for_the_reward_is_woken(scene: Scene, say: Say, ids: list[int]) -> None:

@@ -146,6 +146,46 @@ def test_a_stop_ends_also_while_there_is_no_database(handlers: None) -> None:
         discard(cluster)
 
 
+def test_text_that_postgres_cannot_hold_is_kept_without_what_it_cannot(scene: Scene) -> None:
+    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
+        for group in groups:
+            yield [rollout(group, 0, "a\x00b"), rollout(group, 1, error="half a pair: \ud800, a NUL: \x00")]
+
+    assert explorer(scene, workflow).work()
+    assert set(scene.values("SELECT response FROM trinity.experience_text")) == {"ab"}
+    assert set(scene.values("SELECT error FROM trinity.rollout WHERE state = 'failed'")) == {
+        "half a pair: ?, a NUL: "
+    }
+
+
+def test_an_error_in_a_workflow_of_one_s_own_is_named_with_its_place(scene: Scene) -> None:
+    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
+        yield members(groups[0])
+        raise ValueError("my bug")
+
+    place = r"Workflow 'mine.py:workflow' raised ValueError: my bug \(test_explorer.py, line \d+\)"
+    with pytest.raises(TrinityError, match=place):
+        explorer(scene, workflow).work()
+    assert len(stored(scene)) == 2
+
+
+@pytest.mark.parametrize(
+    ("yielded", "said"),
+    [
+        (lambda group: iter([rollout(group, 0)]), "yielded Rollout, not a list of rollouts"),
+        (lambda group: None, "raised TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_a_workflow_that_yields_something_else_is_an_error(
+    scene: Scene, yielded: Callable[[ClaimedGroup], Any], said: str
+) -> None:
+    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Any:
+        return yielded(groups[0])
+
+    with pytest.raises(TrinityError, match=said):
+        explorer(scene, workflow).work()
+
+
 def test_a_member_that_was_not_asked_for_is_an_error(scene: Scene) -> None:
     def twice(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
         yield [rollout(groups[0], 1)]

@@ -19,7 +19,7 @@ from tests.acceptance.command import wait_until
 from tests.postgres import execute, new_database, new_home
 from tests.proxy import Proxy
 from trinity_db import embedded, service
-from trinity_db.database import Database
+from trinity_db.database import Database, Transaction
 from trinity_db.errors import DatabaseUnavailable, LeaseLost, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
@@ -253,6 +253,21 @@ def test_a_signal_ends_a_role_whose_database_is_away(
 
     act(proxy.url, run, lose)
     assert goodbyes(direct) == [False], "it could not say it"
+
+
+def test_a_goodbye_that_the_server_undid_is_said_again(
+    database_url: str, run: runs.Run, direct: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_at_first(tx: Transaction, worker_id: int) -> None:
+        monkeypatch.setattr(workers, "stop", stop)
+        tx.execute(RAISE.format("40P01").encode())
+
+    stop = workers.stop
+    monkeypatch.setattr(workers, "stop", fail_at_first)
+    monkeypatch.setattr(service, "RELEASE_SECONDS", 30.0)
+    act(database_url, run)
+    assert workers.stop is stop
+    assert goodbyes(direct) == [True]
 
 
 def test_a_transaction_that_stands_still_for_longer_than_a_lease_is_ended(

@@ -99,9 +99,11 @@ HOT = {
     "draw_rows": "experience_ready_idx",
     "expire_members": "experience_group_idx",
     "lock_rewarded": "experience_rollout",
+    "pick_groups": "rollout_group_live_idx",
     "refresh_rewards": "reward_event_rollout",
     "release_leases": "experience_worker_idx",
-    "settle_groups": "rollout_group_live_idx",
+    "release_own_leases": "experience_worker_idx",
+    "settle_groups": "experience_group_idx",
     "stale_groups": "rollout_group_live_idx",
 }
 

@@ -2,17 +2,19 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
 import psycopg
 import pytest
 
-from trinity_db.database import Database
+from tests.acceptance.command import wait_until
+from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, DatabaseUnavailable
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import runs
+from trinity_db.store import runs, workers
 
 ROUNDS = 3
 
@@ -69,6 +71,14 @@ class Interrupted(Probe):
         return True
 
 
+def hold_a_group(tx: Transaction, role: Service) -> None:
+    tx.execute(
+        "INSERT INTO trinity.rollout_group (run_id, task_id, expected, worker_id)"
+        " SELECT %s, id, 1, %s FROM trinity.task",
+        [role.run.id, role.worker_id],
+    )
+
+
 class Forgetful(Probe):
     """A role whose claim is committed while its answer is lost."""
 
@@ -76,16 +86,77 @@ class Forgetful(Probe):
         with self.database.transaction() as tx:
             held = tx.execute("SELECT id FROM trinity.rollout_group WHERE worker_id IS NOT NULL").fetchall()
             if not held and not self.cut:
-                tx.execute(
-                    "INSERT INTO trinity.rollout_group (run_id, task_id, expected, worker_id)"
-                    " SELECT %s, id, 1, %s FROM trinity.task",
-                    [self.run.id, self.worker_id],
-                )
+                hold_a_group(tx, self)
         if not self.cut:
             self.cut = True
             raise DatabaseUnavailable("the answer was lost")
         assert held == []
         self.stop()
+        return True
+
+
+class Late(Probe):
+    """A role of which a claim is committed by its lost session when it works again already."""
+
+    def work(self) -> bool:
+        self.rounds += 1
+        if self.rounds == 1:
+            raise DatabaseUnavailable("the answer was lost")
+        with self.database.transaction() as tx:
+            if self.rounds == 2:
+                hold_a_group(tx, self)
+                return True
+            held = tx.execute("SELECT id FROM trinity.rollout_group WHERE worker_id IS NOT NULL").fetchall()
+        assert held == []
+        self.stop()
+        return True
+
+
+class Signed(Probe):
+    """A role that sees the server know its sessions, before and after they were cut."""
+
+    def work(self) -> bool:
+        wait_until(lambda: self.names() == [f"trinity-db worker {self.worker_id}"] * 2, "both are known")
+        if self.cut:
+            self.stop()
+            return True
+        return super().work()
+
+    def names(self) -> list[str]:
+        with self.database.transaction() as tx:
+            sessions = (
+                "SELECT application_name AS name FROM pg_stat_activity WHERE datname = current_database()"
+            )
+            return [row["name"] for row in tx.execute(sessions)]
+
+
+class Waiting(Probe):
+    """A role that is asked to end just before it waits for news."""
+
+    def work(self) -> bool:
+        return False
+
+    def is_done(self) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.rounds += 1
+        return False
+
+
+class Waking(Probe):
+    """A role that is asked to end while it holds the lock within its event."""
+
+    def work(self) -> bool:
+        with self._news._cond:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.rounds += 1
+        return True
+
+
+class Patient(Probe):
+    """A role that works until it is told to end."""
+
+    def work(self) -> bool:
+        wait_until(lambda: self.stopping, "it is told to end")
         return True
 
 
@@ -122,7 +193,46 @@ def test_a_signal_lets_the_work_in_hand_end_and_no_more_begin(run: tuple[Databas
     assert _goodbyes(run[0]) == [True]
 
 
-def test_a_worker_gives_back_what_it_claimed_without_hearing_of_it(run: tuple[Database, runs.Run]) -> None:
+def test_a_signal_just_before_a_wait_ends_it(
+    run: tuple[Database, runs.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_db.service.POLL_SECONDS", 60.0)
+    started = time.monotonic()
+    role = Waiting(*run)
+    role.serve()
+    assert role.rounds == 1
+    assert time.monotonic() - started < 60
+
+
+def test_a_signal_is_heard_while_the_role_holds_the_lock_of_its_news(run: tuple[Database, runs.Run]) -> None:
+    role = Waking(*run)
+    role.serve()
+    assert role.rounds == 1
+    assert _goodbyes(run[0]) == [True]
+
+
+def test_the_server_knows_whose_the_sessions_of_a_role_are(run: tuple[Database, runs.Run]) -> None:
+    role = Signed(*run)
+    role.serve()
+    assert role.cut
+
+
+def test_a_role_ends_when_its_pulse_does(
+    run: tuple[Database, runs.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*values: object) -> None:
+        raise KeyError("as in an accident")
+
+    monkeypatch.setattr(workers, "release_leases", fail)
+    with pytest.raises(KeyError, match="accident"):
+        Patient(*run).serve()
+    assert _goodbyes(run[0]) == [True]
+
+
+@pytest.mark.parametrize("kind", [Forgetful, Late])
+def test_a_worker_gives_back_what_it_claimed_without_hearing_of_it(
+    run: tuple[Database, runs.Run], kind: type[Probe]
+) -> None:
     database, _ = run
     with database.transaction() as tx:
         tx.execute("INSERT INTO trinity.taskset (name) VALUES ('tasks')")
@@ -130,9 +240,7 @@ def test_a_worker_gives_back_what_it_claimed_without_hearing_of_it(run: tuple[Da
             "INSERT INTO trinity.task (taskset_id, key, payload)"
             " SELECT id, 'a', '{\"prompt\": \"1\"}' FROM trinity.taskset"
         )
-    role = Forgetful(*run)
-    role.serve()
-    assert role.cut
+    kind(*run).serve()
     with database.transaction() as tx:
         assert tx.execute("SELECT worker_id FROM trinity.rollout_group").fetchall() == [{"worker_id": None}]
 

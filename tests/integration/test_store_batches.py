@@ -239,6 +239,20 @@ def test_reopening_gives_back_what_the_checkpoint_does_not_include(scene: Scene)
     assert scene.rows(STATES) == [("trained", 1, 6)]
 
 
+def test_a_trainer_that_was_replaced_reopens_nothing(scene: Scene) -> None:
+    scene.make_ready(2)
+    scene.train(step=1, size=1)
+    scene.publish(1, step=1)
+    scene.draw(step=2, size=1)
+    replaced = scene.new_worker(WorkerRole.TRAIN)
+    scene.lose(replaced)
+    with pytest.raises(LeaseLost, match="another has its place"):
+        scene.reopen(version=0, worker=replaced)
+    assert scene.rows(BATCH_STATES) == [(1, "committed", 1), (2, "leased", None)]
+    with scene.database.transaction() as tx:
+        assert [policy.version for policy in policies.with_checkpoint(tx, scene.run.id)] == [1, 0]
+
+
 def test_rolling_back_to_an_earlier_version_takes_back_the_later_ones_batches(scene: Scene) -> None:
     scene.make_ready(3)
     for step in (1, 2, 3):

@@ -9,7 +9,7 @@ from tests.rows import WAIT_SECONDS, Scene, centered, in_a_thread, reward, wait_
 from trinity_db.database import connect
 from trinity_db.errors import LeaseLost
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, policies, rewards, rows
+from trinity_db.store import batches, policies, rewards, rows, runs
 
 STATES = "SELECT state, use_count, count(*) FROM trinity.experience GROUP BY 1, 2 ORDER BY 1, 2"
 GROUP_STATES = "SELECT state FROM trinity.rollout_group ORDER BY id"
@@ -100,7 +100,7 @@ def test_a_version_whose_last_step_is_being_reopened_is_not_published(scene: Sce
     scene.make_ready(1)
     scene.train(step=1, size=1)
     with closing(connect(scene.database.url)) as tx:
-        batches.reopen(tx, scene.run.id, 0)
+        batches.reopen(tx, scene.run.id, scene.trainer, 0)
         publishing = in_a_thread(scene.database, lambda: scene.publish(1, step=1))
         wait_until_blocked(scene.database, publishing)
         tx.commit()
@@ -141,3 +141,23 @@ def test_a_group_that_becomes_ready_too_late_is_not_drawn_though_it_was_not_ther
         tx.rollback()
         assert drawing.result(WAIT_SECONDS) is None
     assert scene.values(GROUP_STATES) == ["trained", "dropped", "ready"]
+
+
+def test_a_checkpoint_that_a_run_is_starting_from_is_not_pruned(scene: Scene) -> None:
+    scene.make_ready(1)
+    scene.train(step=1, size=1)
+    scene.publish(1, step=1)
+    with scene.database.transaction() as tx:
+        other = runs.open_run(tx, "other", {}, [], holdout=0.0)
+
+    def prune() -> list[Path]:
+        with scene.database.transaction() as tx:
+            return policies.prune(tx, scene.run.id, keep=0)
+
+    with closing(connect(scene.database.url)) as tx:
+        assert policies.hold_checkpoint(tx, scene.run.id, Path("version-1"))
+        pruning = in_a_thread(scene.database, prune)
+        wait_until_blocked(scene.database, pruning)
+        policies.publish(tx, other.id, policies.PolicyVersion(0, 0, Path("version-1"), "hash 1"))
+        tx.commit()
+    assert pruning.result(WAIT_SECONDS) == []

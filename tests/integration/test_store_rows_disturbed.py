@@ -1,6 +1,9 @@
 """Experiences whose way is disturbed: by workers that are gone, by rewards that are awaited, by others."""
 
+import pytest
+
 from tests.rows import WAIT_SECONDS, Scene, in_a_thread, reward, wait_until_blocked
+from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import rewards, rows
 from trinity_db.store.rows import CLEAN, SCORE, Verdict
@@ -142,6 +145,39 @@ def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
         ("ready", 2),
         ("dropped", 1),
     ]
+
+
+def test_a_group_that_is_too_small_waits_for_nobody(scene: Scene) -> None:
+    scene.explore(2)
+    dropped, *kept = claim(scene)
+    verdicts = [Verdict(row, 1) for row in kept]
+    finish(scene, [Verdict(dropped, 1, Outcome.DROPPED, "empty"), *verdicts])
+    scene.judge(SCORE)
+    assert scene.settle(requires_reward="human") == 1
+    assert scene.values("SELECT state FROM trinity.rollout_group ORDER BY id") == ["dropped", "complete"]
+    assert scene.rows(GROUP_DROPS) == [("group", "group_too_small", {"members": 1, "needed": 2})]
+    assert scene.rows(STATES) == [("scored", 2), ("dropped", 2)]
+
+
+def test_a_reward_that_comes_before_the_lock_is_in_the_statistics_of_the_group(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.explore(1)
+    scene.judge(CLEAN)
+    scene.judge(SCORE)
+    about = scene.value("SELECT min(rollout_id) FROM trinity.experience")
+    # The statement that looks for groups has its snapshot when it is held up, and no lock yet.
+    lock = "SELECT pg_advisory_xact_lock(1)"
+    picks = "WHERE g.run_id = %(run_id)s AND g.state = 'complete'"
+    held_up = f"{picks} AND ({lock})::text IS NOT NULL"
+    monkeypatch.setattr(rows, "query", lambda name: query(name).replace(picks, held_up))
+    with scene.database.transaction() as tx:
+        tx.execute(lock)
+        settling = in_a_thread(scene.database, scene.settle)
+        wait_until_blocked(scene.database, settling)
+        rewards.record(tx, scene.run.id, "human", [reward(about, 4.0, "human")])
+    assert settling.result(WAIT_SECONDS) == 1
+    assert scene.rows("SELECT state, reward_mean FROM trinity.rollout_group") == [("ready", 2.5)]
 
 
 def test_rows_that_wait_for_a_reward_are_not_left_to_process(scene: Scene) -> None:

@@ -4,17 +4,18 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
+from tests.acceptance.command import wait_until
 from tests.rows import WAIT_SECONDS, Scene, at_once, in_a_thread, wait_until_blocked
-from trinity_db.database import Transaction
+from trinity_db.database import Transaction, connect
 from trinity_db.errors import LeaseLost
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
+from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import rows, workers
-
-LEASE_SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def test_a_batch_is_given_back_by_the_next_trainer_and_by_nobody_else(scene: Sce
     scene.draw(step=1, size=1)
     assert scene.lose(scene.trainer) == workers.Released(0, 0)
     assert scene.values("SELECT DISTINCT state FROM trinity.experience") == ["leased"]
-    assert scene.reopen(version=0) == 1
+    assert scene.reopen(version=0, worker=scene.new_worker(WorkerRole.TRAIN)) == 1
 
 
 def test_runs_release_their_own_workers_only(scene: Scene) -> None:
@@ -165,6 +166,79 @@ def test_a_rescuer_waits_for_nobody_and_the_next_finds_what_it_left(scene: Scene
         rescue = in_a_thread(scene.database, lambda: release(scene))
         assert rescue.result(WAIT_SECONDS) == workers.Released(0, groups=1)
     assert release(scene) == workers.Released(0, groups=1)
+
+
+def copy_and_stop_midway(session: Transaction, worker_id: int, group_id: int) -> None:
+    """What a process does that is frozen while it writes a rollout: no time-out of the server's ends it."""
+    workers.sign(session, worker_id)
+    session.execute("SET idle_in_transaction_session_timeout = '1ms'")
+    session.commit()
+    session.execute("SELECT FROM trinity.rollout_group WHERE id = %s FOR UPDATE", [group_id])
+    session.pgconn.send_query(b"COPY trinity.metric (run_id) FROM STDIN")
+    session.pgconn.flush()
+
+
+def is_copying(scene: Scene, session: Transaction) -> bool:
+    state = "SELECT state || '/' || wait_event FROM pg_stat_activity WHERE pid = %s AND query LIKE 'COPY%%'"
+    return scene.values(state, session.info.backend_pid) == ["active/ClientRead"]
+
+
+def test_a_worker_that_froze_in_the_middle_of_a_copy_gives_back_its_group(scene: Scene) -> None:
+    (group,) = scene.claim(1)
+    with closing(connect(scene.database.url)) as frozen:
+        copy_and_stop_midway(frozen, scene.explorer, group.id)
+        wait_until(lambda: is_copying(scene, frozen), "it copies")
+        fall_silent(scene, scene.explorer, LEASE_SECONDS - 5)
+        assert release(scene) == workers.Released(0, 0)
+        assert is_copying(scene, frozen), "it is not silent for a lease yet"
+        fall_silent(scene, scene.explorer, LEASE_SECONDS + 1)
+        wait_until(lambda: release(scene) == workers.Released(0, groups=1), "it is given back")
+        assert not is_copying(scene, frozen)
+
+
+def test_a_silent_worker_s_session_that_holds_nothing_is_left_alone(scene: Scene) -> None:
+    with closing(connect(scene.database.url)) as idle:
+        workers.sign(idle, scene.explorer)
+        idle.commit()
+        fall_silent(scene, scene.explorer, LEASE_SECONDS + 1)
+        release(scene)
+        assert idle.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+
+
+def test_a_rescuer_leaves_another_account_s_session_alone(scene: Scene) -> None:
+    """It may not end it, and must not fail."""
+    (group,) = scene.claim(1)
+    with closing(connect(scene.database.url)) as frozen, closing(connect(scene.database.url)) as rescuer:
+        copy_and_stop_midway(frozen, scene.explorer, group.id)
+        wait_until(lambda: is_copying(scene, frozen), "it copies")
+        fall_silent(scene, scene.explorer, LEASE_SECONDS + 1)
+        rescuer.execute("CREATE ROLE a_guest IN ROLE pg_read_all_data, pg_write_all_data, pg_monitor")
+        rescuer.execute("SET LOCAL ROLE a_guest")
+        assert workers.release_leases(rescuer, scene.run.id, LEASE_SECONDS) == workers.Released(0, 0)
+        rescuer.rollback()
+        assert is_copying(scene, frozen)
+
+
+def test_a_worker_gives_back_its_own_in_the_order_in_which_others_lock_it(scene: Scene) -> None:
+    held = [group.id for group in scene.claim(3)]
+    with scene.database.transaction() as tx:  # so that the first lies behind the last
+        tx.execute("UPDATE trinity.rollout_group SET worker_id = worker_id WHERE id = %s", [held[0]])
+
+    def release_own() -> workers.Released:
+        with scene.database.transaction() as tx:
+            return workers.release_own(tx, scene.explorer)
+
+    with scene.database.transaction() as tx, closing(connect(scene.database.url)) as other:
+        tx.execute("SELECT FROM trinity.rollout_group WHERE id = %s FOR UPDATE", [held[0]])
+        releasing = in_a_thread(scene.database, release_own)
+        wait_until_blocked(scene.database, releasing)
+        locked = other.execute(
+            "SELECT id FROM trinity.rollout_group WHERE id = ANY(%s) ORDER BY id FOR UPDATE SKIP LOCKED",
+            [held],
+        ).fetchall()
+        other.rollback()
+    assert [row["id"] for row in locked] == held[1:], "it waits for the first before it locks another"
+    assert releasing.result(WAIT_SECONDS) == workers.Released(0, groups=3)
 
 
 def test_a_replaced_worker_hears_of_it_at_its_next_beat(scene: Scene) -> None:
@@ -210,6 +284,15 @@ def test_the_lease_view_shows_who_holds_what(scene: Scene) -> None:
         ("process", os.getpid(), True, 0, 3, 0, False),
         ("train", os.getpid(), False, 1, 2, 1, False),
     ]
-    scene.reopen(version=0)
+    newer = scene.new_worker(WorkerRole.TRAIN)
+    scene.reopen(version=0, worker=newer)
     release(scene)
-    assert scene.values("SELECT role::text FROM trinity.lease_view ORDER BY 1") == ["explore", "process"]
+    shown = scene.values("SELECT worker FROM trinity.lease_view ORDER BY 1")
+    assert shown == [scene.explorer, scene.processor, newer]
+
+
+@pytest.mark.parametrize(("seconds", "alive"), [(LEASE_SECONDS - 1, True), (LEASE_SECONDS + 1, False)])
+def test_the_lease_view_s_lease_is_that_of_the_roles(scene: Scene, seconds: float, alive: bool) -> None:
+    fall_silent(scene, scene.explorer, seconds)
+    held = scene.values("SELECT alive FROM trinity.lease_view WHERE worker = %s", scene.explorer)
+    assert held == [alive]

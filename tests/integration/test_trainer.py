@@ -8,10 +8,14 @@ import pytest
 
 from tests.rows import Scene, import_records, trajectory
 from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.database import Database
 from trinity_db.errors import ConfigError, LeaseLost, TrinityError
+from trinity_db.models import load_tokenizer
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, runs, workers
+from trinity_db.store import batches, policies, runs, workers
+from trinity_db.trainer import checkpoint
 from trinity_db.trainer.config import SftConfig, TrainerConfig
+from trinity_db.trainer.encode import encode_adopted
 from trinity_db.trainer.service import Trainer, TrainerSetup
 from trinity_db.trainer.step import Batch, Learner
 
@@ -22,6 +26,9 @@ REFUSED = "SELECT value FROM trinity.metric WHERE run_id = %s AND name = 'refuse
 BATCHES = "SELECT step, state::text FROM trinity.batch WHERE run_id = %s ORDER BY id"
 
 
+TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
+
+
 class Bench:
     """Trainers of one run over eight rows, two a step, one after the other; not started yet."""
 
@@ -29,14 +36,17 @@ class Bench:
         self._scene = scene
         self.checkpoints = checkpoints
         import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(8)])
-        with scene.database.transaction() as tx:
-            self.run = runs.open_run(tx, "imitation", {}, ["set"], holdout=0.0)
+        self.run = self.open("imitation")
 
-    def trainer(self, micro_batch_size: int = 2) -> Trainer:
+    def open(self, name: str) -> runs.Run:
+        with self._scene.database.transaction() as tx:
+            return runs.open_run(tx, name, {}, ["set"], holdout=0.0)
+
+    def trainer(self, micro_batch_size: int = 2, model: ModelConfig = TINY) -> Trainer:
         setup = TrainerSetup(
             trainer=TrainerConfig(epochs=2, batch_size=2, micro_batch_size=micro_batch_size, publish_every=2),
             algorithm=SftConfig(),
-            model=ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64)),
+            model=model,
             seed=0,
             max_staleness=None,
             temperature=1.0,
@@ -50,14 +60,24 @@ class Bench:
     def take_over(self) -> None:
         """What another trainer does to the run when it starts."""
         with self._scene.database.transaction() as tx:
-            batches.reopen(tx, self.run.id, 0)
+            worker = workers.register(tx, self.run.id, WorkerRole.TRAIN)
+            workers.replace_others(tx, worker)
+            batches.reopen(tx, self.run.id, worker, 0)
+
+    def replace(self, trainer: Trainer) -> None:
+        with self._scene.database.transaction() as tx:
+            workers.stop(tx, trainer.worker_id)
+
+    def forget_tokens(self) -> None:
+        with self._scene.database.transaction() as tx:
+            tx.execute("UPDATE trinity.experience SET prompt_length = NULL WHERE run_id = %s", [self.run.id])
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """What a statement finds of the run."""
         return self._scene.rows(statement, self.run.id)
 
     def folders(self) -> list[str]:
-        return sorted(path.name for path in self.checkpoints.iterdir())
+        return sorted(path.name for path in self.checkpoints.iterdir() if path.is_dir())
 
 
 @pytest.fixture
@@ -77,7 +97,7 @@ def test_a_step_that_comes_too_late_is_refused_and_counted(
     trainer = bench.trainer()
     trainer.start()
     monkeypatch.setattr(Learner, "step", overtaken)
-    with pytest.raises(LeaseLost, match="was taken from this trainer"):
+    with pytest.raises(LeaseLost, match="another has its place"):
         trainer.work()
     assert bench.rows(REFUSED) == [(1.0,)]
     assert bench.rows(BATCHES) == [(1, "reopened")]
@@ -89,7 +109,7 @@ def test_a_version_that_comes_too_late_is_refused_and_counted(bench: Bench) -> N
     trainer.start()
     assert trainer.work()
     bench.take_over()
-    with pytest.raises(LeaseLost, match="Version 1 was not published"):
+    with pytest.raises(LeaseLost, match="another has its place"):
         trainer.release()
     assert bench.rows(REFUSED) == [(1.0,)]
     assert bench.rows(BATCHES) == [(1, "reopened")]
@@ -110,6 +130,96 @@ def test_a_checkpoint_of_a_trainer_that_was_replaced_is_in_nobodys_way(bench: Be
     third = bench.trainer()
     third.start()
     assert bench.folders() == ["version-000000", "version-000001-2"]
+
+
+def test_a_trainer_that_wakes_up_in_its_start_leaves_its_successor_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = bench.trainer(), bench.trainer()
+    second.start()
+    assert second.work()
+    second.release()
+    verify = checkpoint.verify
+
+    def frozen(folder: Path, expected: str) -> bool:
+        if folder.name == "version-000001":
+            bench.replace(first)
+            return False
+        return verify(folder, expected)
+
+    monkeypatch.setattr(checkpoint, "verify", frozen)
+    for _ in range(2):  # it is replaced while it looks at the checkpoints, and then before it starts
+        with pytest.raises(LeaseLost, match="another has its place"):
+            first.start()
+    assert bench.folders() == ["version-000000", "version-000001"]
+    assert bench.rows(VERSIONS) == [(0, 0, True), (1, 1, True)]
+    assert bench.rows(BATCHES) == [(1, "committed")]
+
+
+def test_rows_are_not_given_tokens_by_a_trainer_that_was_replaced(bench: Bench) -> None:
+    trainer = bench.trainer()
+    trainer.start()
+    tokenizer = load_tokenizer(bench.checkpoints / "version-000000")
+    bench.forget_tokens()
+    bench.replace(trainer)
+    with pytest.raises(LeaseLost):
+        encode_adopted(
+            trainer.database, bench.run.id, trainer.worker_id, tokenizer, "{prompt}", 64, lambda: False
+        )
+    assert bench.rows("SELECT DISTINCT prompt_length FROM trinity.experience WHERE run_id = %s") == [(None,)]
+
+
+def test_two_stores_do_not_share_a_folder(bench: Bench, database_url: str) -> None:
+    bench.trainer().start()
+    before = sorted(bench.checkpoints.rglob("*"))
+    other_store = Database(database_url)
+    try:
+        other = Bench(Scene.open(other_store), bench.checkpoints)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="checkpoints of another store's run; move the folder away"):
+                other.trainer().start()
+        assert sorted(bench.checkpoints.rglob("*")) == before
+        assert other.rows(VERSIONS) == []
+        other.checkpoints = bench.checkpoints.with_name("elsewhere")
+        other.trainer().start()
+        assert other.rows(VERSIONS) == [(0, 0, True)]
+    finally:
+        other_store.close()
+    bench.trainer().start()
+
+
+@pytest.mark.parametrize(
+    "is_gone", [False, True], ids=["pruned after it was read", "pruned while it is read"]
+)
+def test_a_model_that_its_run_prunes_meanwhile_is_not_started_from(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    trainer = bench.trainer()
+    trainer.start()
+    assert trainer.work()
+    trainer.release()
+    first, bench.run = bench.run, bench.open("another")
+    checkpoints, bench.checkpoints = bench.checkpoints, bench.checkpoints.with_name("another")
+    digest = checkpoint.digest
+
+    def overtaken(folder: Path) -> str:
+        written = "" if is_gone else digest(folder)
+        with trainer.database.transaction() as tx:
+            policies.prune(tx, first.id, keep=0)
+        if is_gone:
+            (checkpoints / "version-000001" / "config.json").unlink()
+            raise FileNotFoundError(folder / "config.json")
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "digest", overtaken)
+        with pytest.raises(
+            TrinityError, match="'imitation' was replaced by a newer version meanwhile; start"
+        ):
+            bench.trainer(model=ModelConfig(run=first.name)).start()
+    assert bench.rows(VERSIONS) == []
+    bench.trainer(model=ModelConfig(run=first.name)).start()
+    assert bench.rows(VERSIONS) == [(0, 0, True)]
 
 
 def test_a_damaged_checkpoint_is_kept_aside(bench: Bench) -> None:
@@ -144,8 +254,8 @@ def test_nothing_is_withdrawn_where_nothing_is_whole(bench: Bench) -> None:
     trainer.start()
     assert trainer.work()
     trainer.release()
-    for folder in bench.checkpoints.iterdir():
-        shutil.rmtree(folder)
+    for name in bench.folders():
+        shutil.rmtree(bench.checkpoints / name)
     with pytest.raises(ConfigError, match="no checkpoint is whole"):
         bench.trainer().start()
     assert bench.rows(VERSIONS) == [(0, 0, True), (1, 1, True)]
@@ -154,7 +264,7 @@ def test_nothing_is_withdrawn_where_nothing_is_whole(bench: Bench) -> None:
 
 def test_what_cannot_be_written_at_the_start_leaves_no_version(bench: Bench) -> None:
     bench.checkpoints.touch()
-    with pytest.raises(TrinityError, match=r"checkpoints/version-000000 cannot be written: Not a directory"):
+    with pytest.raises(TrinityError, match=r"checkpoints cannot be written: File exists\. Name another"):
         bench.trainer().start()
     assert bench.rows(VERSIONS) == []
     bench.checkpoints.unlink()

@@ -164,6 +164,14 @@ class Machine(RuleBasedStateMachine):
         draw = self._next_draw(pick(self.zombies, which))
         assert said(lambda: self.perform(lambda tx: self._draw(tx, draw))) == LeaseLost, "it drew a batch"
 
+    @precondition(lambda self: self.zombies)
+    @rule(which=WHICH)
+    def reopen_late(self, which: int) -> None:
+        """A trainer that was replaced while it looked at its checkpoints would give back too much."""
+        zombie, run_id = pick(self.zombies, which), self.scene.run.id
+        answer = said(lambda: self.perform(lambda tx: batches.reopen(tx, run_id, zombie.worker, 0)))
+        assert answer == LeaseLost, "it reopened batches"
+
     @precondition(lambda self: self.model.batches)
     @rule(damaged=st.sampled_from([0, 0, 0, 1, 2]))
     def resume(self, damaged: int) -> None:
@@ -174,7 +182,7 @@ class Machine(RuleBasedStateMachine):
         found = self.perform(lambda tx: policies.with_checkpoint(tx, self.scene.run.id))
         assert [policy.version for policy in found] == self.model.with_checkpoint()
         whole = found[min(damaged, len(found) - 1)]
-        reopened = self.perform(lambda tx: batches.reopen(tx, self.scene.run.id, whole.version))
+        reopened = self.perform(lambda tx: batches.reopen(tx, self.scene.run.id, worker, whole.version))
         assert reopened == self.model.reopen(whole.version)
         self.trainer = Trainer(worker, whole.step, whole.step)
 

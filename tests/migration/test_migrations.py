@@ -21,6 +21,7 @@ from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.schema.models import metadata
 
 VIEWS = {
+    "awaited_reward_view",
     "batch_view",
     "drop_view",
     "experience_view",
@@ -60,6 +61,10 @@ UNION ALL
 SELECT 'function', proname, pg_get_functiondef(oid) FROM pg_proc
 WHERE pronamespace = to_regnamespace('trinity')
 """
+
+VISIBLE = (
+    "SELECT pg_visible_in_snapshot(ready_xact::text::xid8, pg_current_snapshot()) AS is_seen FROM trinity.{}"
+)
 
 UPGRADE = """
 import sys
@@ -112,9 +117,9 @@ def catalogue(url: str, *, without: tuple[str, ...] = ()) -> dict[tuple[str, str
     }
 
 
-def downgrade(url: str) -> None:
+def downgrade(url: str, to: str = "base") -> None:
     with database.alembic_config(url) as config:
-        command.downgrade(config, "base")
+        command.downgrade(config, to)
 
 
 def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
@@ -141,6 +146,29 @@ def test_down_to_nothing_and_up_again_is_the_same_schema(empty_url: str) -> None
     assert database.schema_version(empty_url) is None
     database.upgrade(empty_url)
     assert catalogue(empty_url) == made
+
+
+def test_rows_from_before_snapshots_can_be_seen_by_the_draws_that_follow(head_url: str) -> None:
+    downgrade(head_url, "0001")
+    execute(
+        head_url,
+        """
+        INSERT INTO trinity.run (name, kind, config) VALUES ('old', 'train', '{{}}');
+        INSERT INTO trinity.taskset (name) VALUES ('tasks');
+        INSERT INTO trinity.task (taskset_id, key, payload)
+        SELECT id, 'a', '{{"prompt": ""}}' FROM trinity.taskset;
+        INSERT INTO trinity.rollout_group (run_id, task_id, expected, state, completed_at)
+        SELECT r.id, t.id, 1, 'ready', now() FROM trinity.run r, trinity.task t;
+        INSERT INTO trinity.experience (run_id, state) SELECT id, 'ready' FROM trinity.run;
+        INSERT INTO trinity.experience (run_id, source_id, state)
+        SELECT run_id, id, 'ready' FROM trinity.experience
+        """,
+    )
+    database.upgrade(head_url)
+    with closing(database.connect(head_url)) as connection:
+        groups = connection.execute(VISIBLE.format("rollout_group WHERE true")).fetchall()
+        adopted = connection.execute(VISIBLE.format("experience WHERE source_id IS NOT NULL")).fetchall()
+    assert groups == adopted == [{"is_seen": True}]
 
 
 def test_the_models_ask_for_no_further_migration(upgraded_url: str) -> None:

@@ -99,10 +99,32 @@ def test_what_crashes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     checkpoint.clear_leftovers(tmp_path / "not there yet", [], newest=-1)
 
 
-def test_later_checkpoints_than_the_run_has_are_not_its_own(tmp_path: Path) -> None:
+def test_a_folder_belongs_to_who_has_it_first(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for _ in range(2):
+        checkpoint.own(folder, "one", [])
+    with pytest.raises(
+        ConfigError, match=r"checkpoints of another store's run; move the folder away, or name"
+    ):
+        checkpoint.own(folder, "another", [])
+    assert [path.name for path in folder.iterdir()] == [checkpoint.OWNER_FILE]
+
+
+def test_versions_in_a_folder_that_names_nobody_must_be_ones_own(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "version-000000"
+    folder = checkpoint.version_folder(tmp_path, 0)
+    folder.mkdir()
+    with pytest.raises(ConfigError, match="another store's run"):
+        checkpoint.own(tmp_path, "one", [elsewhere])
+    assert list(tmp_path.iterdir()) == [folder]
+    checkpoint.own(tmp_path, "one", [elsewhere, folder])
+    assert (tmp_path / checkpoint.OWNER_FILE).read_text() == "one"
+
+
+def test_later_checkpoints_than_the_store_knows_of_are_not_removed(tmp_path: Path) -> None:
     for version in range(4):
         checkpoint.version_folder(tmp_path, version).mkdir()
-    with pytest.raises(ConfigError, match=r"version-000003 is of another store's run, or this store was set"):
+    with pytest.raises(ConfigError, match="version-000003 is later than all that the store knows of"):
         checkpoint.clear_leftovers(tmp_path, ["version-000000"], newest=1)
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -125,7 +147,7 @@ def test_a_full_disk_leaves_nothing_and_the_next_try_succeeds(start: Path, tmp_p
         assert checkpoint.verify(folder, digest)
     assert len(errors) > 10
     assert not lying_around
-    for part in (str(folder), "No space left on device", "trainer.checkpoints"):
+    for part in (str(folder), "No space left on device", "Free space there", "trainer.checkpoints"):
         assert all(part in str(error) for error in errors)
     assert {type(error.__cause__) for error in errors} == {OSError, SafetensorError}
 
@@ -133,7 +155,10 @@ def test_a_full_disk_leaves_nothing_and_the_next_try_succeeds(start: Path, tmp_p
 def test_a_disk_that_cannot_be_written_is_named(start: Path, tmp_path: Path) -> None:
     one, tokenizer = learner(start), load_tokenizer(start)
     (tmp_path / "file").touch()
-    with pytest.raises(TrinityError, match="file/version-000001 cannot be written: Not a directory"):
+    remedy = "Name another folder with trainer.checkpoints"
+    with pytest.raises(
+        TrinityError, match=f"file/version-000001 cannot be written: Not a directory. {remedy}"
+    ):
         checkpoint.save(tmp_path / "file" / "version-000001", one, tokenizer)
     (tmp_path / "version-000001").touch()
     with pytest.raises(TrinityError, match="version-000001 cannot be written: Not a directory"):

@@ -68,6 +68,15 @@ def test_options_that_a_function_does_not_take_are_refused_before_the_first_row(
         rewards.load("exact_match", {"colour": "red"})
 
 
+def test_a_function_of_ones_own_imports_what_lies_beside_its_file(tmp_path: Path) -> None:
+    (tmp_path / "length_of_text.py").write_text("def measure(text): return len(text)")
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from length_of_text import measure\n\ndef length(response, task): return measure(response)"
+    )
+    assert rewards.load(f"{mine}:length", {})("four", {}) == 4
+
+
 def test_a_function_of_ones_own_is_loaded_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def short(response, task, limit=3):\n    return float(len(response) <= limit)\n")

@@ -91,7 +91,7 @@ def test_an_unknown_key_that_is_near_to_none_lists_those_there_are(read: Any) ->
         (ONLINE.replace("{name: grpo}", "grop"), "algorithm: "),
         (
             ONLINE.replace("{scratch: {}}", "{}"),
-            "model: Value error, give exactly one of path, run and scratch",
+            "model: give exactly one of path, run and scratch",
         ),
         (ONLINE.replace("taskset: tasks\n", ""), "name its tasks under taskset"),
         (ONLINE.replace("steps: 3", ""), "trains until trainer.steps: set it"),
@@ -110,6 +110,11 @@ def test_a_mistake_is_told_in_one_line_that_names_the_file(read: Any, text: str,
     message = mistake(read, text)
     assert "run.yaml: " in message
     assert said in message
+
+
+def test_a_rule_about_several_keys_is_told_in_its_own_words(read: Any) -> None:
+    said = mistake(read, ONLINE.replace("taskset: tasks\n", ""))
+    assert said.endswith("run.yaml: algorithm grpo explores: name its tasks under taskset")
 
 
 def test_several_mistakes_are_told_together_but_not_all_of_them(read: Any) -> None:

@@ -117,13 +117,6 @@ def test_what_has_not_ended_when_it_shall_stop_is_not_yielded() -> None:
     assert [[r.group.id for r in ended] for ended in yielded] == [[2, 2]]
 
 
-def test_a_response_is_stored_without_the_character_that_a_database_cannot_hold() -> None:
-    [[one, _]] = attempt([group(1, "10")])
-    assert one.response == "1"
-    assert one.payload is not None
-    assert one.payload.token_ids.tolist() == [1, 0, 0, 1]
-
-
 def test_the_workflow_that_comes_with_the_project_is_known_by_its_name() -> None:
     assert load("single_turn") is single_turn
 

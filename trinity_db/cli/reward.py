@@ -5,6 +5,7 @@ that is refused can be mended and given again.
 """
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # A value may be negative: -1 is no option.
 CONTEXT = {"ignore_unknown_options": True}
+RETRY_SECONDS = 10  # enough to get past a deadlock or a restart of the server; then the person decides
 KEYS = ("experience", "value", "name", "source", "by", "weight")
 
 
@@ -54,16 +56,12 @@ def reward(
     """
     if (experience is None or value is None) == (file is None) or (file and experience is not None):
         raise typer.BadParameter("give EXPERIENCE and VALUE, or --from FILE")
-    from trinity_db.database import open_database
-    from trinity_db.store import rewards
-
     common = {"name": name, "source": source, "by": by or _login(), "weight": weight}
     if file is None:
         judgements = [_judgement(common | {"experience": experience, "value": value})]
     else:
         judgements = list(_read(file, common))
-    with closing(open_database()) as database, database.transaction() as tx:
-        changes = [vars(change) for change in rewards.judge(tx, judgements)]
+    changes = _record(judgements)
     if as_json:
         output.print_json(changes)
         return
@@ -71,6 +69,22 @@ def reward(
     for change in changes:
         table.add_row(*("" if value is None else output.cell(value) for value in change.values()))
     output.console(sys.stdout).print(table)
+
+
+def _record(judgements: "list[Judgement]") -> list[dict[str, Any]]:
+    """Write them in one transaction, again where the database undid it; returns what changed."""
+    from trinity_db.database import open_database
+    from trinity_db.store import rewards
+
+    deadline = time.monotonic() + RETRY_SECONDS
+    with closing(open_database()) as database:
+
+        def record() -> list[dict[str, Any]]:
+            # What is said twice, because a commit was unclear, counts once: of each name the latest.
+            with database.transaction() as tx:
+                return [vars(change) for change in rewards.judge(tx, judgements)]
+
+        return database.retry(record, give_up=lambda: time.monotonic() > deadline)
 
 
 def _read(file: Path, common: Mapping[str, Any]) -> "Iterator[Judgement]":

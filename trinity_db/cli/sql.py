@@ -47,7 +47,7 @@ def sql(
     """Run one SQL statement and print its rows.
 
     Tables and views are found without their schema: experience_view, policy_progress, batch_view, drop_view,
-    lease_view, reward_change_view.
+    lease_view, reward_change_view, awaited_reward_view.
 
     Example:
 

@@ -43,7 +43,8 @@ def status(
     """Show what runs are doing.
 
     For all runs who is alive and how many experiences wait, are ready, trained or gone; for one run also
-    rewards by policy version, staleness, rates, why rows were dropped, and which writes came too late.
+    rewards by policy version, staleness, rates, why rows were dropped, whose rewards are awaited, and which
+    writes came too late.
 
     Example:
 
@@ -140,6 +141,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "rates": _rates(run["rates"]),
             "rewards": "\n".join(map(_reward, run["rewards"])) or None,
             "drops": "\n".join(map(_drop, run["drops"])) or None,
+            "waits for": _awaited(run["awaited"]),
             "came too late": _refused(run["refused"]),
         }
     )
@@ -182,6 +184,14 @@ def _drop(drop: Mapping[str, Any]) -> str:
         f"{kind} {drop[kind]}" for kind in ("experiences", "groups", "preferences") if drop[kind]
     )
     return f"{drop['reason']} ({drop['stage']}): {rows}"
+
+
+def _awaited(rewards: Mapping[str, Any] | None) -> str | None:
+    """What a run with requires_reward cannot train on yet; which rows these are is in awaited_reward_view."""
+    if rewards is None:
+        return None
+    experiences, groups = rewards["experiences"], rewards["groups"]
+    return f"rewards from {rewards['source']}: {experiences} experiences in {groups} groups"
 
 
 def _refused(writes: Mapping[str, int]) -> str | None:

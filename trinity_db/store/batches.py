@@ -212,11 +212,15 @@ def reopen_leased(tx: Transaction, draw: Draw) -> None:
     _reopen(tx, draw.run_id, tx.execute(query("leased_batch"), values).fetchall())
 
 
-def reopen(tx: Transaction, run_id: int, version: int) -> int:
+def reopen(tx: Transaction, run_id: int, worker_id: int, version: int) -> int:
     """Give back every batch that the checkpoint of `version` does not include; returns how many.
 
     Later versions, which include some of them, are withdrawn.
+
+    Raises:
+        LeaseLost: another trainer has this one's place, and the batches may be its own.
     """
+    workers.hold_place(tx, worker_id)
     values = {"run_id": run_id, "version": version}
     batches = tx.execute(query("open_batches"), values).fetchall()
     tx.execute(query("withdraw_later_versions"), values)

@@ -9,7 +9,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from trinity_db import arrays
-from trinity_db.database import Transaction
+from trinity_db.database import Transaction, storable
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RolloutState
 from trinity_db.store import runs
@@ -219,7 +219,8 @@ def _copy(
             (experience_id, run_id, rollout.group.id, rollout_id, 0, "dropped" if refused else "raw",
              oldest, newest, payload.num_tokens - num_trained, num_trained)
         )  # fmt: skip
-        text_rows.append((experience_id, rollout.prompt, rollout.response, _messages(rollout.group.task)))
+        prompt, response = storable(rollout.prompt), storable(rollout.response)
+        text_rows.append((experience_id, prompt, response, _messages(rollout.group.task)))
         payload_rows.append((experience_id, arrays.CODEC, payload.num_tokens, arrays.encode(payload)))
     copy_rows(tx, "rollout", ROLLOUT_COLUMNS, rollout_rows)
     copy_rows(tx, "experience", EXPERIENCE_COLUMNS, experience_rows)
@@ -230,10 +231,10 @@ def _copy(
 
 def _ending(rollout: Rollout, refused: bool) -> tuple[RolloutState, str | None, str | None]:
     """State, finish reason and error. Only a failed rollout has an error: a refused one ended with it."""
+    reason, error = (text and storable(text) for text in (rollout.finish_reason, rollout.error))
     if refused:
-        return RolloutState.REFUSED, rollout.error or rollout.finish_reason, None
-    state = RolloutState.FINISHED if rollout.error is None else RolloutState.FAILED
-    return state, rollout.finish_reason, rollout.error
+        return RolloutState.REFUSED, error or reason, None
+    return RolloutState.FINISHED if error is None else RolloutState.FAILED, reason, error
 
 
 # Column names with their types: a binary COPY converts nothing.

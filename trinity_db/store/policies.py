@@ -8,8 +8,6 @@ from trinity_db.errors import LeaseLost
 from trinity_db.schema.queries import query
 from trinity_db.store import runs
 
-NEWEST_CHECKPOINTS = 100  # more than any run keeps
-
 
 @dataclass(frozen=True)
 class PolicyVersion:
@@ -51,7 +49,7 @@ def newest(tx: Transaction, run_id: int) -> PolicyVersion | None:
     return found[0] if found else None
 
 
-def with_checkpoint(tx: Transaction, run_id: int, limit: int = NEWEST_CHECKPOINTS) -> list[PolicyVersion]:
+def with_checkpoint(tx: Transaction, run_id: int, limit: int | None = None) -> list[PolicyVersion]:
     """Versions whose checkpoint was not pruned, newest first."""
     rows = tx.execute(query("versions_with_checkpoint"), {"run_id": run_id, "limit": limit})
     return [
@@ -68,7 +66,14 @@ def latest_version(tx: Transaction, run_id: int) -> int | None:
     return version
 
 
+def hold_checkpoint(tx: Transaction, run_id: int, checkpoint: Path) -> bool:
+    """Whether a version of the run has this checkpoint; then it stays while this transaction lasts."""
+    values = {"run_id": run_id, "checkpoint": str(checkpoint)}
+    return tx.execute(query("hold_checkpoint"), values).fetchone() is not None
+
+
 def prune(tx: Transaction, run_id: int, keep: int) -> list[Path]:
     """Forget all but the newest `keep` checkpoints and version 0; returns the folders to delete then."""
+    tx.execute(query("lock_checkpoints"), {"run_id": run_id})
     rows = tx.execute(query("prune_checkpoints"), {"run_id": run_id, "keep": keep})
     return [Path(row["checkpoint"]) for row in rows]

@@ -109,17 +109,14 @@ def settle_groups(
 ) -> int:
     """Make complete, wholly processed groups ready, or drop those with too few members; returns how many.
 
-    With `requires_reward` a group waits until that source has said something of each member that is left.
+    With `requires_reward` a group waits until that source has said something of each member that is left; one
+    that has too few members waits for nobody.
     """
-    settled = tx.execute(
-        query("settle_groups"),
-        {
-            "run_id": run_id,
-            "min_group_size": min_group_size,
-            "limit": limit,
-            "requires_reward": requires_reward,
-        },
-    ).fetchall()
+    values = {"run_id": run_id, "min_group_size": min_group_size, "requires_reward": requires_reward}
+    picked = [row["id"] for row in tx.execute(query("pick_groups"), {**values, "limit": limit})]
+    if not picked:
+        return 0
+    settled = tx.execute(query("settle_groups"), {**values, "group_ids": picked}).fetchall()
     if not settled:
         return 0
     ready = [group["id"] for group in settled if group["state"] == "ready"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
@@ -22,6 +23,7 @@ class Run:
     kind: RunKind
     state: RunState
     config: dict[str, Any]
+    created_at: datetime
 
 
 def find(tx: Transaction, name: str, what: str = "run") -> Run:
@@ -36,7 +38,14 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
         nearest = get_close_matches(name, names, n=1)
         hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
         raise NotFound(f"There is no {what} '{name}'{hint}")
-    return Run(row["id"], row["name"], RunKind(row["kind"]), RunState(row["state"]), row["config"])
+    return Run(
+        row["id"],
+        row["name"],
+        RunKind(row["kind"]),
+        RunState(row["state"]),
+        row["config"],
+        row["created_at"],
+    )
 
 
 def open_run(

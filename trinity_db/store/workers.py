@@ -40,6 +40,13 @@ def register(tx: Transaction, run_id: int, role: WorkerRole) -> int:
     return int(row["id"])
 
 
+def sign(session: Transaction, worker_id: int) -> str:
+    """Let the server know whose session this is; returns the name it has from now on."""
+    row = session.execute(query("sign_session"), {"worker_id": worker_id}).fetchone()
+    assert row is not None
+    return str(row["name"])
+
+
 def replace_others(tx: Transaction, worker_id: int) -> None:
     """Take every other worker of this role in this run for gone; for the one that has the place alone."""
     tx.execute(query("stop_other_workers"), {"worker_id": worker_id})
@@ -96,9 +103,12 @@ def stop(tx: Transaction, worker_id: int) -> None:
 def release_leases(tx: Transaction, run_id: int, lease_seconds: float) -> Released:
     """Give back what stopped workers, and those silent for longer than their lease, hold.
 
-    Any process may call it at any time: one of a run's rescuers works, and the others find nothing.
+    Any process may call it at any time: one of a run's rescuers works, and the others find nothing. What a
+    silent worker's session has locked is given back by the next call: this one ends the session.
     """
-    row = tx.execute(query("release_leases"), {"run_id": run_id, "lease_seconds": lease_seconds}).fetchone()
+    values = {"run_id": run_id, "lease_seconds": lease_seconds}
+    tx.execute(query("end_silent_sessions"), values)
+    row = tx.execute(query("release_leases"), values).fetchone()
     assert row is not None
     return Released(row["experiences"], row["groups"])
 

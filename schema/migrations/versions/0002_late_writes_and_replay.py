@@ -33,6 +33,12 @@ def upgrade() -> None:
     op.add_column("batch", sa.Column("snapshot", sa.Text()), schema="trinity")
     op.add_column("batch", sa.Column("max_staleness", sa.Integer()), schema="trinity")
     op.add_column("batch", sa.Column("reopened_at", sa.DateTime(timezone=True)), schema="trinity")
+    # What is there already can be seen by every draw that follows.
+    op.execute(
+        f"UPDATE trinity.rollout_group SET ready_xact = {CURRENT_XACT}"
+        " WHERE state IN ('ready', 'leased', 'trained')"
+    )
+    op.execute(f"UPDATE trinity.experience SET ready_xact = {CURRENT_XACT} WHERE source_id IS NOT NULL")
     op.execute("UPDATE trinity.batch SET reopened_at = now() WHERE state = 'reopened'")
     op.create_check_constraint(
         op.f("batch_reopened_at_iff_reopened_check"),
