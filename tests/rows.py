@@ -272,6 +272,26 @@ def centered(reward: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[n
     return np.array([value - reward[group == of].mean() for value, of in zip(reward, group, strict=True)])
 
 
+def claim_rows(
+    scene: Scene, stage: rows.Stage = rows.CLEAN, limit: int = 100, worker: int | None = None
+) -> list[int]:
+    """The ids of rows that are claimed, oldest first."""
+    with scene.database.transaction() as tx:
+        return [row["id"] for row in rows.claim(tx, stage, scene.run.id, worker or scene.processor, limit)]
+
+
+def finish_rows(
+    scene: Scene,
+    verdicts: list[rows.Verdict],
+    stage: rows.Stage = rows.CLEAN,
+    worker: int | None = None,
+    max_attempts: int = 3,
+) -> set[int]:
+    """The ids of rows that were still the worker's when it gave its verdicts."""
+    with scene.database.transaction() as tx:
+        return rows.finish(tx, stage, scene.run.id, worker or scene.processor, verdicts, max_attempts)
+
+
 @contextmanager
 def rolled_back(database: Database) -> Iterator[Transaction]:
     """A transaction that is undone at the end, as by a crash."""

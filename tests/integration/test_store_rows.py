@@ -8,6 +8,8 @@ from tests.rows import (
     WAIT_SECONDS,
     Scene,
     at_once,
+    claim_rows,
+    finish_rows,
     import_records,
     in_a_thread,
     members,
@@ -24,23 +26,6 @@ from trinity_db.store.rows import CLEAN, SCORE, Verdict
 STATES = "SELECT state, count(*) FROM trinity.experience GROUP BY state ORDER BY state"
 DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE experience_id IS NOT NULL ORDER BY id'
 GROUP_DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE group_id IS NOT NULL'
-
-
-def claim(scene: Scene, stage: rows.Stage = CLEAN, limit: int = 100, worker: int | None = None) -> list[int]:
-    """The ids of rows that are claimed, oldest first."""
-    with scene.database.transaction() as tx:
-        return [row["id"] for row in rows.claim(tx, stage, scene.run.id, worker or scene.processor, limit)]
-
-
-def finish(
-    scene: Scene,
-    verdicts: list[Verdict],
-    stage: rows.Stage = CLEAN,
-    worker: int | None = None,
-    max_attempts: int = 3,
-) -> set[int]:
-    with scene.database.transaction() as tx:
-        return rows.finish(tx, stage, scene.run.id, worker or scene.processor, verdicts, max_attempts)
 
 
 def fail(row: int, attempt: int, error: str) -> Verdict:
@@ -97,28 +82,28 @@ def test_a_claim_does_not_wait_for_rows_that_another_is_claiming(scene: Scene) -
     other = scene.new_worker(WorkerRole.PROCESS)
     with scene.database.transaction() as tx:
         first = rows.claim(tx, CLEAN, scene.run.id, scene.processor, 5)
-        second = in_a_thread(scene.database, lambda: claim(scene, worker=other)).result(WAIT_SECONDS)
+        second = in_a_thread(scene.database, lambda: claim_rows(scene, worker=other)).result(WAIT_SECONDS)
     assert len(first) == 5
     assert len(second) == 3
 
 
 def test_a_verdict_under_a_lost_lease_is_recorded_as_refused_and_changes_nothing(scene: Scene) -> None:
     scene.explore(1)
-    lost = claim(scene)
+    lost = claim_rows(scene)
     assert scene.lose(scene.processor).experiences == 2
     verdicts = [Verdict(lost[0], 1), Verdict(lost[1], 1, Outcome.DROPPED, "empty")]
-    assert finish(scene, verdicts) == set(), "nobody holds the rows"
+    assert finish_rows(scene, verdicts) == set(), "nobody holds the rows"
 
     other = scene.new_worker(WorkerRole.PROCESS)
-    assert claim(scene, worker=other) == lost
-    assert finish(scene, verdicts) == set(), "another holds the rows"
-    assert finish(scene, verdicts, worker=other) == set(), "the attempt is old, whoever says it"
+    assert claim_rows(scene, worker=other) == lost
+    assert finish_rows(scene, verdicts) == set(), "another holds the rows"
+    assert finish_rows(scene, verdicts, worker=other) == set(), "the attempt is old, whoever says it"
     assert scene.rows(STATES) == [("raw", 2)]
     passes = "SELECT attempt, outcome, error, count(*) FROM trinity.processing GROUP BY 1, 2, 3 ORDER BY 1"
     assert scene.rows(passes) == [(1, "refused", None, 2)], "however often they are said"
     assert scene.rows(DROPS) == []
 
-    assert finish(scene, [Verdict(row, 2) for row in lost], worker=other) == set(lost)
+    assert finish_rows(scene, [Verdict(row, 2) for row in lost], worker=other) == set(lost)
     assert scene.rows(STATES) == [("clean", 2)]
     assert scene.rows(passes) == [(1, "refused", None, 2), (2, "passed", None, 2)]
 
@@ -126,14 +111,14 @@ def test_a_verdict_under_a_lost_lease_is_recorded_as_refused_and_changes_nothing
 def test_a_reward_that_comes_with_a_lost_verdict_is_not_recorded(scene: Scene) -> None:
     scene.explore(1)
     scene.judge(CLEAN)
-    lost, kept = claim(scene, SCORE)
+    lost, kept = claim_rows(scene, SCORE)
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.experience SET worker_id = NULL WHERE id = %s", [lost])
     about = scene.values("SELECT rollout_id FROM trinity.experience ORDER BY id")
     verdicts = [
         Verdict(row, 2, events=[reward(of, 1.0)]) for row, of in zip((lost, kept), about, strict=True)
     ]
-    assert finish(scene, verdicts, SCORE) == {kept}
+    assert finish_rows(scene, verdicts, SCORE) == {kept}
     assert scene.rows("SELECT state, reward FROM trinity.experience ORDER BY id") == [
         ("clean", None),
         ("scored", 1.0),
@@ -143,54 +128,54 @@ def test_a_reward_that_comes_with_a_lost_verdict_is_not_recorded(scene: Scene) -
 
 def test_a_lost_failure_does_not_count_as_one(scene: Scene) -> None:
     scene.explore(1, rewards=(1.0,))
-    [row] = claim(scene)
+    [row] = claim_rows(scene)
     scene.lose(scene.processor)
-    assert finish(scene, [fail(row, 1, "too late")], max_attempts=1) == set()
+    assert finish_rows(scene, [fail(row, 1, "too late")], max_attempts=1) == set()
     assert scene.rows(STATES) == [("raw", 1)]
     worker = scene.new_worker(WorkerRole.PROCESS)
-    assert claim(scene, worker=worker) == [row]
-    assert finish(scene, [fail(row, 2, "once")], max_attempts=2, worker=worker) == {row}
+    assert claim_rows(scene, worker=worker) == [row]
+    assert finish_rows(scene, [fail(row, 2, "once")], max_attempts=2, worker=worker) == {row}
     assert scene.rows(STATES) == [("raw", 1)]
 
 
 def test_a_verdict_is_given_once(scene: Scene) -> None:
     scene.explore(1)
-    ids = claim(scene)
-    assert finish(scene, [Verdict(row, 1) for row in ids]) == set(ids)
-    assert finish(scene, [Verdict(row, 1) for row in ids]) == set()
+    ids = claim_rows(scene)
+    assert finish_rows(scene, [Verdict(row, 1) for row in ids]) == set(ids)
+    assert finish_rows(scene, [Verdict(row, 1) for row in ids]) == set()
     assert scene.value("SELECT count(*) FROM trinity.processing") == 2
 
 
 def test_a_row_that_fails_is_tried_again_and_buried_at_the_last_attempt_with_its_error(scene: Scene) -> None:
     scene.explore(1)
-    bad, good = claim(scene)
-    finish(scene, [fail(bad, 1, "first"), Verdict(good, 1)])
+    bad, good = claim_rows(scene)
+    finish_rows(scene, [fail(bad, 1, "first"), Verdict(good, 1)])
     for attempt, error in ((2, "second"), (3, "third")):
         assert scene.rows(STATES) == [("raw", 1), ("clean", 1)], "the rest go on"
-        assert claim(scene) == [bad]
-        finish(scene, [fail(bad, attempt, error)])
+        assert claim_rows(scene) == [bad]
+        finish_rows(scene, [fail(bad, attempt, error)])
     assert scene.rows(STATES) == [("clean", 1), ("dropped", 1)]
     assert scene.rows(
         "SELECT attempt, outcome, error FROM trinity.processing WHERE experience_id = %s ORDER BY id", bad
     ) == [(1, "failed", "first"), (2, "failed", "second"), (3, "failed", "third")]
     assert scene.rows(DROPS) == [("clean", "clean_failed", {"error": "third"})]
-    assert claim(scene) == []
+    assert claim_rows(scene) == []
 
 
 def test_each_processor_counts_its_own_failures(scene: Scene) -> None:
     scene.explore(1, rewards=(1.0,))
-    [row] = claim(scene)
-    finish(scene, [fail(row, 1, "of cleaning")], max_attempts=2)
+    [row] = claim_rows(scene)
+    finish_rows(scene, [fail(row, 1, "of cleaning")], max_attempts=2)
     scene.judge(CLEAN)
-    assert claim(scene, SCORE) == [row]
-    finish(scene, [fail(row, 3, "of scoring")], SCORE, max_attempts=2)
+    assert claim_rows(scene, SCORE) == [row]
+    finish_rows(scene, [fail(row, 3, "of scoring")], SCORE, max_attempts=2)
     assert scene.rows(STATES) == [("clean", 1)]
 
 
 def test_what_a_processor_drops_keeps_its_reason(scene: Scene) -> None:
     scene.explore(1, rewards=(1.0, 0.5, 0.0))
-    dropped, *kept = claim(scene)
-    finish(
+    dropped, *kept = claim_rows(scene)
+    finish_rows(
         scene,
         [
             Verdict(dropped, 1, Outcome.DROPPED, "too_long", {"tokens": 9}),
@@ -289,9 +274,9 @@ def test_settling_at_the_same_time_counts_each_group_once(scene: Scene) -> None:
 def test_processors_of_one_run_do_not_touch_another(scene: Scene) -> None:
     scene.explore(1)
     other = Scene.open(scene.database, "other")
-    assert claim(other) == []
+    assert claim_rows(other) == []
     other.explore(1)
-    assert len(claim(other)) == 2
+    assert len(claim_rows(other)) == 2
 
 
 def test_drops_are_counted_by_taskset_length_and_difficulty(scene: Scene) -> None:
@@ -299,8 +284,8 @@ def test_drops_are_counted_by_taskset_length_and_difficulty(scene: Scene) -> Non
     scene.make_ready(1, rewards=(1.0,) * 6)  # chance to fail: 1 in 8
     scene.make_ready(1, rewards=(0.0, 0.0, 1.0))  # 3 in 5
     scene.explore(1, rewards=(0.0,))
-    dropped = claim(scene)
-    finish(scene, [Verdict(row, 1, Outcome.DROPPED, "empty") for row in dropped])
+    dropped = claim_rows(scene)
+    finish_rows(scene, [Verdict(row, 1, Outcome.DROPPED, "empty") for row in dropped])
     for step in (1, 2):
         scene.train(step, size=1)
         scene.publish(step, step=step)
@@ -379,5 +364,5 @@ def test_a_claim_that_was_rolled_back_took_nothing(scene: Scene) -> None:
     scene.write(members(group))
     with rolled_back(scene.database) as tx:
         rows.claim(tx, CLEAN, scene.run.id, scene.processor, 10)
-    assert len(claim(scene)) == 2
+    assert len(claim_rows(scene)) == 2
     assert scene.values("SELECT attempt FROM trinity.experience") == [1, 1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rows import WAIT_SECONDS, Scene, in_a_thread, reward, wait_until_blocked
+from tests.rows import WAIT_SECONDS, Scene, claim_rows, finish_rows, in_a_thread, reward, wait_until_blocked
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import rewards, rows
@@ -13,27 +13,10 @@ DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE experience_id IS
 GROUP_DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE group_id IS NOT NULL'
 
 
-def claim(scene: Scene, stage: rows.Stage = CLEAN, limit: int = 100, worker: int | None = None) -> list[int]:
-    """The ids of rows that are claimed, oldest first."""
-    with scene.database.transaction() as tx:
-        return [row["id"] for row in rows.claim(tx, stage, scene.run.id, worker or scene.processor, limit)]
-
-
-def finish(
-    scene: Scene,
-    verdicts: list[Verdict],
-    stage: rows.Stage = CLEAN,
-    worker: int | None = None,
-    max_attempts: int = 3,
-) -> set[int]:
-    with scene.database.transaction() as tx:
-        return rows.finish(tx, stage, scene.run.id, worker or scene.processor, verdicts, max_attempts)
-
-
 def crash(scene: Scene, stage: rows.Stage = CLEAN) -> list[int]:
     """A worker claims rows and is gone; their ids."""
     worker = scene.new_worker(WorkerRole.PROCESS)
-    claimed = claim(scene, stage, worker=worker)
+    claimed = claim_rows(scene, stage, worker=worker)
     scene.lose(worker)
     return claimed
 
@@ -43,11 +26,11 @@ def test_rows_whose_worker_is_gone_again_and_again_are_claimed_alone_and_last(sc
     suspects = crash(scene)
     assert crash(scene) == suspects, "once may be an accident"
     scene.explore(1)
-    fresh = claim(scene)
+    fresh = claim_rows(scene)
     assert len(fresh) == 2
     assert set(fresh).isdisjoint(suspects)
-    assert [claim(scene), claim(scene)] == [suspects[:1], suspects[1:]]
-    assert claim(scene) == []
+    assert [claim_rows(scene), claim_rows(scene)] == [suspects[:1], suspects[1:]]
+    assert claim_rows(scene) == []
 
 
 def test_a_row_that_ends_every_claim_is_given_up_and_its_neighbours_go_on(scene: Scene) -> None:
@@ -77,7 +60,7 @@ def test_a_verdict_forgives_the_claims_before_it(scene: Scene) -> None:
     for _ in ids:
         scene.judge(CLEAN)
     assert scene.rows(STATES) == [("clean", 2)]
-    assert claim(scene, SCORE) == ids
+    assert claim_rows(scene, SCORE) == ids
 
 
 def test_the_fewest_attempts_do_not_make_every_row_a_suspect(scene: Scene) -> None:
@@ -124,8 +107,8 @@ def test_groups_that_wait_do_not_take_the_place_of_others(scene: Scene) -> None:
 def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
     scene.explore(1, rewards=(1.0, 0.5, 0.0))
     scene.explore(1)
-    dropped, first, second, *others = claim(scene)
-    finish(
+    dropped, first, second, *others = claim_rows(scene)
+    finish_rows(
         scene,
         [
             Verdict(dropped, 1, Outcome.DROPPED, "empty"),
@@ -149,9 +132,9 @@ def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
 
 def test_a_group_that_is_too_small_waits_for_nobody(scene: Scene) -> None:
     scene.explore(2)
-    dropped, *kept = claim(scene)
+    dropped, *kept = claim_rows(scene)
     verdicts = [Verdict(row, 1) for row in kept]
-    finish(scene, [Verdict(dropped, 1, Outcome.DROPPED, "empty"), *verdicts])
+    finish_rows(scene, [Verdict(dropped, 1, Outcome.DROPPED, "empty"), *verdicts])
     scene.judge(SCORE)
     assert scene.settle(requires_reward="human") == 1
     assert scene.values("SELECT state FROM trinity.rollout_group ORDER BY id") == ["dropped", "complete"]
@@ -200,7 +183,7 @@ def test_a_reward_that_comes_while_the_row_is_scored_does_not_wait_in_a_circle(s
     verdicts = [Verdict(row["id"], 2, events=[reward(row["rollout_id"], 1.0)]) for row in claimed]
     with scene.database.transaction() as tx:
         tx.execute("SELECT id FROM trinity.rollout_group FOR NO KEY UPDATE")
-        scorer = in_a_thread(scene.database, lambda: finish(scene, verdicts, SCORE))
+        scorer = in_a_thread(scene.database, lambda: finish_rows(scene, verdicts, SCORE))
         wait_until_blocked(scene.database, scorer)
         said = [reward(row["rollout_id"], 1.0, "human") for row in claimed]
         rewards.record(tx, scene.run.id, "human", said)
@@ -210,11 +193,11 @@ def test_a_reward_that_comes_while_the_row_is_scored_does_not_wait_in_a_circle(s
 
 def test_verdicts_in_any_order_lock_rows_in_the_order_of_their_ids(scene: Scene) -> None:
     scene.explore(1)
-    first, second = claim(scene)
+    first, second = claim_rows(scene)
     lock = "SELECT id FROM trinity.experience WHERE id = %s FOR NO KEY UPDATE"
 
     def finish_backwards() -> set[int]:
-        return finish(scene, [Verdict(second, 1), Verdict(first, 1)])
+        return finish_rows(scene, [Verdict(second, 1), Verdict(first, 1)])
 
     with scene.database.transaction() as tx:
         tx.execute(lock, [first])
