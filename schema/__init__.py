@@ -9,7 +9,8 @@
     rollout             explorer         one attempt
     experience          explorer, import one trainable sequence: the hot row that moves through the states
     experience_text     explorer, import prompt and response for people
-    payload             explorer, trainer  the token arrays
+    payload             explorer, trainer  the token arrays, or where the archive has them
+    archive             archive processor  where a run's archive stands, and who may write it
     reward_event        score processor, import, people   one statement about a rollout
     processing          processors       what a processor did with a row
     preference          import, pair processor   two experiences of which one is better
@@ -26,4 +27,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0002"
+HEAD = "0003"

@@ -1,6 +1,7 @@
 """What the trainer drew, in which order and with which numbers."""
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import (
     CheckConstraint,
@@ -41,6 +42,11 @@ class Batch(Base):
     # What the draw could see (a pg_snapshot), and the limit it was held to: with them it can be run again.
     snapshot: Mapped[str | None] = mapped_column(Text)
     max_staleness: Mapped[int | None] = mapped_column(Integer)
+    # What else the sampler was given and found, so that the draw can be run again.
+    parameters: Mapped[dict[str, Any] | None]
+    # The lowest id of a group that was not finished with at the draw: none below it will ever be live again,
+    # unless this batch is reopened. Whoever looks for live groups begins here, past all that is behind.
+    floor: Mapped[int | None]
     created_at: Mapped[Now]
     committed_at: Mapped[datetime | None]
     reopened_at: Mapped[datetime | None]

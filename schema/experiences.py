@@ -1,6 +1,7 @@
 """What is trained on: the narrow hot row, the text for people, the arrays for the trainer."""
 
 import uuid
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -18,7 +19,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import Base, Id, Now, enum
+from trinity_db.schema.base import HOT_TABLE, Base, Id, Now, enum
 from trinity_db.schema.states import ExperienceState
 
 
@@ -60,6 +61,9 @@ class Experience(Base):
     # The transaction that adopted it, then the one that gave it tokens. A row of a live group has none: it
     # is drawn with its group.
     ready_xact: Mapped[int | None]
+    # Where it stands in the shuffled order of its pass over the data: a hash of run seed, origin and
+    # use_count, changed with the count. NULL for a row that no pass uses, as one that is live or held out.
+    place: Mapped[int | None]
 
     __table_args__ = (
         CheckConstraint("(group_id IS NULL) = (rollout_id IS NULL)", "group_iff_rollout"),
@@ -90,10 +94,18 @@ class Experience(Base):
             "id",
             postgresql_where=text("state IN ('raw', 'clean', 'scored') AND worker_id IS NULL"),
         ),
+        Index(
+            "experience_place_idx",
+            "run_id",
+            "use_count",
+            "place",
+            "id",
+            postgresql_where=text("state = 'ready' AND place IS NOT NULL"),
+        ),
         Index("experience_ready_idx", "run_id", "id", postgresql_where=text("state = 'ready'")),
         Index("experience_group_idx", "group_id"),
         Index("experience_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
-        {"postgresql_with": {"fillfactor": "70"}},
+        {"postgresql_with": HOT_TABLE},
     )
 
 
@@ -114,7 +126,10 @@ class ExperienceText(Base):
 
 
 class Payload(Base):
-    """An experience's arrays, packed as in trinity_db.arrays; immutable. Written by explorer and trainer."""
+    """An experience's arrays, packed as in trinity_db.arrays; immutable. Written by explorer and trainer.
+
+    The archive processor moves the bytes to Lance and leaves their place there.
+    """
 
     __tablename__ = "payload"
 
@@ -124,6 +139,33 @@ class Payload(Base):
     codec: Mapped[str] = mapped_column(Text)
     num_tokens: Mapped[int] = mapped_column(Integer)
     # STORAGE EXTERNAL (set in the migration): such bytes gain nothing from compression.
-    data: Mapped[bytes] = mapped_column(LargeBinary)
+    data: Mapped[bytes | None] = mapped_column(LargeBinary)
+    # Row id in the Lance table of the experience's run. Such ids are stable: compaction keeps them.
+    archive_row: Mapped[int | None]
 
-    __table_args__ = (CheckConstraint("num_tokens > 0", "has_tokens"),)
+    __table_args__ = (
+        CheckConstraint("num_tokens > 0", "has_tokens"),
+        CheckConstraint("num_nonnulls(data, archive_row) = 1", "in_one_place"),
+        # What was archived leaves its bytes behind in the TOAST table; a few gigabytes are used again soon.
+        {"postgresql_with": {"toast.autovacuum_vacuum_scale_factor": "0.05"}},
+    )
+
+
+class Archive(Base):
+    """The Lance table of a run's archived payloads, and who may write it. Written by the archive processor.
+
+    One row a run that archives.
+    """
+
+    __tablename__ = "archive"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
+    # The lease, and its fencing token: one writer at a time, and nothing of an earlier one counts.
+    worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
+    attempt: Mapped[int] = mapped_column(Integer, server_default="0")
+    # What was archived in all.
+    num_rows: Mapped[int] = mapped_column(server_default="0")
+    num_bytes: Mapped[int] = mapped_column(server_default="0")
+    # When orphans were last swept and small files last merged.
+    tended_at: Mapped[datetime | None]
+    created_at: Mapped[Now]

@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import CURRENT_XACT, Base, Id, Now, enum
+from trinity_db.schema.base import CURRENT_XACT, HOT_TABLE, Base, Id, Now, enum
 from trinity_db.schema.states import ExperienceState
 
 
@@ -42,13 +42,23 @@ class Preference(Base):
     extra: Mapped[dict[str, Any] | None]
     created_at: Mapped[Now]
     ready_xact: Mapped[int] = mapped_column(server_default=CURRENT_XACT)
+    # As an experience's: a hash of run seed, the chosen row's origin and use_count.
+    place: Mapped[int | None]
 
     __table_args__ = (
         UniqueConstraint("run_id", "chosen_id", "rejected_id"),
         CheckConstraint("chosen_id <> rejected_id", "two_experiences"),
         CheckConstraint("state <> 'leased' OR worker_id IS NOT NULL", "leased_by_a_worker"),
+        Index(
+            "preference_place_idx",
+            "run_id",
+            "use_count",
+            "place",
+            "id",
+            postgresql_where=text("state = 'ready' AND place IS NOT NULL"),
+        ),
         Index("preference_ready_idx", "run_id", "id", postgresql_where=text("state = 'ready'")),
         Index(None, "rejected_id"),
         Index("preference_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
-        {"postgresql_with": {"fillfactor": "70"}},
+        {"postgresql_with": HOT_TABLE},
     )

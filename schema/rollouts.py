@@ -4,6 +4,7 @@ from datetime import datetime
 
 from sqlalchemy import (
     CheckConstraint,
+    Computed,
     Double,
     ForeignKey,
     Index,
@@ -15,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import Base, Id, Now, enum
+from trinity_db.schema.base import HOT_TABLE, Base, Id, Now, enum
 from trinity_db.schema.states import GroupState, RolloutState
 
 
@@ -38,6 +39,17 @@ class RolloutGroup(Base):
     reward_count: Mapped[int] = mapped_column(Integer, server_default="0")
     reward_mean: Mapped[float | None] = mapped_column(Double)
     reward_variance: Mapped[float | None] = mapped_column(Double)
+    # What the prioritized sampler weighs it by; 0 is never drawn by it. Changing it within an octave touches
+    # no index, so the new version of the row stays on its page (HOT).
+    priority: Mapped[float] = mapped_column(Double, server_default="1")
+    # The smallest whole number with priority <= 2^octave; NULL where the priority is 0.
+    octave: Mapped[int | None] = mapped_column(
+        SmallInteger,
+        Computed(
+            "ceil(ln(NULLIF(priority, 0::double precision)) / ln(2::double precision))::smallint",
+            persisted=True,
+        ),
+    )
     # The explorer's lease, and its fencing token.
     worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
     attempt: Mapped[int] = mapped_column(Integer, server_default="1")
@@ -58,9 +70,18 @@ class RolloutGroup(Base):
             "id",
             postgresql_where=text("state IN ('open', 'complete', 'ready', 'leased')"),
         ),
+        # Where a draw by chance looks: an interval of this order holds groups picked by the hash of their id.
+        Index(
+            "rollout_group_chance_idx",
+            "run_id",
+            "octave",
+            text("hashint8extended(id, 0)"),
+            postgresql_where=text("state = 'ready'"),
+        ),
+        CheckConstraint("priority = 0 OR priority BETWEEN 1e-18 AND 1e18", "priority_in_range"),
         Index("rollout_group_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
         Index(None, "run_id", "task_id"),
-        {"postgresql_with": {"fillfactor": "70"}},
+        {"postgresql_with": HOT_TABLE},
     )
 
 
