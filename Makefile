@@ -1,12 +1,14 @@
-# Two commands: `make demo` and `make test`. Everything they need goes into .venv, pinned by constraints.txt.
+# Two commands: `make demo` and `make test`. Everything they need goes into .venv, pinned by constraints.txt;
+# what `make bench` compares with, into .venv-bench, pinned by benchmarks/peers/requirements.txt.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PEERS  := .venv-bench
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check format migration clean
+.PHONY: help demo test chaos bench check format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +21,9 @@ test: $(VENV)/.test ## Run all tests
 
 chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make chaos MINUTES=10 SEED=7 REPORT=file.json
 	$(BIN)/python -m pytest tests/chaos -s $(MINUTES:%=--minutes %) $(SEED:%=--seed %) $(REPORT:%=--report %)
+
+bench: $(VENV)/.demo $(PEERS)/.bench ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"
+	$(BIN)/python -m benchmarks $(ARGUMENTS)
 
 check: $(VENV)/.test ## Lint, check types and the arrows between the parts
 	$(BIN)/ruff format --check .
@@ -34,7 +39,7 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 	$(BIN)/python -c 'import sys; from trinity_db import database as d; d.write_migration(d.location(), sys.argv[1])' "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -44,4 +49,12 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --editable '.[train,dev]'
+	touch $@
+
+# A peer that cannot be installed here is left out: its line in the table says so.
+$(PEERS)/.bench: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet $$(grep '^torch==' $<)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $< || \
+		grep -v '^#' $< | xargs -n 1 sh -c '$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps $$0 || true'
 	touch $@

@@ -1,0 +1,1 @@
+"""How fast the store is, against bare Postgres and against peers; see benchmarks/README.md."""

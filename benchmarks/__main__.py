@@ -1,0 +1,77 @@
+"""`python -m benchmarks`: run the measures, keep what they found, print the table."""
+
+import importlib
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import machine, report, server
+from benchmarks.context import Context
+from benchmarks.measure import Result
+from trinity_db.errors import TrinityError
+
+MEASURES = ("ingest", "draw", "claims", "offline", "archive", "loop", "restart", "hour")
+"""Modules of this package with a function `run(context) -> list[Result]`."""
+TEMPORARY = Path(tempfile.gettempdir())
+PEERS_PYTHON = Path(__file__).parents[1] / ".venv-bench" / "bin" / "python"
+
+
+def main(
+    only: Annotated[list[str] | None, typer.Option(help=f"A measure: {', '.join(MEASURES)}.")] = None,
+    quick: Annotated[bool, typer.Option(help="A tenth of the rows; writes no results.")] = False,
+    full: Annotated[bool, typer.Option(help="Also 10 M rows in draw, and 1 M in archive.")] = False,
+    repetitions: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 5,
+    scratch: Annotated[Path, typer.Option(help="A folder on a disk, for servers.")] = TEMPORARY,
+) -> None:
+    """Measure the store against bare PostgreSQL and against peers."""
+    names = only or list(MEASURES)
+    if unknown := sorted(set(names) - set(MEASURES)):
+        raise typer.BadParameter(f"no such measure: {', '.join(unknown)}", param_hint="--only")
+    peers = PEERS_PYTHON if PEERS_PYTHON.exists() else None
+    context = Context(repetitions, quick, scratch, peers, full)
+    try:
+        server.refuse_memory(scratch)
+        is_whole = _run(context, names)
+    except TrinityError as error:
+        sys.exit(f"error: {error}")
+    sys.exit(0 if is_whole else 1)
+
+
+def _run(context: Context, names: Sequence[str]) -> bool:
+    """Run measures one after the other; whether none of them failed."""
+    facts = machine.facts(context)
+    kept = report.load()
+    fresh = report.Report({}, [])
+    failed = []
+    for name in names:
+        _say(f"{name} ...")
+        start = time.monotonic()
+        try:
+            found: list[Result] = importlib.import_module(f"benchmarks.{name}").run(context)
+        except Exception:  # the others go on
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        _say(f"{name}: {len(found)} results in {time.monotonic() - start:.0f} s")
+        fresh = fresh.replace(name, facts, found)
+        kept = kept.replace(name, facts, found)
+        if not context.quick:
+            kept.write()
+    print(report.markdown(fresh))
+    for name in failed:
+        _say(f"{name} FAILED; its error stands above")
+    return not failed
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,29 @@
+"""What a reader must know of the machine to judge the figures; nothing that names it."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks.context import Context
+from trinity_db import __version__
+
+GIB = 1 << 30
+
+
+def facts(context: Context) -> dict[str, Any]:
+    """Cores, memory, versions, the server's settings, and the day."""
+    with context.server() as server:
+        settings = server.facts()
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "postgres": settings.pop("server_version"),
+        **settings,
+        "trinity_db": __version__,
+        "repetitions": context.repetitions,
+        "quick": context.quick,
+    }

@@ -1,0 +1,80 @@
+"""A training run for measures of ours, as explorers find it: tasks, a version, workers, claimed groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from benchmarks import data
+from trinity_db.arrays import Payload
+from trinity_db.database import Database
+from trinity_db.imports.dataset import open_writer
+from trinity_db.imports.records import Task
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import groups, policies, runs, workers
+
+NUM_TASKS = 256
+UNLIMITED = groups.Pace(max_staleness=None, per_version=1)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One run in one store. Picklable: a process of its own opens its own database."""
+
+    url: str
+    run_id: int
+    taskset_id: int
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """A run over a taskset, at policy version 0."""
+        database = Database(url)
+        open_writer(database, "tasks", "tasks")(
+            [Task({"prompt": f"task {number}", "answer": str(number)}) for number in range(NUM_TASKS)]
+        )
+        with database.transaction() as tx:
+            run = runs.open_run(tx, "benchmark", {"name": "benchmark"}, [], 0.0)
+            taskset_id = runs.find_taskset(tx, "tasks")
+            policies.publish(tx, run.id, policies.PolicyVersion(0, 0, Path("version-0"), "hash"))
+        database.close()
+        return cls(url, run.id, taskset_id)
+
+    def new_worker(self, database: Database, role: WorkerRole) -> int:
+        with database.transaction() as tx:
+            return workers.register(tx, self.run_id, role)
+
+    def claim(self, database: Database, worker_id: int, count: int) -> list[groups.ClaimedGroup]:
+        """Groups of the usual size to explore."""
+        selection = groups.Selection(self.taskset_id, shuffle=False, seed=0)
+        claimed: list[groups.ClaimedGroup] = []
+        while len(claimed) < count:  # one claim starts a group of each task at most
+            with database.transaction() as tx:
+                claimed += groups.claim(
+                    tx,
+                    self.run_id,
+                    worker_id,
+                    0,
+                    UNLIMITED,
+                    selection,
+                    data.GROUP_SIZE,
+                    count - len(claimed),
+                )
+        return claimed
+
+
+def rollouts(group: groups.ClaimedGroup, members: Sequence[data.Experience]) -> list[groups.Rollout]:
+    """A claimed group's rollouts, made of the rows that everybody writes."""
+    now = datetime.now(UTC)
+    return [
+        groups.Rollout(group, row.member, now, now, row.prompt, row.response, payload(row), "stop")
+        for row in members
+    ]
+
+
+def payload(row: data.Experience) -> Payload:
+    """The row's arrays as the store takes them: with the version of each sampled token."""
+    versions = np.full(len(row.logprobs), row.version, np.int32)
+    return Payload(row.token_ids, row.action_mask, row.logprobs, versions)

@@ -1,0 +1,81 @@
+"""How measurements become ratios, bars and reports."""
+
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from benchmarks import report
+from benchmarks.__main__ import main
+from benchmarks.measure import Bar, Result, figure, in_turns, percentile, ratio
+
+
+def test_a_ratio_of_what_was_measured_in_turns_is_taken_pair_by_pair() -> None:
+    paired = ratio("m", "v", [10, 100, 30], [5, 50, 10], "floor", alternated=True)
+    assert (paired.median, paired.low, paired.high) == (2, 2, 3)
+
+
+def test_a_ratio_of_what_was_measured_after_another_divides_by_the_median() -> None:
+    after = ratio("m", "v", [10, 20, 30], [1, 10, 100, 10, 10], "peer")
+    assert (after.median, after.low, after.high) == (2, 1, 3)
+
+
+def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed() -> None:
+    values = [float(value) for value in range(200, 0, -1)]
+    assert percentile(values, 50) == 100
+    assert percentile(values, 99) == 198
+    assert percentile([7.0], 99) == 7
+
+
+@pytest.mark.parametrize(
+    ("bar", "value", "is_met"),
+    [
+        (Bar(2), 2, True),
+        (Bar(2), 1.9, False),
+        (Bar(2, at_most=True), 2, True),
+        (Bar(2, at_most=True), 2.1, False),
+    ],
+)
+def test_a_bar_is_met_from_its_limit_on(bar: Bar, value: float, is_met: bool) -> None:
+    assert figure("m", "us", "v", "s", [value], bar).is_met is is_met
+
+
+def test_another_way_comes_first_in_each_repetition() -> None:
+    order: list[str] = []
+
+    def way(name: str) -> float:
+        order.append(name)
+        return len(order)
+
+    found = in_turns({"a": lambda: way("a"), "b": lambda: way("b")}, 3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert found == {"a": [1, 4, 5], "b": [2, 3, 6]}
+
+
+def test_new_results_of_one_measure_leave_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "JSON", tmp_path / "results.json")
+    monkeypatch.setattr(report, "MARKDOWN", tmp_path / "RESULTS.md")
+    old, kept, new = (_result(*parts) for parts in (("draw", "old"), ("claims", "kept"), ("draw", "new")))
+    report.load().replace("draw", {"cpu": "a"}, [old]).replace("claims", {"cpu": "a"}, [kept]).write()
+    report.load().replace("draw", {"cpu": "b"}, [new]).write()
+    read = report.load()
+    assert sorted(read.results, key=lambda result: result.measure) == [kept, new]
+    assert read.facts == {"draw": {"cpu": "b"}, "claims": {"cpu": "a"}}
+    written = (tmp_path / "RESULTS.md").read_text()
+    assert [name in written for name in ("kept", "new", "old")] == [True, True, False]
+
+
+def test_an_unknown_measure_is_refused() -> None:
+
+    app = Typer()
+    app.command()(main)
+    refused = CliRunner().invoke(app, ["--only", "nothing"])
+    assert refused.exit_code == 2
+    assert "no such measure" in refused.output
+
+
+def _result(measure: str, variant: str) -> Result:
+    return figure(measure, "us", variant, "s", [1.0, 2.0], Bar(2, at_most=True))
