@@ -1,0 +1,171 @@
+-- name: limit_checkup
+-- This session only looks, waits for no lock for long, and gives up what takes long.
+SELECT set_config('default_transaction_read_only', 'on', false),
+       set_config('statement_timeout', %(statement_seconds)s::float8 * 1000 || 'ms', false),
+       set_config('lock_timeout', %(lock_seconds)s::float8 * 1000 || 'ms', false)
+
+-- name: doctor_server
+SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer / 10000 AS major,
+       pg_is_in_recovery() AS is_standby
+
+-- name: doctor_settings
+-- What makes commits last and vacuum run, as this session has it, and which level set it.
+SELECT s.name, s.setting, s.source, current_user AS role, current_database() AS database
+FROM pg_settings s
+WHERE s.name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'autovacuum', 'track_counts')
+
+-- name: doctor_lax_roles
+-- Other roles whose commits do not wait for the disk in this database.
+SELECT r.rolname AS role, d.datname AS database
+FROM pg_db_role_setting s
+JOIN pg_roles r ON r.oid = s.setrole
+LEFT JOIN pg_database d ON d.oid = s.setdatabase
+CROSS JOIN LATERAL unnest(s.setconfig) AS c (line)
+WHERE c.line IN ('synchronous_commit=off', 'synchronous_commit=false', 'synchronous_commit=no', 'synchronous_commit=0')
+  AND (s.setdatabase = 0 OR d.datname = current_database()) AND r.rolname <> current_user
+ORDER BY 1, 2
+
+-- name: doctor_connections
+-- Client connections of the whole server, those that are there for everybody, and how many we may not look into.
+SELECT count(*) FILTER (WHERE a.backend_type = 'client backend' OR a.backend_type IS NULL AND a.datid IS NOT NULL)
+           AS used,
+       count(*) FILTER (WHERE a.backend_type IS NULL) AS hidden,
+       current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
+           - coalesce(current_setting('reserved_connections', true)::integer, 0) AS available,
+       current_user AS role
+FROM pg_stat_activity a
+
+-- name: doctor_sessions
+-- Sessions of this database that stand still in a transaction, or whose statement has run for long; and standbys
+-- without a slot that hold old rows. How many transactions old what they pin is: NULL if they pin nothing.
+SELECT a.pid, a.usename AS role, a.application_name AS application, a.client_addr::text AS address,
+       a.backend_type = 'walsender' AS is_standby, coalesce(a.state, '') AS state, a.xact_start AS since,
+       extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds,
+       greatest(age(a.backend_xmin), age(a.backend_xid)) AS transactions
+FROM pg_stat_activity a
+WHERE a.pid <> pg_backend_pid()
+  AND (a.datname = current_database() AND a.backend_type = 'client backend'
+       AND (starts_with(a.state, 'idle in transaction')
+            AND a.state_change < clock_timestamp() - make_interval(secs => %(idle_seconds)s)
+            OR a.state = 'active' AND coalesce(a.backend_xmin, a.backend_xid) IS NOT NULL
+            AND a.xact_start < clock_timestamp() - make_interval(secs => %(statement_seconds)s))
+       OR a.backend_type = 'walsender' AND age(a.backend_xmin) > %(max_age)s)
+ORDER BY a.xact_start
+
+-- name: doctor_prepared
+-- Transactions of this database that were prepared and neither committed nor rolled back.
+SELECT p.gid, p.owner AS role, p.prepared AS since, age(p.transaction) AS transactions,
+       extract(epoch FROM clock_timestamp() - p.prepared)::float8 AS seconds
+FROM pg_prepared_xacts p
+WHERE p.database = current_database() AND p.prepared < clock_timestamp() - make_interval(secs => %(idle_seconds)s)
+ORDER BY p.prepared
+
+-- name: doctor_slots
+-- Replication slots that keep old rows: those that nobody reads, and those whose reader is far behind.
+SELECT s.slot_name AS slot, s.slot_type AS kind, s.active AS is_active,
+       greatest(age(s.xmin), age(s.catalog_xmin)) AS transactions
+FROM pg_replication_slots s
+WHERE (s.database IS NULL OR s.database = current_database())
+  AND coalesce(s.xmin, s.catalog_xmin) IS NOT NULL
+  AND (NOT s.active OR greatest(age(s.xmin), age(s.catalog_xmin)) > %(max_age)s)
+ORDER BY s.slot_name
+
+-- name: doctor_tables
+-- Our tables and their TOAST: rows as the statistics know them, what was changed since, how many dead rows start a
+-- vacuum, and what a row needs on its page (bytes; NULL before the first ANALYZE). A TOAST row is 2 kB at most.
+SELECT c.relname AS "table", k.is_toast,
+       greatest(k.reltuples, s.n_live_tup, 0)::bigint AS rows, s.n_dead_tup AS dead,
+       s.n_mod_since_analyze AS changed, pg_relation_size(k.oid) AS bytes,
+       greatest(s.last_vacuum, s.last_autovacuum) AS vacuumed_at,
+       coalesce(o.enabled, 'true') IN ('false', 'off', 'no', '0') AS is_unvacuumed,
+       coalesce(o.threshold, current_setting('autovacuum_vacuum_threshold'))::float8
+           + coalesce(o.scale, current_setting('autovacuum_vacuum_scale_factor'))::float8 * greatest(k.reltuples, 0)
+           AS trigger,
+       w.width IS NOT NULL OR k.is_toast AS has_statistics,
+       CASE WHEN k.is_toast THEN 2048 ELSE (28 + w.width) / (coalesce(o.fillfactor, '100')::float8 / 100) END AS row_bytes
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN LATERAL (SELECT t.oid, t.oid <> c.oid AS is_toast, t.reltuples, t.reloptions
+                    FROM pg_class t WHERE t.oid IN (c.oid, c.reltoastrelid)) k
+LEFT JOIN pg_stat_all_tables s ON s.relid = k.oid
+LEFT JOIN LATERAL (
+    SELECT max(p.option_value) FILTER (WHERE p.option_name = 'autovacuum_enabled') AS enabled,
+           max(p.option_value) FILTER (WHERE p.option_name = 'autovacuum_vacuum_threshold') AS threshold,
+           max(p.option_value) FILTER (WHERE p.option_name = 'autovacuum_vacuum_scale_factor') AS scale,
+           max(p.option_value) FILTER (WHERE p.option_name = 'fillfactor') AS fillfactor
+    FROM pg_options_to_table(k.reloptions) p
+) o ON true
+LEFT JOIN LATERAL (SELECT sum(v.avg_width) AS width FROM pg_stats v
+                   WHERE v.schemaname = n.nspname AND v.tablename = c.relname) w ON NOT k.is_toast
+WHERE n.nspname = 'trinity' AND c.relkind = 'r' AND has_table_privilege(c.oid, 'SELECT')
+ORDER BY c.relname, k.is_toast
+
+-- name: doctor_indexes
+-- Our indexes: whether they can be used, and their size. One that is being built right now is left out.
+SELECT i.relname AS index, t.relname AS "table", x.indisvalid AND x.indisready AS is_valid, x.indisunique AS is_unique,
+       greatest(i.reltuples, 0)::bigint AS entries, pg_relation_size(i.oid) AS bytes
+FROM pg_index x
+JOIN pg_class i ON i.oid = x.indexrelid
+JOIN pg_class t ON t.oid = x.indrelid
+JOIN pg_namespace n ON n.oid = t.relnamespace
+WHERE n.nspname = 'trinity' AND t.relkind = 'r'
+  AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = i.oid)
+ORDER BY i.relname
+
+-- name: doctor_age
+-- How many transactions ago the oldest row of this database may have been written, and the same of multixacts.
+SELECT age(d.datfrozenxid) AS transactions, mxid_age(d.datminmxid) AS multixacts
+FROM pg_database d WHERE d.datname = current_database()
+
+-- name: doctor_objects
+-- The names of all tables, views and functions that are there.
+SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'trinity' AND c.relkind IN ('r', 'v')
+UNION
+SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'trinity'
+
+-- name: doctor_dead_letters
+-- Rows that a processor gave up: it raised errors, or ended before its verdict, again and again.
+SELECT r.name AS run, d.reason, count(*) AS rows
+FROM trinity."drop" d JOIN trinity.run r ON r.id = d.run_id
+WHERE d.reason IN ('clean_failed', 'score_failed', 'clean_crashed', 'score_crashed')
+GROUP BY r.id, r.name, d.reason
+ORDER BY r.id, d.reason
+
+-- name: doctor_silent_workers
+-- Workers that are gone or silent for longer than their lease, and still hold rows, groups or batches.
+SELECT r.name AS run, w.id AS worker, w.role, w.host, w.pid, w.stopped_at IS NOT NULL AS is_stopped,
+       extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS seconds, h.rows, h.groups, h.batches
+FROM trinity.worker w
+JOIN trinity.run r ON r.id = w.run_id
+CROSS JOIN LATERAL (
+    SELECT (SELECT count(*) FROM trinity.experience e WHERE e.worker_id = w.id)
+           + (SELECT count(*) FROM trinity.preference p WHERE p.worker_id = w.id) AS rows,
+           (SELECT count(*) FROM trinity.rollout_group g WHERE g.worker_id = w.id) AS groups,
+           (SELECT count(*) FROM trinity.batch b
+            WHERE b.run_id = w.run_id AND b.worker_id = w.id AND b.state = 'leased') AS batches
+) h
+WHERE (w.stopped_at IS NOT NULL OR w.heartbeat_at < clock_timestamp() - make_interval(secs => %(lease_seconds)s))
+  AND h.rows + h.groups + h.batches > 0
+ORDER BY w.id
+
+-- name: doctor_runs
+-- Active runs, whether they explore, and which roles have a worker that is alive.
+SELECT r.name AS run, r.config ->> 'taskset' IS NOT NULL AS is_online,
+       ARRAY(SELECT DISTINCT w.role::text FROM trinity.worker w
+             WHERE w.run_id = r.id AND w.stopped_at IS NULL
+               AND w.heartbeat_at >= clock_timestamp() - make_interval(secs => %(lease_seconds)s)) AS alive
+FROM trinity.run r
+WHERE r.kind = 'train' AND r.state = 'active'
+ORDER BY r.id
+
+-- name: doctor_notifications
+-- Which share of the server's queue of notifications is full: the slowest listener holds it up.
+SELECT pg_notification_queue_usage() AS share
+
+-- name: doctor_archives
+-- Runs whose archive has rows, by the names of their Lance tables.
+SELECT r.id, r.name AS run, r.created_at, a.num_rows AS rows
+FROM trinity.archive a JOIN trinity.run r ON r.id = a.run_id
+WHERE a.num_rows > 0
+ORDER BY r.id

@@ -1,0 +1,50 @@
+"""`trinity-db doctor`: what is wrong with this installation and this store. Checks: trinity_db.diagnosis."""
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity_db.cli import output
+
+if TYPE_CHECKING:
+    from trinity_db.diagnosis.finding import Finding
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is wrong with this installation and this store, and what to do about it.
+
+    Looks at packages and disks, at what the server promises (durability), at whoever keeps it from cleaning
+    up (open transactions, slots), at sizes, statistics and indexes of our tables, and at what dead workers
+    left. It takes seconds, waits for nobody and writes nothing. An embedded store that is not running is
+    started.
+
+    One line a finding: ok, warn (slower than it should be, or not for ever) or fail (does not work, or may
+    lose rows). The exit code is 1 if anything fails.
+
+    Example:
+
+        trinity-db doctor
+    """
+    from trinity_db.diagnosis.doctor import examine
+    from trinity_db.diagnosis.finding import Level
+
+    findings = examine()
+    if as_json:
+        output.print_json([finding.to_json() for finding in findings])
+    else:
+        _print(findings)
+    if any(finding.level == Level.FAIL for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print(findings: list["Finding"]) -> None:
+    """One line each, with a gap between the parts."""
+    width = max(len(finding.what) for finding in findings)
+    for number, (_, part) in enumerate(groupby(findings, lambda finding: finding.what.split()[0])):
+        if number:
+            print()
+        for finding in part:
+            print(f"{finding.level:<4}  {finding.what:<{width}}  {output.printable(str(finding))}")

@@ -1,0 +1,83 @@
+"""Checks of what the roles left in the store: rows given up, workers that are gone, runs that stand still."""
+
+from pathlib import Path
+
+from trinity_db.diagnosis.finding import Connection, Finding, fail, ok, span, warn
+from trinity_db.schema.lance import table_name
+from trinity_db.schema.queries import query
+from trinity_db.schema.states import WorkerRole
+from trinity_db.service import LEASE_SECONDS
+from trinity_db.settings import lance_uri
+
+FULL_SHARE = 0.1  # of the queue of notifications, 8 GB: ours are a few bytes and are heard within a second
+
+
+def dead_letters(connection: Connection) -> list[Finding]:
+    """Rows that a processor could not judge."""
+    found = [
+        warn(
+            "work failed",
+            f"run '{row['run']}': {row['rows']} rows were given up ({row['reason']})",
+            "mend the processor; the errors: trinity-db sql "
+            f"\"select experience_id, detail from drop where reason = '{row['reason']}'\"",
+        )
+        for row in connection.execute(query("doctor_dead_letters"))
+    ]
+    return found or [ok("work failed", "no row was given up by a processor")]
+
+
+def silent_workers(connection: Connection) -> list[Finding]:
+    """Workers that are gone and still hold something: nobody has looked after them yet."""
+    found = []
+    for row in connection.execute(query("doctor_silent_workers"), {"lease_seconds": LEASE_SECONDS}):
+        held = ", ".join(f"{row[kind]} {kind}" for kind in ("rows", "groups", "batches") if row[kind])
+        life = "has stopped" if row["is_stopped"] else f"is silent for {span(row['seconds'])}"
+        who = f"{row['role']} worker {row['worker']} of run '{row['run']}' ({row['host']}, pid {row['pid']})"
+        remedy = f"start a role of run '{row['run']}': it gives them back"
+        if row["batches"]:
+            remedy = f"start the trainer of run '{row['run']}': it draws them again"
+        found.append(warn("work leases", f"{who} {life} and holds {held}", remedy))
+    return found or [ok("work leases", "everything that is held is held by a worker that is alive")]
+
+
+def runs(connection: Connection) -> list[Finding]:
+    """Which active runs have which roles; one that nobody works on may be meant to rest."""
+    found = []
+    for row in connection.execute(query("doctor_runs"), {"lease_seconds": LEASE_SECONDS}):
+        needed = list(WorkerRole) if row["is_online"] else [WorkerRole.TRAIN]
+        missing = [role for role in needed if role not in row["alive"]]
+        state = f"without a live worker to {', '.join(missing)}" if missing else "all roles are alive"
+        found.append(ok("work runs", f"run '{row['run']}' is active, {state}"))
+    return found or [ok("work runs", "no run is active")]
+
+
+def archives(connection: Connection) -> list[Finding]:
+    """Lance tables that are not there. What is in an object store is not looked for."""
+    uri = lance_uri()
+    if "://" in uri:
+        return [ok("work archive", f"at {uri}; not looked for from here")]
+    found, there = [], 0
+    for row in connection.execute(query("doctor_archives")):
+        folder = Path(uri, f"{table_name(row['id'], row['created_at'])}.lance")
+        if folder.is_dir():
+            there += 1
+        else:
+            text = f"run '{row['run']}' has {row['rows']} archived rows in {folder}, which is not there"
+            remedy = "mount or restore it, or say where it is in TRINITY_DB_LANCE_URI"
+            found.append(fail("work archive", text, remedy))
+    whole = (
+        f"the table of each of {there} runs with archived rows is there"
+        if there
+        else "no run has archived rows"
+    )
+    return found or [ok("work archive", whole)]
+
+
+def notifications(connection: Connection) -> list[Finding]:
+    """Whether somebody listens without hearing: then the queue fills, and at its end commits fail."""
+    row = connection.execute(query("doctor_notifications")).fetchone()
+    assert row is not None
+    found = f"the queue is {row['share']:.0%} full"
+    if row["share"] > FULL_SHARE:
+        return [warn("work notifications", found, "end the session that listens in an open transaction")]
+    return [ok("work notifications", found)]
