@@ -31,7 +31,12 @@ from trinity_db.schema.queries import queries
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 # Where a point is: the function that calls these.
-CALLED = ("trinity_db.store.", "trinity_db.database", "trinity_db.trainer.checkpoint", "trinity_db.models")
+CALLED: tuple[str, ...] = (
+    "trinity_db.store.",
+    "trinity_db.database",
+    "trinity_db.trainer.checkpoint",
+    "trinity_db.models",
+)
 FILE_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 Reach = Callable[[str], None]
@@ -44,14 +49,14 @@ def main() -> None:
     _import_what_lives_need()
     seen: set[str] = set()
     while True:
-        life = _live(arguments, None if undisturbed else seen)
+        life = live(arguments, None if undisturbed else seen)
         print(json.dumps(life), flush=True)
         seen.update(life["points"])
         if life["code"] != -signal.SIGKILL:
             sys.exit(life["code"])
 
 
-def _live(arguments: list[str], survived: set[str] | None) -> dict[str, Any]:
+def live(arguments: list[str], survived: set[str] | None) -> dict[str, Any]:
     """One life: its exit code, and the points it passed, the last of them the one at which it died.
 
     Args:
@@ -61,7 +66,7 @@ def _live(arguments: list[str], survived: set[str] | None) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _watch(_reach(writing, survived))
+        watch(_reach(writing, survived))
         os._exit(_run(arguments))
     os.close(writing)
     with os.fdopen(reading) as file:
@@ -96,7 +101,7 @@ def _reach(journal: int, survived: set[str] | None) -> Reach:
     return reach
 
 
-def _watch(reach: Reach) -> None:
+def watch(reach: Reach) -> None:
     """Report the points that this process comes to."""
     names = {text: name for name, text in queries().items()}
     last: WeakKeyDictionary[Transaction, str] = WeakKeyDictionary()  # query of a connection
@@ -104,27 +109,27 @@ def _watch(reach: Reach) -> None:
 
     def watched_execute(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(query, str) and query in names:
-            reach(f"{_place()}: {names[query]}")
+            reach(f"{place()}: {names[query]}")
             last[self] = names[query]
         return execute(self, query, *arguments, **options)
 
     @contextmanager
     def watched_transaction(self: Database, *arguments: Any, **options: Any) -> Iterator[Transaction]:
-        place = _place()
+        where = place()
         with transaction(self, *arguments, **options) as tx:
             yield tx
-            reach(f"{place}: {last.get(tx)}, before COMMIT")
-        reach(f"{place}: {last.get(tx)}, after COMMIT")
+            reach(f"{where}: {last.get(tx)}, before COMMIT")
+        reach(f"{where}: {last.get(tx)}, after COMMIT")
 
     def watched_fsync(descriptor: Any) -> None:
-        reach(f"{_place()}: fsync {_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+        reach(f"{place()}: fsync {name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
         fsync(descriptor)
 
     def audit(event: str, values: tuple[Any, ...]) -> None:
         if event in FILE_EVENTS:
-            reach(f"{_place()}: {event}")
+            reach(f"{place()}: {event}")
         elif event == "open" and isinstance(values[0], str) and values[2] & WRITING:
-            reach(f"{_place()}: open {_name(values[0])}")
+            reach(f"{place()}: open {name(values[0])}")
 
     psycopg.Connection.execute = watched_execute  # type: ignore[method-assign]
     Database.transaction = watched_transaction  # type: ignore[method-assign]
@@ -132,7 +137,7 @@ def _watch(reach: Reach) -> None:
     sys.addaudithook(audit)
 
 
-def _place() -> str:
+def place() -> str:
     """The innermost function of ours that is running, of those that call the store or the disk."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -143,7 +148,7 @@ def _place() -> str:
     return "elsewhere"
 
 
-def _name(path: str) -> str:
+def name(path: str) -> str:
     """A file's name without what differs from version to version."""
     return re.sub(r"^version-.*", "version", Path(path).name)
 

@@ -1,0 +1,28 @@
+"""What the archive's Lance tables hold: payloads of one run, in the bytes that Postgres had.
+
+The codec's own bytes stay together in one column: a row is read at random as a whole, and token ids and
+log-probabilities gain little from columns of their own.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def table_name(run_id: int, created_at: datetime) -> str:
+    """The table of a run. Two stores may have a run of the same id, but not of the same microsecond."""
+    return f"payload_{run_id}_{(created_at - EPOCH) // timedelta(microseconds=1)}"
+
+
+def payload_schema() -> Any:
+    """The Arrow schema of a table; Lance adds `_rowid`, which payload.archive_row keeps."""
+    import pyarrow as pa  # here, because it takes half a second to load
+
+    columns = [
+        ("experience_id", pa.int64()),
+        ("codec", pa.string()),
+        ("num_tokens", pa.int32()),
+        ("data", pa.binary()),
+    ]
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])

@@ -1,0 +1,346 @@
+"""The archive: payloads move to Lance and back into readers' hands, whatever happens in between."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.disk import fill, small_disk
+from tests.rows import Scene
+from trinity_db import archive
+from trinity_db.arrays import encode
+from trinity_db.database import Transaction
+from trinity_db.errors import NotFound, TrinityError
+from trinity_db.processors.archive import Archiver
+from trinity_db.processors.config import ArchiveConfig
+from trinity_db.schema.lance import table_name
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import batches, payloads, runs
+
+IN_POSTGRES = "SELECT count(*) FROM trinity.payload WHERE data IS NOT NULL"
+ARCHIVED = "SELECT count(*) FROM trinity.payload WHERE archive_row IS NOT NULL"
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the archive lies."""
+    monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(tmp_path / "lance"))
+    return tmp_path / "lance"
+
+
+def archiver(scene: Scene, min_rows: int = 1) -> Archiver:
+    return Archiver(scene.database, scene.run, ArchiveConfig(min_rows=min_rows), stopping=lambda: False)
+
+
+def name(scene: Scene) -> str:
+    return table_name(scene.run.id, scene.run.created_at)
+
+
+def folder(scene: Scene, place: Path) -> Path:
+    return place / f"{name(scene)}.lance"
+
+
+def train(scene: Scene, step: int, size: int = 2) -> batches.Batch:
+    """A step on new groups of two rows each."""
+    scene.make_ready(size)
+    return scene.train(step, size)
+
+
+def read(scene: Scene) -> dict[int, bytes]:
+    """Every payload as a reader sees it."""
+    with scene.database.transaction(read_only=True) as tx:
+        found = payloads.read(tx, scene.values("SELECT id FROM trinity.experience"))
+    return {id: encode(payload) for id, payload in found.items()}
+
+
+def archive_rows(scene: Scene) -> list[tuple[int, int]]:
+    return scene.rows("SELECT archive_row, experience_id FROM trinity.payload WHERE archive_row IS NOT NULL")
+
+
+def assert_each_is_there_once(scene: Scene) -> None:
+    """What Lance holds is what is pointed to."""
+    in_lance = [one for part in archive.Writer(name(scene), must_exist=True).archive_rows() for one in part]
+    assert sorted(in_lance) == sorted(archive_rows(scene))
+    assert scene.value("SELECT num_rows FROM trinity.archive") == len(in_lance)
+
+
+def test_every_reader_gets_the_same_bytes_from_the_archive(scene: Scene) -> None:
+    batch = train(scene, step=1)
+    before = read(scene)
+    with scene.database.transaction() as tx:
+        rows_before = batches.read(tx, batch.id)
+    assert archiver(scene).finish(scene.processor)
+    assert scene.value(IN_POSTGRES) == 0
+    assert read(scene) == before
+    with scene.database.transaction() as tx:
+        rows = batches.read(tx, batch.id)
+    assert [encode(row.payload) for row in rows] == [encode(row.payload) for row in rows_before]
+    assert [row.experience_id for row in rows] == [row.experience_id for row in rows_before]
+    assert scene.rows("SELECT num_rows, num_bytes FROM trinity.archive") == [
+        (4, sum(map(len, before.values())))
+    ]
+    assert_each_is_there_once(scene)
+
+
+def test_a_row_that_is_drawn_again_is_read_from_the_archive(scene: Scene) -> None:
+    train(scene, step=1)
+    before = read(scene)
+    archiver(scene).finish(scene.processor)
+    assert scene.reopen(version=0) == 1
+    batch = scene.train(step=1, size=2)
+    with scene.database.transaction() as tx:
+        assert {row.experience_id: encode(row.payload) for row in batches.read(tx, batch.id)} == before
+
+
+def test_only_rows_that_are_done_with_are_archived(scene: Scene) -> None:
+    train(scene, step=1)
+    scene.make_ready(2)
+    scene.explore(1)
+    assert archiver(scene).finish(scene.processor)
+    left = "SELECT e.state FROM trinity.experience e JOIN trinity.payload p ON p.experience_id = e.id"
+    assert sorted(scene.values(f"{left} WHERE p.data IS NOT NULL")) == ["raw"] * 2 + ["ready"] * 4
+    with scene.database.transaction() as tx:
+        runs.finish(tx, scene.run.id)
+    assert archiver(scene).finish(scene.new_worker(WorkerRole.PROCESS)), "another one is alive"
+    assert len(scene.values(f"{left} WHERE p.data IS NOT NULL")) == 6
+    assert archiver(scene).finish(scene.processor)
+    assert scene.values(f"{left} WHERE p.data IS NOT NULL") == ["raw", "raw"]
+
+
+def test_while_the_run_goes_on_few_rows_are_left_where_they_are(scene: Scene) -> None:
+    works = archiver(scene, min_rows=8)
+    train(scene, step=1)
+    assert not works.work(scene.processor)
+    assert scene.value(ARCHIVED) == 0
+    assert scene.value("SELECT count(*) FROM trinity.archive") == 0
+    train(scene, step=2)
+    assert archiver(scene, min_rows=8).work(scene.processor)
+    assert scene.value(IN_POSTGRES) == 0
+
+
+def test_one_of_two_archivers_works(scene: Scene) -> None:
+    first, second = archiver(scene), archiver(scene)
+    other = scene.new_worker(WorkerRole.PROCESS)
+    train(scene, step=1)
+    assert first.work(scene.processor)
+    train(scene, step=2)
+    assert not second.work(other)
+    assert scene.value(ARCHIVED) == 4
+    scene.lose(scene.processor)
+    assert second.finish(other)
+    assert scene.value(ARCHIVED) == 8
+    assert scene.values("SELECT worker_id FROM trinity.archive") == [other]
+    assert_each_is_there_once(scene)
+
+
+def after(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, then: Callable[[], None]) -> None:
+    """Let something happen once, when a method has returned."""
+    original = getattr(owner, method)
+
+    def patched(*arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        monkeypatch.setattr(owner, method, original)
+        then()
+        return result
+
+    monkeypatch.setattr(owner, method, patched)
+
+
+def test_what_a_replaced_archiver_appended_is_removed_and_its_move_refused(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(scene, step=1)
+    before = read(scene)
+    other = scene.new_worker(WorkerRole.PROCESS)
+
+    def replace() -> None:
+        scene.lose(scene.processor)
+        assert archiver(scene).finish(other)
+
+    after(monkeypatch, archive.Writer, "append", replace)
+    assert not archiver(scene).work(scene.processor)
+    assert "removed 4 copies" in caplog.text
+    assert "another has its place" in caplog.text
+    assert read(scene) == before
+    assert_each_is_there_once(scene)
+
+
+def test_a_move_under_an_earlier_attempt_is_refused(scene: Scene) -> None:
+    train(scene, step=1)
+    with scene.database.transaction() as tx:
+        early = payloads.claim_archive(tx, scene.run.id, scene.processor, lease_seconds=30)
+        late = payloads.claim_archive(tx, scene.run.id, scene.processor, lease_seconds=30)
+    assert early is not None
+    assert late is not None
+    ids = scene.values("SELECT experience_id FROM trinity.payload")
+    for verb in (
+        lambda tx: payloads.move(tx, early, dict(enumerate(ids)), 0),
+        lambda tx: payloads.orphans(tx, early, [(1, ids[0])]),
+        lambda tx: payloads.num_archived(tx, early),
+    ):
+        with pytest.raises(TrinityError, match="Another worker archives"), scene.database.transaction() as tx:
+            verb(tx)
+    assert scene.value(ARCHIVED) == 0
+
+
+def test_a_silent_archiver_is_replaced(scene: Scene) -> None:
+    other = scene.new_worker(WorkerRole.PROCESS)
+
+    def claim(tx: Transaction, worker: int) -> bool:
+        return payloads.claim_archive(tx, scene.run.id, worker, lease_seconds=30) is not None
+
+    with scene.database.transaction() as tx:
+        assert claim(tx, scene.processor)
+        assert not claim(tx, other)
+        tx.execute(
+            "UPDATE trinity.worker SET heartbeat_at = now() - interval '31 s' WHERE id = %s",
+            [scene.processor],
+        )
+        assert claim(tx, other)
+        assert not claim(tx, scene.processor)
+
+
+def test_what_a_killed_archiver_appended_is_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(scene, step=1)
+    before = read(scene)
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    after(monkeypatch, archive.Writer, "append", die)
+    with pytest.raises(KeyboardInterrupt):
+        archiver(scene).finish(scene.processor)
+    assert scene.value(ARCHIVED) == 0
+    assert archive.Writer(name(scene), must_exist=True).count() == 4
+    assert archiver(scene).finish(scene.processor)
+    assert read(scene) == before
+    assert_each_is_there_once(scene)
+
+
+def test_merging_files_moves_no_row(scene: Scene, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MERGE_FILES", 4)
+    works = archiver(scene)
+    train(scene, step=1)
+    works.finish(scene.processor)
+    read(scene)
+    reader = archive._table(str(place), name(scene))
+    archive._table.cache_clear()  # the writer's is another process's, as it were
+    works = archiver(scene)
+    for step in range(2, 6):
+        train(scene, step)
+        before = read(scene)
+        works.finish(scene.processor)
+        assert read(scene) == before
+    assert len(list((folder(scene, place) / "data").iterdir())) == 2
+    assert_each_is_there_once(scene)
+    monkeypatch.setattr(archive, "_table", lambda uri, name: reader)
+    assert reader.count_rows() == 4, "a reader that has not looked since"
+    assert read(scene) == before
+
+
+def test_everything_is_flushed_before_postgres_lets_go(
+    scene: Scene, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: dict[str, tuple[int, int]] = {}
+    fsync, move = os.fsync, payloads.move
+    moves: list[int] = []
+
+    def stamp(path: str) -> tuple[int, int]:
+        found = os.stat(path)
+        return found.st_size, found.st_mtime_ns
+
+    def watched_fsync(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        fsync(descriptor)
+        flushed[path] = stamp(path)
+
+    def watched_move(*arguments: Any) -> None:
+        there = [place.parent, place, *folder(scene, place).rglob("*"), folder(scene, place)]
+        assert {str(path): stamp(str(path)) for path in there}.items() <= flushed.items()
+        moves.append(len(there))
+        move(*arguments)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(payloads, "move", watched_move)
+    works = archiver(scene)
+    for step in range(1, 4):
+        train(scene, step)
+        works.finish(scene.processor)
+    assert len(moves) == 3
+    assert moves == sorted(set(moves)), "each append makes files"
+
+
+def test_a_missing_archive_is_named_and_harms_nobody_else(
+    scene: Scene, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(scene, step=1)
+    archived = scene.values("SELECT id FROM trinity.experience")
+    archiver(scene).finish(scene.processor)
+    scene.make_ready(1)
+    [*hot] = scene.values("SELECT id FROM trinity.experience WHERE state = 'ready'")
+    monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(place / "elsewhere"))
+    with scene.database.transaction() as tx:
+        assert payloads.read(tx, hot).keys() == set(hot)
+        with pytest.raises(NotFound, match=r"no table payload_.*TRINITY_DB_LANCE_URI"):
+            payloads.read(tx, archived)
+    assert not (place / "elsewhere").exists(), "to look makes no folder"
+    train(scene, step=2)
+    with pytest.raises(NotFound, match="TRINITY_DB_LANCE_URI"):
+        archiver(scene).finish(scene.processor)
+    assert not (place / "elsewhere").exists(), "a second archive would have the same row ids"
+
+
+def test_a_row_that_the_archive_lost_is_named(scene: Scene) -> None:
+    train(scene, step=1)
+    archiver(scene).finish(scene.processor)
+    [(row, lost), *_] = archive_rows(scene)
+    archive.Writer(name(scene), must_exist=True).remove([row])
+    with pytest.raises(NotFound, match=rf"experience {lost} of run 'run' are not in the archive"):
+        read(scene)
+
+
+def test_a_row_of_another_experience_is_not_taken_for_it(scene: Scene) -> None:
+    train(scene, step=1)
+    archiver(scene).finish(scene.processor)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.payload SET archive_row = (archive_row + 1) % 4")
+    with pytest.raises(NotFound, match="and of 3 others are not in the archive"):
+        read(scene)
+
+
+def test_a_damaged_archive_is_said_in_one_line(scene: Scene, place: Path) -> None:
+    train(scene, step=1)
+    archiver(scene).finish(scene.processor)
+    for file in (folder(scene, place) / "data").iterdir():
+        os.truncate(file, 10)
+    archive._table.cache_clear()
+    archive._connect.cache_clear()
+    with pytest.raises(TrinityError, match=r"cannot be read: .*TRINITY_DB_LANCE_URI") as raised:
+        read(scene)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_full_disk_leaves_everything_where_it_is(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "small") as disk:
+        monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(disk / "lance"))
+        train(scene, step=1)
+        archiver(scene).finish(scene.processor)
+        ballast = fill(disk)
+        train(scene, step=2)
+        before = read(scene)
+        works = archiver(scene)
+        assert not works.work(scene.processor)
+        assert "cannot be written" in caplog.text
+        with pytest.raises(TrinityError, match="cannot be written"):
+            works.finish(scene.processor)
+        assert scene.value(IN_POSTGRES) == 4
+        assert read(scene) == before
+        ballast.unlink()
+        assert works.finish(scene.processor)
+        assert scene.value(IN_POSTGRES) == 0
+        assert read(scene) == before
+        assert_each_is_there_once(scene)
