@@ -1,6 +1,6 @@
 """Settings of the processors."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -46,6 +46,9 @@ class GroupConfig(Settings):
 
     min_size: int = Field(2, ge=1)
     """Members a group needs after cleaning and scoring; a smaller one is dropped."""
+    priority: Literal["even", "reward_std"] = "even"
+    """What the prioritized sampler weighs a group by. even: all the same, 1, unless somebody sets it by SQL;
+    reward_std: the standard deviation of its rewards, at least 0.01, which follows them when they change."""
 
 
 class PairConfig(Settings):
@@ -53,6 +56,14 @@ class PairConfig(Settings):
 
     margin: float = Field(0.0, ge=0)
     """By how much the chosen row's reward must exceed the rejected one's; it must exceed it in any case."""
+
+
+class ArchiveConfig(Settings):
+    """Payloads of rows that are done with, out of Postgres and into Lance."""
+
+    min_rows: int = Field(4096, ge=1)
+    """Payloads that one append has at least while the run goes on; fewer make smaller files, which read
+    slower. What is left at the end of the run goes too."""
 
 
 class ProcessorsConfig(Settings):
@@ -66,6 +77,9 @@ class ProcessorsConfig(Settings):
     """Makes whole groups ready."""
     pair: PairConfig | None = None
     """Derives preferences. None: no pairs."""
+    archive: ArchiveConfig | None = None
+    """Moves payloads into Lance, to TRINITY_DB_LANCE_URI, which every role must reach. None: they stay where
+    they are. May change during a run."""
     claim_size: int = Field(256, ge=1)
     """Rows claimed at a time. More means fewer round trips and more to repeat after a crash."""
     max_attempts: int = Field(3, ge=1)

@@ -9,11 +9,12 @@
     rollout             explorer         one attempt
     experience          explorer, import one trainable sequence: the hot row that moves through the states
     experience_text     explorer, import prompt and response for people
-    payload             explorer, trainer  the token arrays, or where the archive has them
-    archive             archive processor  where a run's archive stands, and who may write it
+    payload             explorer, trainer, archiver  the token arrays, or where the archive has them
+    archive             archiver         where a run's archive stands, and who may write it
     reward_event        score processor, import, people   one statement about a rollout
     processing          processors       what a processor did with a row
     preference          import, pair processor   two experiences of which one is better
+    pairing             whoever changes a group  where the pair processor has to look again
     batch, batch_item   trainer          what was drawn for a step, with the numbers used
     drop                whoever drops    a row that will not be trained on, with the reason
     metric              every role       one measured number

@@ -73,7 +73,8 @@ class BatchItem(Base):
 
     batch_id: Mapped[int] = mapped_column(ForeignKey("batch.id", ondelete="CASCADE"), primary_key=True)
     ordinal: Mapped[int] = mapped_column(Integer, primary_key=True)
-    experience_id: Mapped[int] = mapped_column(ForeignKey("experience.id", ondelete="CASCADE"))
+    # Of the batch's run, and gone with it: the draw knows that it is there.
+    experience_id: Mapped[int]
     # The pair it was drawn with: the chosen one has an even ordinal, the rejected one the next.
     preference_id: Mapped[int | None] = mapped_column(ForeignKey("preference.id", ondelete="CASCADE"))
     # Chance of this row at the draw, where chance took part, and its weight in the loss.

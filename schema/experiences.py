@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import (
     Boolean,
     CheckConstraint,
+    Computed,
     Double,
     ForeignKey,
     Index,
@@ -35,8 +36,9 @@ class Experience(Base):
 
     id: Mapped[Id]
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
+    # That of its rollout, which holds it to a group that exists.
+    group_id: Mapped[int | None]
     # No cascade: a data set cannot be deleted while a run has adopted its rows.
-    group_id: Mapped[int | None] = mapped_column(ForeignKey("rollout_group.id"))
     rollout_id: Mapped[int | None] = mapped_column(ForeignKey("rollout.id"))
     source_id: Mapped[int | None] = mapped_column(ForeignKey("experience.id"))
     step: Mapped[int] = mapped_column(SmallInteger, server_default="0")
@@ -52,8 +54,8 @@ class Experience(Base):
     # In tokens; NULL until the row has a payload.
     prompt_length: Mapped[int | None] = mapped_column(Integer)
     response_length: Mapped[int | None] = mapped_column(Integer)
-    # The lease, and its fencing token.
-    worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
+    # The lease, and its fencing token. The claim knows that the worker is there.
+    worker_id: Mapped[int | None]
     attempt: Mapped[int] = mapped_column(Integer, server_default="0")
     # Made from an imported row's content, so that importing it again adds nothing.
     import_key: Mapped[uuid.UUID | None]
@@ -61,9 +63,18 @@ class Experience(Base):
     # The transaction that adopted it, then the one that gave it tokens. A row of a live group has none: it
     # is drawn with its group.
     ready_xact: Mapped[int | None]
-    # Where it stands in the shuffled order of its pass over the data: a hash of run seed, origin and
-    # use_count, changed with the count. NULL for a row that no pass uses, as one that is live or held out.
-    place: Mapped[int | None]
+    # The run's, in a row that passes over the data may use: not in one that is live, held out or the worse
+    # one of a pair.
+    seed: Mapped[int | None]
+    # Where it stands in the shuffled order of its pass: another one after each use. NULL where it cannot be
+    # drawn now: a row without tokens, or with a reward of zero or less.
+    place: Mapped[int | None] = mapped_column(
+        Computed(
+            "CASE WHEN prompt_length IS NOT NULL AND (reward IS NULL OR reward > 0::double precision)"
+            " THEN hashint8extended(source_id, seed + use_count) ELSE NULL::bigint END",
+            persisted=True,
+        )
+    )
 
     __table_args__ = (
         CheckConstraint("(group_id IS NULL) = (rollout_id IS NULL)", "group_iff_rollout"),
@@ -86,7 +97,14 @@ class Experience(Base):
             unique=True,
             postgresql_where=text("source_id IS NOT NULL"),
         ),
-        Index("experience_rollout_key", "rollout_id", "step", "run_id", unique=True),
+        Index(
+            "experience_rollout_key",
+            "rollout_id",
+            "step",
+            "run_id",
+            unique=True,
+            postgresql_where=text("rollout_id IS NOT NULL"),
+        ),
         Index(
             "experience_open_idx",
             "run_id",
@@ -103,7 +121,7 @@ class Experience(Base):
             postgresql_where=text("state = 'ready' AND place IS NOT NULL"),
         ),
         Index("experience_ready_idx", "run_id", "id", postgresql_where=text("state = 'ready'")),
-        Index("experience_group_idx", "group_id"),
+        Index("experience_group_idx", "group_id", postgresql_where=text("group_id IS NOT NULL")),
         Index("experience_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
         {"postgresql_with": HOT_TABLE},
     )
@@ -124,11 +142,15 @@ class ExperienceText(Base):
     # Columns of an imported row that have no place of their own; an export gives them back.
     extra: Mapped[dict[str, Any] | None]
 
+    # Bytes. Texts are compressed where two rows do not fit a page: to do it for all of them costs a write
+    # more time than the fewer bytes save.
+    __table_args__ = ({"postgresql_with": {"toast_tuple_target": "4080"}},)
+
 
 class Payload(Base):
     """An experience's arrays, packed as in trinity_db.arrays; immutable. Written by explorer and trainer.
 
-    The archive processor moves the bytes to Lance and leaves their place there.
+    The archiver moves the bytes to Lance and leaves their row's id there.
     """
 
     __tablename__ = "payload"
@@ -152,7 +174,7 @@ class Payload(Base):
 
 
 class Archive(Base):
-    """The Lance table of a run's archived payloads, and who may write it. Written by the archive processor.
+    """The Lance table of a run's archived payloads, and who may write it. Written by the archiver.
 
     One row a run that archives.
     """

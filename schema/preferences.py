@@ -1,12 +1,14 @@
-"""Pairs of experiences of which one is better."""
+"""Pairs of experiences of which one is better, and where more of them may be found."""
 
 from typing import Any
 
 from sqlalchemy import (
     Boolean,
     CheckConstraint,
+    Computed,
     Double,
     ForeignKey,
+    Identity,
     Index,
     Integer,
     Text,
@@ -36,14 +38,19 @@ class Preference(Base):
     )
     held_out: Mapped[bool] = mapped_column(Boolean, server_default="false")
     use_count: Mapped[int] = mapped_column(Integer, server_default="0")
-    worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
+    worker_id: Mapped[int | None]
     attempt: Mapped[int] = mapped_column(Integer, server_default="0")
     # Columns of an imported row that have no place of their own; an export gives them back.
     extra: Mapped[dict[str, Any] | None]
     created_at: Mapped[Now]
     ready_xact: Mapped[int] = mapped_column(server_default=CURRENT_XACT)
-    # As an experience's: a hash of run seed, the chosen row's origin and use_count.
-    place: Mapped[int | None]
+    # The row of a data set that the chosen one was adopted from, or the chosen one.
+    origin_id: Mapped[int | None]
+    # As an experience's: NULL in a pair that is held out, that its rewards contradict, or of a data set.
+    seed: Mapped[int | None]
+    place: Mapped[int | None] = mapped_column(
+        Computed("hashint8extended(origin_id, seed + use_count)", persisted=True)
+    )
 
     __table_args__ = (
         UniqueConstraint("run_id", "chosen_id", "rejected_id"),
@@ -62,3 +69,21 @@ class Preference(Base):
         Index("preference_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
         {"postgresql_with": HOT_TABLE},
     )
+
+
+class Pairing(Base):
+    """A group that changed since it was last looked at for pairs: one row a change, in runs that derive any.
+
+    Written with the change, by whoever makes rows ready, rewards or drops them; the pair processor removes
+    what it has looked at, in the transaction that writes the pairs.
+    """
+
+    __tablename__ = "pairing"
+
+    # Whose pairs: a run adopts groups of data sets.
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    # No foreign key, which would lock the group: of one that is gone there is nothing to pair.
+    group_id: Mapped[int]
+
+    __table_args__ = ({"postgresql_with": HOT_TABLE},)

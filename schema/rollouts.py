@@ -42,11 +42,12 @@ class RolloutGroup(Base):
     # What the prioritized sampler weighs it by; 0 is never drawn by it. Changing it within an octave touches
     # no index, so the new version of the row stays on its page (HOT).
     priority: Mapped[float] = mapped_column(Double, server_default="1")
-    # The smallest whole number with priority <= 2^octave; NULL where the priority is 0.
-    octave: Mapped[int | None] = mapped_column(
+    # The smallest whole number with priority <= 2^octave, from -59 to 60; -60 where the priority is 0.
+    octave: Mapped[int] = mapped_column(
         SmallInteger,
         Computed(
-            "ceil(ln(NULLIF(priority, 0::double precision)) / ln(2::double precision))::smallint",
+            "COALESCE(ceil(ln(NULLIF(priority, 0::double precision)) / ln(2::double precision)),"
+            " '-60'::double precision)::smallint",
             persisted=True,
         ),
     )
@@ -78,6 +79,14 @@ class RolloutGroup(Base):
             text("hashint8extended(id, 0)"),
             postgresql_where=text("state = 'ready'"),
         ),
+        # What is too stale expires. The id lets it pass by what lies behind without looking at the rows.
+        Index(
+            "rollout_group_version_idx",
+            "run_id",
+            "version_min",
+            "id",
+            postgresql_where=text("state = 'ready'"),
+        ),
         CheckConstraint("priority = 0 OR priority BETWEEN 1e-18 AND 1e18", "priority_in_range"),
         Index("rollout_group_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
         Index(None, "run_id", "task_id"),
@@ -91,12 +100,14 @@ class Rollout(Base):
     __tablename__ = "rollout"
 
     id: Mapped[Id]
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
+    # That of its group, which also holds it to a run that exists: each reference costs every write a look-up.
+    run_id: Mapped[int]
     group_id: Mapped[int] = mapped_column(ForeignKey("rollout_group.id", ondelete="CASCADE"))
     ordinal: Mapped[int] = mapped_column(SmallInteger)
     attempt: Mapped[int] = mapped_column(Integer)
     state: Mapped[RolloutState] = mapped_column(enum(RolloutState, "rollout_state"))
-    worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
+    # Whoever held the group then, which had to be a worker.
+    worker_id: Mapped[int | None]
     # Who wrote it, where it was no policy version of this run.
     model: Mapped[str | None] = mapped_column(Text)
     version_min: Mapped[int | None] = mapped_column(Integer)

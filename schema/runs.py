@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, Integer, Text, text
+from sqlalchemy import Boolean, CheckConstraint, Computed, Double, ForeignKey, Index, Integer, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from trinity_db.schema.base import Base, Id, Now, enum
@@ -20,6 +20,14 @@ class Run(Base):
     kind: Mapped[RunKind] = mapped_column(enum(RunKind, "run_kind"))
     state: Mapped[RunState] = mapped_column(enum(RunState, "run_state"), server_default="active")
     config: Mapped[dict[str, Any]]
+    # What statements ask of the configuration. What shuffles its passes over data:
+    seed: Mapped[int] = mapped_column(
+        Computed("COALESCE((config ->> 'seed'::text)::bigint, 0::bigint)", persisted=True)
+    )
+    # Whether a processor derives pairs from its groups.
+    derives_pairs: Mapped[bool] = mapped_column(
+        Boolean, Computed("(config #>> '{processors,pair}'::text[]) IS NOT NULL", persisted=True)
+    )
     created_at: Mapped[Now]
     finished_at: Mapped[datetime | None]
 

@@ -1,5 +1,8 @@
 -- What people ask, so that nobody needs to know the joins. Made anew at every upgrade.
 DROP FUNCTION IF EXISTS trinity.reward_in(bigint, pg_snapshot);
+DROP FUNCTION IF EXISTS trinity.drawable_groups(bigint);
+DROP FUNCTION IF EXISTS trinity.unit(bigint);
+DROP FUNCTION IF EXISTS trinity.chance(bigint, bigint);
 DROP FUNCTION IF EXISTS trinity.lineage(integer, text);
 DROP VIEW IF EXISTS trinity.awaited_reward_view;
 DROP VIEW IF EXISTS trinity.reward_change_view;
@@ -132,6 +135,8 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) v ON true
 WHERE b.state = 'committed'
+  -- What follows says the same; by this the events of rows that did not change are not looked up.
+  AND (i.reward IS NULL OR i.reward IS DISTINCT FROM e.reward)
   -- An item without a reward: the row had none, or none was recorded; then the time of the event tells.
   AND CASE WHEN i.reward IS NULL THEN v.created_at > b.created_at ELSE i.reward IS DISTINCT FROM e.reward END;
 
@@ -181,10 +186,11 @@ WHERE w.stopped_at IS NULL OR held.groups + held.rows + held.batches > 0;
 -- Every row that a policy version was trained on; of the latest training run unless one is named.
 CREATE FUNCTION trinity.lineage(version integer, run text DEFAULT NULL)
 RETURNS TABLE (batch_id bigint, step integer, ordinal integer, experience_id bigint, policy_version integer,
-               included_version integer, reward double precision, advantage double precision, staleness integer)
+               included_version integer, reward double precision, advantage double precision, staleness integer,
+               weight double precision, probability double precision)
 LANGUAGE sql STABLE AS $$
     SELECT b.id, b.step, i.ordinal, i.experience_id, b.policy_version, b.included_version, i.reward, i.advantage,
-           i.staleness
+           i.staleness, i.weight, i.probability
     FROM trinity.batch b
     JOIN trinity.batch_item i ON i.batch_id = b.id
     WHERE b.run_id = (SELECT r.id FROM trinity.run r
@@ -218,6 +224,62 @@ LANGUAGE sql STABLE AS $$
     )
     SELECT CASE WHEN EXISTS (SELECT FROM about) THEN (SELECT sum(latest.part ORDER BY latest.name) FROM latest)
                 ELSE (SELECT e.reward FROM trinity.experience e WHERE e.id = reward_in.experience_id) END
+$$;
+
+-- The rollout groups that a batch could have been drawn from, in its snapshot, from history alone: those that were ready
+-- then, in no batch that was being trained on, with uses left, not expired before, and within the limit that the batch
+-- was held to. The priority is the one of the time where it follows from rewards, otherwise the one of now.
+CREATE FUNCTION trinity.drawable_groups(batch_id bigint)
+RETURNS TABLE (group_id bigint, priority double precision)
+LANGUAGE sql STABLE AS $$
+    WITH drawn AS MATERIALIZED (
+        SELECT b.*, b.snapshot::pg_snapshot AS seen, coalesce((b.parameters ->> 'max_uses')::integer, 1) AS max_uses,
+               r.config #>> '{processors,group,priority}' = 'reward_std' AS has_derived_priorities
+        FROM trinity.batch b JOIN trinity.run r ON r.id = b.run_id
+        WHERE b.id = drawable_groups.batch_id
+    ),
+    used AS MATERIALIZED (
+        SELECT e.group_id, count(DISTINCT x.id) AS uses, bool_or((x.committed_at <= b.created_at) IS NOT TRUE) AS is_leased
+        FROM drawn b
+        JOIN trinity.batch x ON x.run_id = b.run_id AND x.id < b.id AND (x.reopened_at <= b.created_at) IS NOT TRUE
+        JOIN trinity.batch_item i ON i.batch_id = x.id
+        JOIN trinity.experience e ON e.id = i.experience_id
+        GROUP BY e.group_id
+    ),
+    expired AS MATERIALIZED (
+        SELECT DISTINCT e.group_id
+        FROM drawn b
+        JOIN trinity."drop" d ON d.run_id = b.run_id AND d.stage = 'draw' AND d.created_at < b.created_at
+        JOIN trinity.experience e ON e.id = d.experience_id
+    )
+    SELECT g.id,
+           CASE WHEN b.has_derived_priorities
+                THEN (SELECT least(greatest(sqrt(var_samp(trinity.reward_in(e.id, b.seen))), 0.01), 1e18)
+                      FROM trinity.experience e
+                      WHERE e.group_id = g.id AND e.state <> 'dropped' AND e.source_id IS NULL)
+                ELSE g.priority END
+    FROM drawn b
+    JOIN trinity.rollout_group g ON g.run_id = b.run_id
+    LEFT JOIN used u ON u.group_id = g.id
+    WHERE pg_visible_in_snapshot(g.ready_xact::text::xid8, b.seen)
+      AND (b.policy_version - g.version_min > b.max_staleness) IS NOT TRUE
+      AND u.is_leased IS NOT TRUE AND coalesce(u.uses, 0) < b.max_uses
+      AND NOT EXISTS (SELECT FROM expired WHERE expired.group_id = g.id)
+$$;
+
+-- What draws by chance are made of: 64 bits that follow from a number and a seed. Hashed twice, since the upper half of
+-- the server's hash is alike for numbers that are near each other.
+CREATE FUNCTION trinity.chance(number bigint, seed bigint)
+RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT hashint8extended(chance.number, hashint8extended(chance.number, chance.seed))
+$$;
+
+-- Such bits as a number between 0 and 1, both excluded: one of 2^52 that are equally far apart.
+CREATE FUNCTION trinity.unit(hash bigint)
+RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT ((unit.hash >> 12 & 4503599627370495)::double precision + 0.5) / 4503599627370496
 $$;
 
 -- For inspection: reads everything, writes nothing. Absent where the owner may not create roles.

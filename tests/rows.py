@@ -24,7 +24,7 @@ from trinity_db.database import Database, Transaction, connect
 from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.records import Demonstration, Preference, Task, Trajectory
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, groups, offline, policies, rewards, rows, runs, workers
+from trinity_db.store import batches, groups, offline, policies, rewards, rows, runs, samplers, workers
 
 Result = TypeVar("Result")
 
@@ -51,11 +51,13 @@ class Scene:
         num_tasks: int = 8,
         data: Sequence[str] = (),
         holdout: float = 0.0,
+        seed: int = 0,
     ) -> Self:
-        """A run at policy version 0, over a taskset and the data sets that are named."""
+        """A run at policy version 0, over a taskset and the data sets that are named; it may derive pairs."""
+        config = {"name": name, "seed": seed, "processors": {"pair": {"margin": 0.0}}}
         open_writer(database, "tasks", "tasks")([task(number) for number in range(num_tasks)])
         with database.transaction() as tx:
-            run = runs.open_run(tx, name, {"name": name}, data, holdout)
+            run = runs.open_run(tx, name, config, data, holdout)
             selection = groups.Selection(runs.find_taskset(tx, "tasks"), shuffle=False, seed=0)
             roles = [workers.register(tx, run.id, role) for role in WorkerRole]
         scene = cls(database, run, selection, *roles)
@@ -150,19 +152,40 @@ class Scene:
         return [group.id for group in claimed]
 
     def draw(
-        self, step: int, size: int, *, max_staleness: int | None = None, worker: int | None = None
+        self,
+        step: int,
+        size: int,
+        *,
+        max_staleness: int | None = None,
+        worker: int | None = None,
+        sampler: samplers.Sampler = samplers.FIFO,
+        max_uses: int = 1,
     ) -> batches.Batch | None:
         """Whole groups for a trainer step."""
+        draw = self._draw(step, size, worker, max_uses)
         with self.database.transaction() as tx:
-            return batches.draw_groups(tx, self._draw(step, size, worker), max_staleness, centered)
+            return batches.draw_groups(tx, draw, max_staleness, centered, sampler)
 
-    def draw_rows(self, step: int, size: int, seed: int = 0) -> batches.Batch | None:
+    def draw_rows(self, step: int, size: int) -> batches.Batch | None:
         with self.database.transaction() as tx:
-            return batches.draw_rows(tx, self._draw(step, size, seed=seed))
+            return batches.draw_rows(tx, self._draw(step, size))
 
-    def draw_pairs(self, step: int, size: int, seed: int = 0) -> batches.Batch | None:
+    def draw_pairs(self, step: int, size: int) -> batches.Batch | None:
         with self.database.transaction() as tx:
-            return batches.draw_pairs(tx, self._draw(step, size, seed=seed))
+            return batches.draw_pairs(tx, self._draw(step, size))
+
+    def pair(self, margin: float = 0.0) -> int:
+        """Derive preferences until no group is left to look at; how many are new."""
+        made = 0
+        with self.database.transaction() as tx:
+            while (found := rows.pair_groups(tx, self.run.id, margin, limit=10)) is not None:
+                made += found
+        return made
+
+    def adopt_again(self, *data: str) -> None:
+        """As another role does that joins the run."""
+        with self.database.transaction() as tx:
+            runs.open_run(tx, self.run.name, self.run.config, data, holdout=0.0)
 
     def commit(self, batch: batches.Batch | None, *, worker: int | None = None, max_uses: int = 1) -> bool:
         assert batch is not None
@@ -204,8 +227,8 @@ class Scene:
     def _score(self, row: DictRow) -> list[rewards.RewardEvent]:
         return [reward(row["rollout_id"], float(row["response"]))]
 
-    def _draw(self, step: int, size: int, worker: int | None = None, seed: int = 0) -> batches.Draw:
-        return batches.Draw(self.run.id, worker or self.trainer, step, size, seed)
+    def _draw(self, step: int, size: int, worker: int | None = None, max_uses: int = 1) -> batches.Draw:
+        return batches.Draw(self.run.id, worker or self.trainer, step, size, self.run.seed, max_uses)
 
 
 def task(number: int) -> Task:

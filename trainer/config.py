@@ -1,7 +1,7 @@
-"""Settings of the trainer and of the algorithms it knows.
+"""Settings of the trainer, of the algorithms it knows, and of how it samples.
 
 In a configuration file `algorithm` is a name, `algorithm: grpo`, or a mapping that names it and
-changes its settings, `algorithm: {name: grpo, clip_high: 0.28}`.
+changes its settings, `algorithm: {name: grpo, clip_high: 0.28}`; and so is `sampler`.
 """
 
 from pathlib import Path
@@ -38,14 +38,63 @@ class DpoConfig(Settings):
     """How strongly the policy is held to the starting model: more is stronger."""
 
 
-def _spelled_out(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+def _spelled_out(example: str) -> BeforeValidator:
+    """A name is a mapping with nothing else; a mapping without one is answered with an example."""
+
+    def spelled_out(value: Any) -> Any:
+        if isinstance(value, dict) and "name" not in value:
+            raise ValueError(f"name it, as in {example}")
+        return {"name": value} if isinstance(value, str) else value
+
+    return BeforeValidator(spelled_out)
 
 
 AlgorithmConfig = Annotated[
-    GrpoConfig | SftConfig | DpoConfig, Field(discriminator="name"), BeforeValidator(_spelled_out)
+    GrpoConfig | SftConfig | DpoConfig,
+    Field(discriminator="name"),
+    _spelled_out("{name: dpo, beta: 0.2}"),
 ]
 """The settings of one algorithm, told apart by their `name`."""
+
+
+class FifoConfig(Settings):
+    """The oldest rollout groups first."""
+
+    name: Literal["fifo"] = "fifo"
+
+
+class NewestConfig(Settings):
+    """The newest rollout groups first. Older ones wait, and expire by max_staleness."""
+
+    name: Literal["newest"] = "newest"
+
+
+class UniformConfig(Settings):
+    """Each rollout group with the same chance."""
+
+    name: Literal["uniform"] = "uniform"
+
+
+class PrioritizedConfig(Settings):
+    """Each rollout group with a chance that follows its priority.
+
+    Without priorities, which processors.group.priority sets, all groups weigh the same.
+    """
+
+    name: Literal["prioritized"] = "prioritized"
+    alpha: float = Field(0.6, ge=0, le=2)
+    """Groups are picked in proportion to priority^alpha: 0 ignores priorities, 1 takes them as they are. One
+    with priority 0 is never picked."""
+    beta: float = Field(0.4, ge=0, le=1)
+    """How far a row's share in the loss makes up for its chance: 0 not at all, 1 wholly."""
+
+
+SamplerConfig = Annotated[
+    FifoConfig | NewestConfig | UniformConfig | PrioritizedConfig,
+    Field(discriminator="name"),
+    _spelled_out("{name: prioritized, alpha: 1}"),
+]
+"""The settings of one sampler, told apart by their `name`."""
 
 
 class TrainerConfig(Settings):

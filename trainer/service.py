@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -25,11 +25,20 @@ from trinity_db.errors import LeaseLost, TrinityError
 from trinity_db.models import context_length, load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import batches, policies, runs, workers
+from trinity_db.store import batches, policies, runs, samplers, workers
 from trinity_db.trainer import checkpoint, start
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.advantages import group_advantages
-from trinity_db.trainer.config import AlgorithmConfig, DpoConfig, GrpoConfig, SftConfig, TrainerConfig
+from trinity_db.trainer.config import (
+    AlgorithmConfig,
+    DpoConfig,
+    FifoConfig,
+    GrpoConfig,
+    PrioritizedConfig,
+    SamplerConfig,
+    SftConfig,
+    TrainerConfig,
+)
 from trinity_db.trainer.encode import encode_adopted
 from trinity_db.trainer.step import Abandoned, Batch, Learner
 
@@ -52,6 +61,8 @@ class TrainerSetup:
     max_staleness: int | None
     temperature: float
     checkpoints: Path
+    sampler: SamplerConfig = field(default_factory=FifoConfig)
+    max_uses: int = 1
 
     @property
     def is_online(self) -> bool:
@@ -135,8 +146,9 @@ class Trainer(Service):
             self._waiting_since = time.monotonic()
         if self._evaluation_is_due() and not self._evaluate():
             return True
+        setup = self._setup
         draw = batches.Draw(
-            self.run.id, self.worker_id, step + 1, self._setup.trainer.batch_size, self._setup.seed
+            self.run.id, self.worker_id, step + 1, setup.trainer.batch_size, self.run.seed, setup.max_uses
         )
         with self.database.transaction() as tx:
             batch = self._draw(tx, draw)
@@ -179,7 +191,8 @@ class Trainer(Service):
         match self._setup.algorithm:
             case GrpoConfig() as grpo:
                 advantage = partial(group_advantages, scale_by_std=grpo.scale_by_std)
-                return batches.draw_groups(tx, draw, self._setup.max_staleness, advantage)
+                sampler = _sampler(self._setup.sampler)
+                return batches.draw_groups(tx, draw, self._setup.max_staleness, advantage, sampler)
             case DpoConfig():
                 return batches.draw_pairs(tx, draw)
             case SftConfig():
@@ -194,7 +207,7 @@ class Trainer(Service):
         return metrics | {"time/wait_for_batch": waited, "time/step": time.monotonic() - started}
 
     def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
-        max_uses = 1 if self._setup.is_online else self._setup.trainer.epochs
+        max_uses = self._setup.max_uses if self._setup.is_online else self._setup.trainer.epochs
         with self.database.transaction() as tx:
             workers.hold_place(tx, self.worker_id)
             if batches.commit(tx, batch, self.worker_id, max_uses):
@@ -287,8 +300,17 @@ class Trainer(Service):
         return math.ceil(available / setup.trainer.batch_size) * setup.trainer.epochs
 
 
+def _sampler(config: SamplerConfig) -> samplers.Sampler:
+    match config:
+        case PrioritizedConfig():
+            return samplers.Sampler(config.name, config.alpha, config.beta)
+        case _:
+            return samplers.Sampler(config.name)
+
+
 def _to_learn(rows: list[batches.Row]) -> Batch:
-    advantages = [row.advantage for row in rows if row.advantage is not None]
+    # The policy loss is linear in the advantages, so that a weight of theirs is one in the loss.
+    advantages = [row.weight * row.advantage for row in rows if row.advantage is not None]
     return Batch([row.payload for row in rows], np.array(advantages) if advantages else None)
 
 

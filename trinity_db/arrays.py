@@ -89,5 +89,5 @@ def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
     return Payload(token_ids, mask.view(np.bool_), logprobs, versions)
 
 
-def _little(values: NDArray[np.generic], dtype: str) -> bytes:
-    return values.astype(dtype).tobytes()
+def _little(values: NDArray[np.generic], dtype: str) -> memoryview:
+    return np.ascontiguousarray(values, dtype).data

@@ -119,6 +119,7 @@ class Database:
         if self._silence_seconds is not None:
             with in_our_words(connection), connection.transaction():
                 connection.execute(query("limit_silence"), {"seconds": self._silence_seconds})
+                connection.execute(query("plan_for_growth"))
         return connection
 
 

@@ -30,6 +30,12 @@ def home() -> Path:
     return Path(os.environ.get("TRINITY_DB_HOME") or ".trinity-db").absolute()
 
 
+def lance_uri() -> str:
+    """Folder or object store of archived payloads: TRINITY_DB_LANCE_URI, or lance in the home."""
+    place = os.environ.get("TRINITY_DB_LANCE_URI") or str(home() / "lance")
+    return place if "://" in place else str(Path(place).absolute())
+
+
 def load(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> SettingsT:
     """Read a YAML file, apply `key.path=value` overrides, validate.
 

@@ -2,6 +2,8 @@
 
 A file holds queries of one part; `-- name: claim_raw` begins one, the comment below it says what
 it guarantees. States stand as literals, so that partial indexes serve prepared statements.
+Where rows are found by id or group, their state is asked with IS TRUE, which no partial index serves: by old
+statistics all of one may seem to cost less than a few look-ups.
 """
 
 import re

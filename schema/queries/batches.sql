@@ -3,74 +3,36 @@
 SELECT max(p.version) AS version FROM trinity.policy_version p WHERE p.run_id = %(run_id)s
 
 -- name: stale_groups
--- Ready groups that are staler than the limit allows, locked so that they can expire.
-SELECT g.id
-FROM trinity.rollout_group g
-WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND %(version)s - g.version_min > %(max_staleness)s
-ORDER BY g.id
-FOR NO KEY UPDATE
-
--- name: expire_groups
-UPDATE trinity.rollout_group g SET state = 'dropped' WHERE g.id = ANY(%(group_ids)s) AND g.state = 'ready'
-
--- name: expire_members
-UPDATE trinity.experience e SET state = 'expired'
-WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'ready' AND e.source_id IS NULL
-RETURNING e.id, e.version_min
-
--- name: draw_groups
--- The members of the oldest ready groups within the staleness limit, in order, with their rewards and the snapshot
--- in which this one statement saw all that. It locks nothing: what it says holds for its snapshot, also when it is
--- run again (replay_groups), and the lease that follows takes all of it or nothing.
-WITH picked AS MATERIALIZED (
+-- Ready groups that are staler than the limit allows, locked so that they can expire. IS TRUE, wherever rows
+-- are known by id or group, keeps the planner off the partial index of ready ones, as NOT DISTINCT does in hold_rows.
+WITH stale AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
     WHERE g.run_id = %(run_id)s AND g.state = 'ready'
-      AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
-    ORDER BY g.id
-    LIMIT %(limit)s
+      AND g.version_min < %(version)s::integer - %(max_staleness)s::integer
+      AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
+                            WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
 )
-SELECT e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness,
-       pg_current_snapshot()::text AS snapshot
-FROM picked
-JOIN trinity.experience e ON e.group_id = picked.id
-WHERE e.state = 'ready' AND e.source_id IS NULL
-ORDER BY e.group_id, e.id
+SELECT g.id
+FROM stale
+JOIN trinity.rollout_group g ON g.id = stale.id AND (g.state = 'ready') IS TRUE
+ORDER BY g.id
+FOR NO KEY UPDATE OF g
 
--- name: draw_rows
--- Rows for imitation, in an order that is shuffled anew for each pass over the data and the same after a
--- restart. Rows known to be bad are never imitated: rejected ones and those with a reward of zero or less; nor are
--- those without tokens. As in draw_groups, all of it as the snapshot saw it.
-SELECT e.id, e.use_count, e.reward, pg_current_snapshot()::text AS snapshot
-FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND NOT e.held_out AND e.prompt_length IS NOT NULL
-  AND (e.reward IS NULL OR e.reward > 0)
-  AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
-ORDER BY e.use_count, hashint8extended(coalesce(e.source_id, e.id), %(seed)s::bigint + e.use_count), e.id
-LIMIT %(limit)s
+-- name: expire_groups
+UPDATE trinity.rollout_group g SET state = 'dropped' WHERE g.id = ANY(%(group_ids)s) AND (g.state = 'ready') IS TRUE
 
--- name: draw_pairs
--- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart. A pair that
--- was derived from rewards must still agree with them. As in draw_groups, all of it as the snapshot saw it.
-SELECT p.id, p.use_count, p.chosen_id, p.rejected_id, chosen.reward AS chosen_reward,
-       rejected.reward AS rejected_reward, pg_current_snapshot()::text AS snapshot
-FROM trinity.preference p
-JOIN trinity.experience chosen ON chosen.id = p.chosen_id
-JOIN trinity.experience rejected ON rejected.id = p.rejected_id
-WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND NOT p.held_out
-  AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
-  AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
-ORDER BY p.use_count,
-         hashint8extended(coalesce(chosen.source_id, chosen.id), %(seed)s::bigint + p.use_count),
-         p.id
-LIMIT %(limit)s
+-- name: expire_members
+UPDATE trinity.experience e SET state = 'expired'
+WHERE e.group_id = ANY(%(group_ids)s) AND (e.state = 'ready') IS TRUE AND e.source_id IS NULL
+RETURNING e.id, e.version_min
 
 -- name: count_rows
+-- With or without tokens: those that get none are dropped.
 SELECT count(*) AS rows
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND NOT e.held_out
+WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.seed IS NOT NULL
   AND (e.reward IS NULL OR e.reward > 0)
-  AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
 
 -- name: count_pairs
 SELECT count(*) AS rows
@@ -99,55 +61,99 @@ ORDER BY p.id
 LIMIT %(limit)s
 
 -- name: insert_batch
--- Nothing where the step has a batch already: a run has one trainer.
-INSERT INTO trinity.batch
-    (run_id, step, worker_id, policy_version, max_staleness, size, epoch, sampler, seed, query, snapshot)
-VALUES (%(run_id)s, %(step)s, %(worker_id)s, %(version)s, %(max_staleness)s, %(size)s, %(epoch)s, %(sampler)s,
-        %(seed)s, %(query)s, %(snapshot)s)
-ON CONFLICT (run_id, step) WHERE state <> 'reopened' DO NOTHING
-RETURNING id
-
--- name: insert_batch_items
--- What the trainer will see, in order, with the numbers it will use.
-INSERT INTO trinity.batch_item (batch_id, ordinal, experience_id, preference_id, reward, advantage, staleness)
-SELECT %(batch_id)s, i.ordinal - 1, i.experience_id, i.preference_id, i.reward, i.advantage, i.staleness
-FROM unnest(%(experience_ids)s::bigint[], %(preference_ids)s::bigint[], %(rewards)s::double precision[],
-            %(advantages)s::double precision[], %(staleness)s::integer[])
-     WITH ORDINALITY AS i (experience_id, preference_id, reward, advantage, staleness, ordinal)
+-- A batch with what the trainer will see, in order, and the numbers it will use. Nothing where the step has a batch
+-- already: a run has one trainer. Its floor is the lowest group that is live now, found from the floor before. Groups of
+-- a run are started one transaction after the other, so none comes to be below it later; and only reopening brings
+-- groups back to life: those that this batch or a later one took, which were live when this one was drawn.
+WITH before AS MATERIALIZED (
+    SELECT coalesce((SELECT b.floor FROM trinity.batch b
+                     WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0) AS floor
+),
+batch AS (
+    INSERT INTO trinity.batch
+        (run_id, step, worker_id, policy_version, max_staleness, size, epoch, sampler, seed, query, snapshot,
+         parameters, floor)
+    SELECT %(run_id)s, %(step)s, %(worker_id)s, %(version)s, %(max_staleness)s, %(size)s, %(epoch)s, %(sampler)s,
+           %(seed)s, %(query)s, %(snapshot)s, %(parameters)s::jsonb,
+           least((SELECT min(g.id) FROM trinity.rollout_group g
+                  WHERE g.run_id = %(run_id)s AND g.state = 'open' AND g.id >= before.floor),
+                 (SELECT min(g.id) FROM trinity.rollout_group g
+                  WHERE g.run_id = %(run_id)s AND g.state = 'complete' AND g.id >= before.floor),
+                 (SELECT min(g.id) FROM trinity.rollout_group g
+                  WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.id >= before.floor),
+                 (SELECT min(g.id) FROM trinity.rollout_group g
+                  WHERE g.run_id = %(run_id)s AND g.state = 'leased' AND g.id >= before.floor))
+    FROM before
+    ON CONFLICT (run_id, step) WHERE state <> 'reopened' DO NOTHING
+    RETURNING id
+),
+items AS (
+    INSERT INTO trinity.batch_item
+        (batch_id, ordinal, experience_id, preference_id, reward, advantage, staleness, probability, weight)
+    SELECT batch.id, i.ordinal - 1, i.experience_id, i.preference_id, i.reward, i.advantage, i.staleness, i.probability,
+           i.weight
+    FROM batch
+    CROSS JOIN unnest(%(experience_ids)b::bigint[], %(preference_ids)b::bigint[], %(rewards)b::float8[],
+                      %(advantages)b::float8[], %(staleness)b::integer[], %(probabilities)b::float8[],
+                      %(weights)b::float8[])
+         WITH ORDINALITY
+         AS i (experience_id, preference_id, reward, advantage, staleness, probability, weight, ordinal)
+)
+SELECT id FROM batch
 
 -- name: lock_batch_groups
 -- The groups of batches' rows, those that adopted rows come from too. Whoever changes rewards locks them first as
 -- well, and in this order, so that nobody waits in a circle.
 SELECT g.id FROM trinity.rollout_group g
 WHERE g.id IN (SELECT e.group_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
-               WHERE i.batch_id = ANY(%(batch_ids)s))
+               WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL)
 ORDER BY g.id
 FOR NO KEY UPDATE
 
 -- name: lock_batch_rows
--- The rows of batches, after their groups.
+-- The rows of batches, after their groups. Those of pairs are neither leased nor used up.
 SELECT e.id FROM trinity.experience e
-WHERE e.id IN (SELECT i.experience_id FROM trinity.batch_item i WHERE i.batch_id = ANY(%(batch_ids)s))
+WHERE e.id IN (SELECT i.experience_id FROM trinity.batch_item i
+               WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL)
 ORDER BY e.id
 FOR NO KEY UPDATE
 
 -- name: lease_experiences
--- Waits for whoever changes a row right now; a row that is not ready any more stays as it is.
+-- Waits, in the order of ids, for whoever changes a row right now; a row that is not ready any more stays as it is.
+WITH held AS MATERIALIZED (
+    SELECT e.id FROM trinity.experience e WHERE e.id = ANY(%(ids)b) ORDER BY e.id FOR NO KEY UPDATE
+)
 UPDATE trinity.experience e SET state = 'leased', worker_id = %(worker_id)s, attempt = e.attempt + 1
-WHERE e.id = ANY(%(ids)s) AND e.state = 'ready'
+FROM held
+WHERE e.id = held.id AND (e.state = 'ready') IS TRUE
+
+-- name: lease_members
+-- Under the lock of their groups: members need no order of their own.
+UPDATE trinity.experience e SET state = 'leased', worker_id = %(worker_id)s, attempt = e.attempt + 1
+WHERE e.id = ANY(%(ids)b) AND (e.state = 'ready') IS TRUE
 
 -- name: lease_groups
+-- As lease_experiences, and before lease_members.
+WITH held AS MATERIALIZED (
+    SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(ids)b) ORDER BY g.id FOR NO KEY UPDATE
+)
 UPDATE trinity.rollout_group g SET state = 'leased', worker_id = %(worker_id)s
-WHERE g.id = ANY(%(ids)s) AND g.state = 'ready'
+FROM held
+WHERE g.id = held.id AND (g.state = 'ready') IS TRUE
 
 -- name: lease_preferences
+-- As lease_experiences.
+WITH held AS MATERIALIZED (
+    SELECT p.id FROM trinity.preference p WHERE p.id = ANY(%(ids)b) ORDER BY p.id FOR NO KEY UPDATE
+)
 UPDATE trinity.preference p SET state = 'leased', worker_id = %(worker_id)s, attempt = p.attempt + 1
-WHERE p.id = ANY(%(ids)s) AND p.state = 'ready'
+FROM held
+WHERE p.id = held.id AND p.state = 'ready'
 
 -- name: read_batch
 -- The rows of a batch with the numbers recorded for them and their arrays, in the order of the draw.
 SELECT i.ordinal, i.experience_id, i.preference_id, e.group_id, i.reward, i.advantage, i.weight, i.probability,
-       i.staleness, p.codec, p.num_tokens, p.data
+       i.staleness, p.codec, p.num_tokens, p.data, p.archive_row
 FROM trinity.batch_item i
 JOIN trinity.experience e ON e.id = i.experience_id
 LEFT JOIN trinity.payload p ON p.experience_id = i.experience_id
@@ -155,7 +161,8 @@ WHERE i.batch_id = %(batch_id)s
 ORDER BY i.ordinal
 
 -- name: read_payloads
-SELECT p.experience_id AS id, p.codec, p.num_tokens, p.data
+-- Bytes that are archived are NULL here, and in that row of the run's Lance table.
+SELECT p.experience_id, p.codec, p.num_tokens, p.data, p.archive_row
 FROM trinity.payload p
 WHERE p.experience_id = ANY(%(ids)s)
 
@@ -179,21 +186,31 @@ WHERE i.batch_id = %(batch_id)s AND i.preference_id IS NULL AND e.id = i.experie
 
 -- name: use_groups
 -- A group is trained when its members are, and ready as long as they have uses left.
+WITH m AS MATERIALIZED (
+    SELECT e.group_id, max(e.use_count) AS uses
+    FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
+    WHERE i.batch_id = %(batch_id)s
+    GROUP BY e.group_id
+)
 UPDATE trinity.rollout_group g
 SET state = CASE WHEN m.uses < %(max_uses)s THEN 'ready' ELSE 'trained' END::trinity.group_state, worker_id = NULL
-FROM (SELECT e.group_id, max(e.use_count) AS uses
-      FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
-      WHERE i.batch_id = %(batch_id)s
-      GROUP BY e.group_id) m
+FROM m
 WHERE g.id = m.group_id AND g.run_id = %(run_id)s AND g.state = 'leased'
 
 -- name: use_preferences
+-- The same for pairs, locked in the order of their ids.
+WITH held AS MATERIALIZED (
+    SELECT p.id FROM trinity.preference p
+    WHERE p.id IN (SELECT i.preference_id FROM trinity.batch_item i WHERE i.batch_id = %(batch_id)s)
+    ORDER BY p.id
+    FOR NO KEY UPDATE
+)
 UPDATE trinity.preference p
 SET use_count = p.use_count + 1,
     state = CASE WHEN p.use_count + 1 < %(max_uses)s THEN 'ready' ELSE 'trained' END::trinity.experience_state,
     worker_id = NULL
-WHERE p.state = 'leased'
-  AND p.id IN (SELECT i.preference_id FROM trinity.batch_item i WHERE i.batch_id = %(batch_id)s)
+FROM held
+WHERE p.id = held.id AND p.state = 'leased'
 
 -- name: publish_version
 -- The last step must still be committed by the worker that publishes: a trainer that was replaced meanwhile
@@ -291,10 +308,15 @@ FROM (SELECT i.experience_id, count(*) FILTER (WHERE b.state = 'committed') AS u
 WHERE e.id = i.experience_id
 
 -- name: reopen_groups
+-- The run's own: the groups of adopted rows belong to their data set.
+WITH m AS MATERIALIZED (
+    SELECT DISTINCT e.group_id
+    FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
+    WHERE i.batch_id = ANY(%(batch_ids)s)
+)
 UPDATE trinity.rollout_group g SET state = 'ready', worker_id = NULL
-WHERE g.run_id = %(run_id)s AND g.state IN ('leased', 'trained')
-  AND g.id IN (SELECT e.group_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
-               WHERE i.batch_id = ANY(%(batch_ids)s))
+FROM m
+WHERE g.id = m.group_id AND g.run_id = %(run_id)s AND g.state IN ('leased', 'trained')
 
 -- name: reopen_preferences
 -- The same for pairs.
@@ -344,14 +366,21 @@ FROM unnest(%(ids)s::bigint[], %(num_tokens)s::integer[], %(data)s::bytea[]) AS 
 ON CONFLICT (experience_id) DO NOTHING
 
 -- name: drop_ready
--- Ready rows that turn out not to fit the model.
-UPDATE trinity.experience e SET state = 'dropped' WHERE e.id = ANY(%(ids)s) AND e.state = 'ready' RETURNING e.id
+-- Ready rows that turn out not to fit the model. Other members of their groups may make pairs now.
+WITH dropped AS (
+    UPDATE trinity.experience e SET state = 'dropped' WHERE e.id = ANY(%(ids)s) AND (e.state = 'ready') IS TRUE
+    RETURNING e.run_id, e.group_id
+)
+INSERT INTO trinity.pairing (run_id, group_id)
+SELECT DISTINCT d.run_id, d.group_id
+FROM dropped d JOIN trinity.run r ON r.id = d.run_id
+WHERE d.group_id IS NOT NULL AND r.derives_pairs
 
 -- name: drop_pairs_of
 -- A pair goes with either of its rows.
 WITH dropped AS (
     UPDATE trinity.preference p SET state = 'dropped'
-    WHERE (p.chosen_id = ANY(%(ids)s) OR p.rejected_id = ANY(%(ids)s)) AND p.state = 'ready'
+    WHERE p.run_id = %(run_id)s AND (p.chosen_id = ANY(%(ids)s) OR p.rejected_id = ANY(%(ids)s)) AND p.state = 'ready'
     RETURNING p.id, p.run_id
 )
 INSERT INTO trinity."drop" (run_id, preference_id, stage, reason)

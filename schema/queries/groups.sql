@@ -13,6 +13,8 @@ SELECT (SELECT coalesce(sum(b.size), 0) FROM trinity.batch b
        count(*) FILTER (WHERE g.state = 'open') AS running
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state IN ('open', 'complete', 'ready', 'leased')
+  AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
+                        WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
 
 -- name: claim_abandoned_groups
 -- Take over groups whose explorer is gone, oldest first; skip what another explorer takes right now. A member of
@@ -21,6 +23,8 @@ WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
     WHERE g.run_id = %(run_id)s AND g.state = 'open' AND g.worker_id IS NULL
+      AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
+                            WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
     ORDER BY g.id
     LIMIT %(limit)s
     FOR NO KEY UPDATE SKIP LOCKED
@@ -69,37 +73,81 @@ FROM started s
 JOIN trinity.task t ON t.id = s.task_id
 ORDER BY s.id
 
--- name: known_rollouts
--- Rollouts that are stored already, accepted or refused, as after a write whose commit was unclear.
-SELECT r.group_id, r.attempt, r.ordinal, r.state
-FROM trinity.rollout r
-JOIN unnest(%(group_ids)s::bigint[], %(attempts)s::integer[], %(ordinals)s::integer[])
-     AS m (group_id, attempt, ordinal)
-  ON r.group_id = m.group_id AND r.attempt = m.attempt AND r.ordinal = m.ordinal
-
 -- name: hold_groups
--- Which of these groups the worker still holds under the attempt it was given. Locks them all for the write, in the
--- order of their ids: also a late write that is repeated waits here for its first try.
-SELECT g.id, h.attempt,
-       coalesce(g.state = 'open' AND g.worker_id = %(worker_id)s AND g.attempt = h.attempt, false) AS held
-FROM trinity.rollout_group g
-JOIN unnest(%(group_ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt) ON g.id = h.id
-ORDER BY g.id
-FOR NO KEY UPDATE OF g
+-- Lock the groups of a write, in the order of their ids. Only a statement after it sees for certain who holds them and
+-- what is stored of them: also a late write that is repeated waits here for its first try.
+SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER BY g.id FOR NO KEY UPDATE
 
--- name: arrive_members
--- Count members that arrived or failed for good; the last one completes the group and ends the lease.
-UPDATE trinity.rollout_group g
-SET arrived = g.arrived + m.arrived,
-    failed = g.failed + m.failed,
-    version_min = least(g.version_min, m.version_min),
-    state = CASE WHEN g.arrived + g.failed + m.arrived + m.failed = g.expected
-                 THEN 'complete' ELSE 'open' END::trinity.group_state,
-    completed_at = CASE WHEN g.arrived + g.failed + m.arrived + m.failed = g.expected THEN now() END,
-    worker_id = CASE WHEN g.arrived + g.failed + m.arrived + m.failed < g.expected THEN g.worker_id END
-FROM unnest(%(group_ids)s::bigint[], %(arrived)s::integer[], %(failed)s::integer[], %(versions)s::integer[])
-     AS m (group_id, arrived, failed, version_min)
-WHERE g.id = m.group_id
+-- name: write_rollouts
+-- All of a write, after its groups were locked. What is stored already, as after an unclear commit, is left alone; what
+-- comes from a worker that holds its group no more is refused, but kept. The rest arrives: the last member completes
+-- its group and ends the lease. Returns how many are refused, now or before. Beyond 4,096 characters psycopg would
+-- translate it anew each time.
+WITH given AS MATERIALIZED (
+    SELECT m.*, r.state AS known,
+        (g.state = 'open' AND g.worker_id = %(worker_id)s AND g.attempt = m.attempt) IS TRUE AS is_held
+    FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[],
+            %(finish_reasons)b::text[], %(errors)b::text[], %(oldest)b::integer[], %(newest)b::integer[],
+            %(started_at)b::timestamptz[], %(finished_at)b::timestamptz[],
+            %(prompt_lengths)b::integer[], %(response_lengths)b::integer[]) WITH ORDINALITY
+        AS m (group_id, attempt, ordinal, finish_reason, error, version_min, version_max, started_at, finished_at,
+            prompt_length, response_length, position)
+    JOIN trinity.rollout_group g ON g.id = m.group_id
+    LEFT JOIN trinity.rollout r ON r.group_id = m.group_id AND r.ordinal = m.ordinal AND r.attempt = m.attempt
+),
+new AS MATERIALIZED (
+    SELECT n.*, nextval('trinity.rollout_id_seq') AS rollout_id,
+        CASE WHEN error IS NULL THEN nextval('trinity.experience_id_seq') END AS id
+    FROM (SELECT * FROM given WHERE known IS NULL ORDER BY position) n
+),
+rollouts AS (
+    INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, state, finish_reason, error, worker_id,
+        version_min, version_max, started_at, finished_at)
+    SELECT rollout_id, %(run_id)s, group_id, ordinal, attempt,
+        CASE WHEN NOT is_held THEN 'refused' WHEN error IS NULL THEN 'finished' ELSE 'failed' END::trinity.rollout_state,
+        CASE WHEN is_held THEN finish_reason ELSE coalesce(error, finish_reason) END,
+        CASE WHEN is_held THEN error END,
+        %(worker_id)s, version_min, version_max, started_at, finished_at
+    FROM new
+),
+fresh AS (
+    INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, version_min, version_max,
+        prompt_length, response_length)
+    SELECT id, %(run_id)s, group_id, rollout_id,
+        CASE WHEN is_held THEN 'raw' ELSE 'dropped' END::trinity.experience_state,
+        version_min, version_max, prompt_length, response_length
+    FROM new WHERE id IS NOT NULL
+),
+texts AS (
+    INSERT INTO trinity.experience_text (experience_id, prompt, response, messages)
+    SELECT id, prompt, response, messages
+    FROM unnest(%(prompts)b::text[], %(responses)b::text[], %(messages)b::jsonb[]) WITH ORDINALITY
+        AS w (prompt, response, messages, position)
+    JOIN new USING (position) WHERE id IS NOT NULL
+),
+payloads AS (
+    INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
+    SELECT id, %(codec)s, prompt_length + response_length, data
+    FROM unnest(%(payloads)b::bytea[]) WITH ORDINALITY AS w (data, position)
+    JOIN new USING (position) WHERE id IS NOT NULL
+),
+late AS (
+    INSERT INTO trinity."drop" (run_id, experience_id, stage, reason)
+    SELECT %(run_id)s, id, 'explore', 'late' FROM new WHERE NOT is_held AND id IS NOT NULL
+),
+arrived AS (
+    UPDATE trinity.rollout_group g
+    SET arrived = g.arrived + m.arrived, failed = g.failed + m.failed,
+        version_min = least(g.version_min, m.version_min),
+        state = CASE WHEN ended = expected - g.arrived - g.failed THEN 'complete' ELSE 'open' END::trinity.group_state,
+        completed_at = CASE WHEN ended = expected - g.arrived - g.failed THEN now() END,
+        worker_id = CASE WHEN ended < expected - g.arrived - g.failed THEN worker_id END
+    FROM (SELECT group_id, count(id) AS arrived, count(error) AS failed, count(*) AS ended, min(version_min) AS version_min
+        FROM new WHERE is_held GROUP BY group_id) m
+    WHERE g.id = group_id
+)
+SELECT count(*) FILTER (WHERE CASE WHEN known IS NULL THEN NOT is_held ELSE known = 'refused' END) AS refused
+FROM given
 
 -- name: reserve_ids
 -- Ids for rows that are about to be written, so that they can refer to one another in one go.

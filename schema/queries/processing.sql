@@ -1,10 +1,10 @@
 -- name: claim_raw
--- Lease up to :limit raw rows for the clean processor, oldest first; skip rows that others hold, and suspects:
--- rows of which so many claims in a row brought no verdict.
+-- Lease up to :limit raw rows for the clean processor, oldest first, from the id :after on; skip rows that others
+-- hold, and suspects: rows of which so many claims in a row brought no verdict.
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
-    WHERE e.run_id = %(run_id)s AND e.state = 'raw' AND e.worker_id IS NULL
+    WHERE e.run_id = %(run_id)s AND e.state = 'raw' AND e.worker_id IS NULL AND e.id >= %(after)s
       AND (e.attempt < %(suspect)s
            OR e.attempt - coalesce((SELECT max(v.attempt) FROM trinity.processing v
                                     WHERE v.experience_id = e.id), 0) < %(suspect)s)
@@ -18,12 +18,12 @@ WHERE e.id = picked.id
 RETURNING e.id, e.attempt
 
 -- name: claim_clean
--- Lease up to :limit clean rows for the score processor, oldest first; skip rows that others hold, and suspects:
--- rows of which so many claims in a row brought no verdict.
+-- Lease up to :limit clean rows for the score processor, oldest first, from the id :after on; skip rows that others
+-- hold, and suspects: rows of which so many claims in a row brought no verdict.
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
-    WHERE e.run_id = %(run_id)s AND e.state = 'clean' AND e.worker_id IS NULL
+    WHERE e.run_id = %(run_id)s AND e.state = 'clean' AND e.worker_id IS NULL AND e.id >= %(after)s
       AND (e.attempt < %(suspect)s
            OR e.attempt - coalesce((SELECT max(v.attempt) FROM trinity.processing v
                                     WHERE v.experience_id = e.id), 0) < %(suspect)s)
@@ -58,7 +58,7 @@ RETURNING e.id, e.attempt
 SELECT e.id, e.attempt,
        e.attempt - 1 - coalesce((SELECT max(v.attempt) FROM trinity.processing v WHERE v.experience_id = e.id), 0)
            AS unanswered,
-       x.response, m.finish_reason, p.codec, p.data, p.num_tokens
+       e.group_id, x.response, m.finish_reason, p.codec, p.data, p.num_tokens
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = e.id
 JOIN trinity.payload p ON p.experience_id = e.id
@@ -80,14 +80,14 @@ WHERE e.id = ANY(%(ids)s)
 ORDER BY e.id
 
 -- name: hold_rows
--- Which of these rows the worker still holds under the attempt it was given; locks them for the verdicts, in the
--- order in which everybody locks rows.
-SELECT e.id
+-- Which of these rows the worker still holds, and under which attempt; locks them for the verdicts, in the order in
+-- which everybody locks rows. NOT DISTINCT in place of =, which the planner may answer from the index of workers, by
+-- all that this one ever held.
+SELECT e.id, e.attempt
 FROM trinity.experience e
-JOIN unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS h (id, attempt) ON e.id = h.id AND e.attempt = h.attempt
-WHERE e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean')
+WHERE e.id = ANY(%(ids)s) AND e.worker_id IS NOT DISTINCT FROM %(worker_id)s AND e.state IN ('raw', 'clean')
 ORDER BY e.id
-FOR NO KEY UPDATE OF e
+FOR NO KEY UPDATE
 
 -- name: pass_raw
 -- Move held rows from raw to clean.
@@ -132,10 +132,17 @@ ON CONFLICT (experience_id) DO NOTHING
 -- Lock complete groups of which no member is still being processed, oldest first. Whole groups only: a member that
 -- another processor holds keeps its group back, and so does, where a source of rewards is required, one of which
 -- that source has said nothing, unless the group is too small in any case. Groups that wait are passed over, not
--- waited for.
+-- waited for. Looks at :among, or, where that is NULL, at all complete groups, from the lowest that was live at the
+-- last draw.
 SELECT g.id
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state = 'complete'
+  AND g.id = ANY(coalesce(%(among)s::bigint[], ARRAY(
+      SELECT c.id FROM trinity.rollout_group c
+      WHERE c.run_id = %(run_id)s AND c.state = 'complete'
+        AND c.id >= coalesce((SELECT b.floor FROM trinity.batch b
+                              WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+      ORDER BY c.id)))
   AND NOT EXISTS (SELECT FROM trinity.experience e WHERE e.group_id = g.id AND e.state IN ('raw', 'clean'))
   -- LIMIT 1 in place of EXISTS, which the planner may answer from a hash of the whole table.
   AND (%(requires_reward)s::text IS NULL
@@ -180,15 +187,23 @@ SET state = CASE WHEN members.size >= %(min_group_size)s THEN 'ready' ELSE 'drop
     ready_xact = CASE WHEN members.size >= %(min_group_size)s THEN pg_current_xact_id()::text::bigint END,
     reward_count = members.reward_count,
     reward_mean = members.reward_mean,
-    reward_variance = members.reward_variance
+    reward_variance = members.reward_variance,
+    priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
+                          WHERE r.id = g.run_id) = 'reward_std'
+                    THEN least(greatest(sqrt(members.reward_variance), 0.01), 1e18) ELSE g.priority END
 FROM members
 WHERE g.id = members.id AND g.state = 'complete' AND members.unprocessed = 0
   AND (%(requires_reward)s IS NULL OR members.unrewarded = 0 OR members.size < %(min_group_size)s)
 RETURNING g.id, g.task_id, g.state, members.size, members.solved
 
 -- name: ready_members
--- Under the lock of their groups, as all that follows: members need no order of their own.
-UPDATE trinity.experience e SET state = 'ready' WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
+-- Under the lock of their groups, as all that follows: members need no order of their own. Now they can be paired.
+WITH ready AS (
+    UPDATE trinity.experience e SET state = 'ready' WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
+    RETURNING e.run_id, e.group_id
+)
+INSERT INTO trinity.pairing (run_id, group_id)
+SELECT DISTINCT m.run_id, m.group_id FROM ready m JOIN trinity.run r ON r.id = m.run_id WHERE r.derives_pairs
 
 -- name: drop_members
 -- The members of groups that are dropped as a whole.
@@ -217,28 +232,63 @@ SET scored = s.scored + excluded.scored,
     beta = s.beta + excluded.scored - excluded.solved
 
 -- name: count_unprocessed
--- Rows that processors have yet to move on; scored ones that wait for somebody's reward are not theirs to move.
-SELECT count(*) AS rows FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean', 'scored')
-  AND (%(requires_reward)s::text IS NULL OR e.state <> 'scored')
+-- Rows that processors have yet to move on, free or held; scored ones that wait for somebody's reward are not theirs
+-- to move.
+SELECT (SELECT count(*) FROM trinity.experience e
+        WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean', 'scored') AND e.worker_id IS NULL
+          AND (%(requires_reward)s::text IS NULL OR e.state <> 'scored'))
+     + (SELECT count(*) FROM trinity.experience e
+        WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NOT NULL) AS rows
+
+-- name: take_pairings
+-- The oldest changes of groups that nobody has looked at for pairs; what another processor looks at right now is left
+-- to it. They are gone with the transaction that writes the pairs, and there again if that is undone.
+DELETE FROM trinity.pairing q
+WHERE q.run_id = %(run_id)s
+  AND q.id = ANY(ARRAY(SELECT due.id FROM trinity.pairing due
+                       WHERE due.run_id = %(run_id)s ORDER BY due.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING q.group_id
+
+-- name: lock_paired_groups
+-- A group's pairs are made by one processor at a time; who changes rewards waits as well.
+SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER BY g.id FOR NO KEY UPDATE
 
 -- name: pair_groups
--- Pair each group's best rows with its worst: every chosen row beats its rejected one by at least the margin,
--- no row is in two pairs of its group, and pairs that exist are left alone. Serves a run's own and adopted rows.
+-- Pair the best rows of locked groups with their worst: every chosen row beats its rejected one by at least the
+-- margin, no row is in two pairs of its group, and pairs that exist are left alone. Serves a run's own and adopted
+-- rows. The worse one of a pair is in no pass over rows from now on.
 WITH ranked AS (
-    SELECT e.id, e.group_id, e.reward, e.held_out,
+    SELECT e.id, e.source_id, e.group_id, e.reward, e.held_out,
            row_number() OVER (PARTITION BY e.group_id ORDER BY e.reward DESC, e.id) AS best,
            row_number() OVER (PARTITION BY e.group_id ORDER BY e.reward, e.id) AS worst
     FROM trinity.experience e
-    WHERE e.run_id = %(run_id)s AND e.group_id IS NOT NULL AND e.reward IS NOT NULL
+    WHERE e.group_id = ANY(%(group_ids)s) AND e.run_id = %(run_id)s AND e.reward IS NOT NULL
       AND e.state IN ('ready', 'leased', 'trained')
+),
+made AS (
+    INSERT INTO trinity.preference
+        (run_id, chosen_id, rejected_id, source, margin, held_out, origin_id, seed)
+    SELECT r.id, chosen.id, rejected.id, 'pair', chosen.reward - rejected.reward, chosen.held_out,
+           coalesce(chosen.source_id, chosen.id), CASE WHEN NOT chosen.held_out THEN r.seed END
+    FROM trinity.run r
+    CROSS JOIN ranked chosen
+    JOIN ranked rejected ON rejected.group_id = chosen.group_id AND rejected.worst = chosen.best
+    WHERE r.id = %(run_id)s AND chosen.reward - rejected.reward >= %(margin)s AND chosen.reward > rejected.reward
+      -- LIMIT 1 as in pick_groups: looked up for each, whatever the planner thinks of a table that grows.
+      AND (SELECT p.id FROM trinity.preference p
+           WHERE p.run_id = %(run_id)s AND p.chosen_id = chosen.id LIMIT 1) IS NULL
+      AND (SELECT p.id FROM trinity.preference p WHERE p.rejected_id = rejected.id LIMIT 1) IS NULL
+    ORDER BY chosen.id
+    ON CONFLICT DO NOTHING
+    RETURNING rejected_id
+),
+worse AS MATERIALIZED (
+    SELECT e.id FROM trinity.experience e
+    WHERE e.id = ANY(ARRAY(SELECT made.rejected_id FROM made)) AND e.seed IS NOT NULL
+    ORDER BY e.id
+    FOR NO KEY UPDATE
+),
+out_of_passes AS (
+    UPDATE trinity.experience e SET seed = NULL FROM worse WHERE e.id = worse.id
 )
-INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, margin, held_out)
-SELECT %(run_id)s, chosen.id, rejected.id, 'pair', chosen.reward - rejected.reward, chosen.held_out
-FROM ranked chosen
-JOIN ranked rejected ON rejected.group_id = chosen.group_id AND rejected.worst = chosen.best
-WHERE chosen.reward - rejected.reward >= %(margin)s AND chosen.reward > rejected.reward
-  AND NOT EXISTS (SELECT FROM trinity.preference p
-                  WHERE p.run_id = %(run_id)s AND (p.chosen_id = chosen.id OR p.rejected_id = rejected.id))
-ORDER BY chosen.id
-ON CONFLICT DO NOTHING
+SELECT count(*) AS pairs FROM made

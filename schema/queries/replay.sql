@@ -1,40 +1,106 @@
 -- name: replay_groups
--- What draw_groups says in the snapshot of a batch, from history alone: groups that were ready then, in no earlier
--- batch but those that were reopened by then, not expired before, and within the limit that the batch was held to.
--- Members that are dropped never were in a ready group. A live group is used once.
+-- What draw_groups or draw_newest says in the snapshot of a batch, from history alone. Members that are dropped never
+-- were in a ready group.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, b.snapshot::pg_snapshot AS seen FROM trinity.batch b WHERE b.id = %(batch_id)s
 ),
-in_use AS MATERIALIZED (
-    SELECT DISTINCT e.group_id
-    FROM drawn b
-    JOIN trinity.batch x ON x.run_id = b.run_id AND x.id < b.id AND (x.reopened_at <= b.created_at) IS NOT TRUE
-    JOIN trinity.batch_item i ON i.batch_id = x.id
-    JOIN trinity.experience e ON e.id = i.experience_id
-),
-expired AS MATERIALIZED (
-    SELECT DISTINCT e.group_id
-    FROM drawn b
-    JOIN trinity."drop" d ON d.run_id = b.run_id AND d.stage = 'draw' AND d.created_at < b.created_at
-    JOIN trinity.experience e ON e.id = d.experience_id
-),
 picked AS MATERIALIZED (
-    SELECT g.id
+    SELECT g.group_id AS id
     FROM drawn b
-    JOIN trinity.rollout_group g ON g.run_id = b.run_id
-    WHERE pg_visible_in_snapshot(g.ready_xact::text::xid8, b.seen)
-      AND (b.policy_version - g.version_min > b.max_staleness) IS NOT TRUE
-      AND NOT EXISTS (SELECT FROM in_use WHERE in_use.group_id = g.id)
-      AND NOT EXISTS (SELECT FROM expired WHERE expired.group_id = g.id)
-    ORDER BY g.id
+    CROSS JOIN trinity.drawable_groups(b.id) g
+    ORDER BY CASE b.sampler WHEN 'newest' THEN -g.group_id ELSE g.group_id END
     LIMIT (SELECT size FROM drawn)
 )
 SELECT e.id AS experience_id, NULL::bigint AS preference_id, trinity.reward_in(e.id, b.seen) AS reward,
-       b.policy_version - e.version_min AS staleness
+       b.policy_version - e.version_min AS staleness, NULL::float8 AS probability
 FROM drawn b
 CROSS JOIN picked
 JOIN trinity.experience e ON e.group_id = picked.id
 WHERE e.state <> 'dropped' AND e.source_id IS NULL
+ORDER BY e.group_id, e.id
+
+-- name: replay_by_chance
+-- What draw_by_chance says in the snapshot of a batch, from history alone: the same keys, probes and cells over the groups
+-- that could be drawn then.
+WITH drawn AS MATERIALIZED (
+    SELECT b.*, b.snapshot::pg_snapshot AS seen, trinity.chance(b.step, b.seed) AS seed_of_draw,
+           (b.parameters ->> 'lowest')::integer AS lowest, (b.parameters ->> 'alpha')::float8 AS alpha,
+           (b.parameters ->> 'few')::bigint AS few, (b.parameters ->> 'probes')::bigint AS probes
+    FROM trinity.batch b
+    WHERE b.id = %(batch_id)s
+),
+pool AS MATERIALIZED (
+    SELECT g.id, g.octave, power(g.priority, b.alpha) AS weight, g.position,
+           row_number() OVER (PARTITION BY g.octave ORDER BY g.position) AS place
+    FROM drawn b
+    CROSS JOIN LATERAL (
+        SELECT d.group_id AS id, d.priority, hashint8extended(d.group_id, 0) AS position,
+               coalesce(ceil(ln(nullif(d.priority, 0)) / ln(2::float8)), -60) AS octave
+        FROM trinity.drawable_groups(b.id) d
+    ) g
+    WHERE g.octave >= b.lowest
+),
+octave AS MATERIALIZED (
+    SELECT p.octave, power(2, b.alpha * p.octave) AS ceiling, count(*) > b.few AS is_probed,
+           ceil(ln(count(*) / 8.0::float8 / (max(p.position) / 18446744073709551616::float8 + 0.5)) / ln(2::float8))
+               AS bits
+    FROM drawn b
+    JOIN pool p ON p.place <= b.few + 1
+    GROUP BY p.octave, b.alpha, b.few
+),
+probed AS MATERIALIZED (
+    SELECT o.octave, o.ceiling, -1::bigint << (64 - o.bits::integer) AS mask,
+           coalesce(sum(o.rate) OVER (ORDER BY o.octave ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS above,
+           sum(o.rate) OVER (ORDER BY o.octave ROWS UNBOUNDED PRECEDING) AS upto, sum(o.rate) OVER () AS total
+    FROM (SELECT *, 40 * octave.ceiling * power(2, octave.bits) AS rate FROM octave WHERE octave.is_probed) o
+),
+probe AS MATERIALIZED (
+    SELECT n, sum(-ln(trinity.unit(h.pause))) OVER (ORDER BY n) / t.total AS at,
+           trinity.unit(h.octave) * t.total AS mark, h.cell, floor(trinity.unit(h.place) * 40)::bigint AS place,
+           trinity.unit(h.luck) AS luck
+    FROM drawn b
+    CROSS JOIN (SELECT max(upto) AS total FROM probed) t
+    CROSS JOIN LATERAL generate_series(1, b.probes) n
+    CROSS JOIN LATERAL (
+        SELECT trinity.chance(8 * n, b.seed_of_draw) AS pause, trinity.chance(8 * n + 1, b.seed_of_draw) AS octave,
+               trinity.chance(8 * n + 2, b.seed_of_draw) AS cell, trinity.chance(8 * n + 3, b.seed_of_draw) AS place,
+               trinity.chance(8 * n + 4, b.seed_of_draw) AS luck
+    ) h
+    WHERE t.total IS NOT NULL
+),
+proposed AS MATERIALIZED (
+    SELECT g.id, g.weight, p.at, p.luck * p.ceiling < g.weight AS is_hit, p.place,
+           row_number() OVER (PARTITION BY p.n ORDER BY g.position) - 1 AS found
+    FROM (SELECT probe.*, o.octave, o.mask, o.ceiling, probe.cell & o.mask AS begins
+          FROM probe JOIN probed o ON probe.mark >= o.above AND probe.mark < o.upto) p
+    JOIN (SELECT pool.*, pool.position & o.mask AS begins
+          FROM pool JOIN probed o ON o.octave = pool.octave) g
+      ON g.octave = p.octave AND g.begins = p.begins
+),
+keyed AS (
+    SELECT p.id, p.weight, -ln(trinity.unit(trinity.chance(8 * p.id + 5, b.seed_of_draw))) / p.weight AS key
+    FROM drawn b
+    CROSS JOIN pool p
+    WHERE p.octave NOT IN (SELECT octave FROM probed)
+    UNION ALL
+    SELECT h.id, h.weight, min(h.at) FROM proposed h WHERE h.found = h.place AND h.is_hit GROUP BY h.id, h.weight
+),
+picked AS MATERIALIZED (
+    SELECT k.id, k.weight, k.key
+    FROM keyed k
+    WHERE k.key <= coalesce((SELECT max(at) FROM probe), 'Infinity')
+    ORDER BY k.key, k.id
+    LIMIT (SELECT size + 1 FROM drawn)
+),
+verdict AS MATERIALIZED (
+    SELECT CASE WHEN count(*) > max(b.size) THEN max(p.key) ELSE 'Infinity' END AS key FROM drawn b CROSS JOIN picked p
+)
+SELECT e.id AS experience_id, NULL::bigint AS preference_id, trinity.reward_in(e.id, b.seen) AS reward,
+       b.policy_version - e.version_min AS staleness, 1 - exp(-least(p.weight * v.key, 700)) AS probability
+FROM drawn b
+CROSS JOIN verdict v
+JOIN picked p ON p.key < v.key
+JOIN trinity.experience e ON e.group_id = p.id AND e.state <> 'dropped' AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
 
 -- name: replay_rows
@@ -120,7 +186,7 @@ ORDER BY p.place, p.id, side.place
 -- name: recorded_draw
 -- A batch with its run, and the checkpoint from which its step began, or went on by the steps between.
 SELECT b.id AS batch, r.name AS run, b.step, b.state, b.policy_version, p.checkpoint, p.step AS checkpoint_step,
-       b.epoch, b.sampler, b.seed, b.snapshot, i.rows, i.has_pairs
+       b.epoch, b.sampler, b.seed, b.parameters, b.snapshot, i.rows, i.has_pairs
 FROM trinity.batch b
 JOIN trinity.run r ON r.id = b.run_id
 JOIN trinity.policy_version p ON p.run_id = b.run_id AND p.version = b.policy_version
@@ -129,14 +195,14 @@ CROSS JOIN LATERAL (SELECT count(*) AS rows, count(item.preference_id) > 0 AS ha
 WHERE b.id = %(batch_id)s
 
 -- name: recorded_items
-SELECT i.experience_id, i.preference_id, i.reward, i.staleness
+SELECT i.experience_id, i.preference_id, i.reward, i.staleness, i.probability
 FROM trinity.batch_item i
 WHERE i.batch_id = %(batch_id)s
 ORDER BY i.ordinal
 
 -- name: list_batches
 -- The newest batches of a run, newest first; of each the loss that was recorded when it was committed.
-SELECT b.id, b.step, b.state, b.policy_version, b.included_version, i.rows, i.reward_mean, i.staleness_mean,
+SELECT b.id, b.step, b.state, b.sampler, b.policy_version, b.included_version, i.rows, i.reward_mean, i.staleness_mean,
        i.staleness_max, m.value AS loss, b.created_at, b.committed_at
 FROM (SELECT * FROM trinity.batch x WHERE x.run_id = %(run_id)s ORDER BY x.id DESC LIMIT %(limit)s) b
 CROSS JOIN LATERAL (

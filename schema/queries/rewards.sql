@@ -31,7 +31,7 @@ ORDER BY v.ordinal
 
 -- name: refresh_rewards
 -- Make the reward of these experiences the weighted sum of the latest event of each name about the experience, the
--- one it was adopted from, or their rollout.
+-- one it was adopted from, or their rollout. Where it changed, their groups may make other pairs.
 WITH latest AS (
     SELECT DISTINCT ON (e.id, v.name) e.id, v.value * v.weight AS part
     FROM trinity.experience e
@@ -46,16 +46,51 @@ WITH latest AS (
 ),
 total AS (
     SELECT latest.id, sum(latest.part) AS reward FROM latest GROUP BY latest.id
+),
+changed AS (
+    UPDATE trinity.experience e SET reward = total.reward
+    FROM total
+    WHERE e.id = total.id AND e.reward IS DISTINCT FROM total.reward
+    RETURNING e.run_id, e.group_id, e.state
 )
-UPDATE trinity.experience e SET reward = total.reward
-FROM total
-WHERE e.id = total.id AND e.reward IS DISTINCT FROM total.reward
+INSERT INTO trinity.pairing (run_id, group_id)
+SELECT DISTINCT c.run_id, c.group_id
+FROM changed c JOIN trinity.run r ON r.id = c.run_id
+WHERE c.group_id IS NOT NULL AND c.state IN ('ready', 'leased', 'trained') AND r.derives_pairs
+
+-- name: refresh_pairs
+-- Pairs that were derived from rewards are in passes while these rewards agree with them. After refresh_rewards. Locks
+-- pairs in the order of their ids, as everybody does.
+WITH judged AS MATERIALIZED (
+    SELECT e.id, e.run_id
+    FROM trinity.experience e JOIN trinity.run r ON r.id = e.run_id AND r.derives_pairs
+    WHERE e.id = ANY(%(ids)s)
+),
+held AS MATERIALIZED (
+    SELECT p.id
+    FROM trinity.preference p
+    WHERE p.source = 'pair'
+      AND p.id = ANY(ARRAY(SELECT q.id FROM judged e
+                           JOIN trinity.preference q ON q.run_id = e.run_id AND q.chosen_id = e.id
+                           UNION
+                           SELECT q.id FROM judged e JOIN trinity.preference q ON q.rejected_id = e.id))
+    ORDER BY p.id
+    FOR NO KEY UPDATE
+)
+UPDATE trinity.preference p
+SET seed = CASE WHEN chosen.reward > rejected.reward AND NOT p.held_out THEN r.seed END
+FROM held, trinity.run r, trinity.experience chosen, trinity.experience rejected
+WHERE p.id = held.id AND r.id = p.run_id AND chosen.id = p.chosen_id AND rejected.id = p.rejected_id
+  AND (p.seed IS NOT NULL) <> (chosen.reward > rejected.reward AND NOT p.held_out)
 
 -- name: refresh_groups
--- Bring the reward statistics of these groups up to date, in the transaction that changed a reward. Rows that will
--- not be trained on do not count.
+-- Bring the reward statistics of these groups up to date, in the transaction that changed a reward, and with them the
+-- priority where it follows from them. Rows that will not be trained on do not count.
 UPDATE trinity.rollout_group g
-SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance
+SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance,
+    priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
+                          WHERE r.id = g.run_id) = 'reward_std'
+                    THEN least(greatest(sqrt(s.reward_variance), 0.01), 1e18) ELSE g.priority END
 FROM (
     SELECT m.group_id, count(m.reward) AS reward_count, avg(m.reward) AS reward_mean,
            var_samp(m.reward) AS reward_variance

@@ -4,7 +4,7 @@ INSERT INTO trinity.run (name, kind, config) VALUES (%(name)s, %(kind)s, %(confi
 ON CONFLICT (name) DO NOTHING
 
 -- name: find_run
-SELECT id, name, kind, state, config, created_at, finished_at FROM trinity.run WHERE name = %(name)s
+SELECT id, name, kind, state, config, seed, created_at, finished_at FROM trinity.run WHERE name = %(name)s
 
 -- name: list_run_names
 SELECT name FROM trinity.run ORDER BY id
@@ -21,29 +21,72 @@ SELECT s.id, (SELECT count(*) FROM trinity.task t WHERE t.taskset_id = s.id) AS 
 FROM trinity.taskset s WHERE s.name = %(name)s
 
 -- name: adopt_experiences
--- Copy the hot rows of a data set into a run; text and rollouts stay shared. Rows the run has already are
--- left alone. All answers to one prompt are held out together, in whichever data sets they are.
-INSERT INTO trinity.experience
-    (run_id, source_id, group_id, rollout_id, step, state, reward, held_out, ready_xact)
-SELECT %(run_id)s, e.id, e.group_id, e.rollout_id, e.step, 'ready', e.reward,
-       abs(hashtextextended(x.prompt, 0) %% 1000000) < %(holdout)s::float8 * 1000000,
-       pg_current_xact_id()::text::bigint
-FROM trinity.experience e
-JOIN trinity.experience_text x ON x.experience_id = e.id
-WHERE e.run_id = %(source_run_id)s AND e.state = 'ready'
-ORDER BY e.id
-ON CONFLICT DO NOTHING
+-- Copy the hot rows that a data set has gained since the run looked last; text and rollouts stay shared. Imports into
+-- one data set take turns (lock_taskset), so that its rows are committed in the order of their ids, and all behind the
+-- newest that the run has are new. All answers to one prompt are held out together, in whichever data sets they are.
+-- Neither those nor the worse rows of pairs are in passes over rows.
+WITH adopted AS (
+    INSERT INTO trinity.experience
+        (run_id, source_id, group_id, rollout_id, step, state, reward, held_out, seed, ready_xact)
+    SELECT r.id, e.id, e.group_id, e.rollout_id, e.step, 'ready', e.reward, kept.is_so,
+           CASE WHEN NOT kept.is_so AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
+                THEN r.seed END,
+           pg_current_xact_id()::text::bigint
+    FROM trinity.run r
+    CROSS JOIN trinity.experience e
+    JOIN trinity.experience_text x ON x.experience_id = e.id
+    CROSS JOIN LATERAL (
+        SELECT abs(hashtextextended(x.prompt, 0) %% 1000000) < %(holdout)s::float8 * 1000000 AS is_so
+    ) kept
+    WHERE r.id = %(run_id)s AND e.run_id = %(source_run_id)s AND e.state = 'ready'
+      AND e.id > coalesce((SELECT n.id FROM trinity.experience n
+                           WHERE n.run_id = %(source_run_id)s AND n.state = 'ready'
+                             AND (SELECT a.id FROM trinity.experience a
+                                  WHERE a.source_id = n.id AND a.run_id = %(run_id)s) IS NOT NULL
+                           ORDER BY n.id DESC LIMIT 1), 0)
+    ORDER BY e.id
+    ON CONFLICT DO NOTHING
+    RETURNING run_id, group_id
+)
+INSERT INTO trinity.pairing (run_id, group_id)
+SELECT DISTINCT a.run_id, a.group_id
+FROM adopted a JOIN trinity.run r ON r.id = a.run_id
+WHERE a.group_id IS NOT NULL AND r.derives_pairs
 
 -- name: adopt_preferences
--- Copy the pairs of a data set into a run, over the rows it adopted.
-INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, margin, held_out)
-SELECT %(run_id)s, chosen.id, rejected.id, p.source, p.margin, chosen.held_out
-FROM trinity.preference p
-JOIN trinity.experience chosen ON chosen.run_id = %(run_id)s AND chosen.source_id = p.chosen_id
-JOIN trinity.experience rejected ON rejected.run_id = %(run_id)s AND rejected.source_id = p.rejected_id
-WHERE p.run_id = %(source_run_id)s AND p.state = 'ready'
-ORDER BY p.id
-ON CONFLICT DO NOTHING
+-- Copy the pairs that a data set has gained, as adopt_experiences does, over the rows that the run adopted. (A pair that
+-- the run derived from rewards is none that it adopted.) The worse one of a pair is in no pass over rows from now on.
+WITH made AS (
+    INSERT INTO trinity.preference
+        (run_id, chosen_id, rejected_id, source, margin, held_out, origin_id, seed)
+    SELECT r.id, chosen.id, rejected.id, p.source, p.margin, chosen.held_out, p.chosen_id,
+           CASE WHEN NOT chosen.held_out THEN r.seed END
+    FROM trinity.run r
+    CROSS JOIN trinity.preference p
+    JOIN trinity.experience chosen ON chosen.run_id = r.id AND chosen.source_id = p.chosen_id
+    JOIN trinity.experience rejected ON rejected.run_id = r.id AND rejected.source_id = p.rejected_id
+    WHERE r.id = %(run_id)s AND p.run_id = %(source_run_id)s AND p.state = 'ready'
+      AND p.id > coalesce((SELECT n.id FROM trinity.preference n
+                           WHERE n.run_id = %(source_run_id)s AND n.state = 'ready'
+                             AND (SELECT q.id FROM trinity.preference q
+                                  WHERE q.run_id = %(run_id)s AND q.source = n.source
+                                    AND q.chosen_id = (SELECT c.id FROM trinity.experience c
+                                                       WHERE c.source_id = n.chosen_id AND c.run_id = %(run_id)s)
+                                    AND q.rejected_id = (SELECT d.id FROM trinity.experience d
+                                                         WHERE d.source_id = n.rejected_id AND d.run_id = %(run_id)s)
+                                 ) IS NOT NULL
+                           ORDER BY n.id DESC LIMIT 1), 0)
+    ORDER BY p.id
+    ON CONFLICT DO NOTHING
+    RETURNING rejected_id
+),
+worse AS MATERIALIZED (
+    SELECT e.id FROM trinity.experience e
+    WHERE e.id IN (SELECT made.rejected_id FROM made) AND e.seed IS NOT NULL
+    ORDER BY e.id
+    FOR NO KEY UPDATE
+)
+UPDATE trinity.experience e SET seed = NULL FROM worse WHERE e.id = worse.id
 
 -- name: announce
 -- Wake whoever waits on this run. Several in one transaction are one notification.

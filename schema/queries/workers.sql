@@ -132,3 +132,11 @@ SELECT set_config('idle_in_transaction_session_timeout', %(seconds)s::float8 * 1
        set_config('tcp_keepalives_idle', greatest(1, round(%(seconds)s::float8 / 3))::text, false),
        set_config('tcp_keepalives_interval', greatest(1, round(%(seconds)s::float8 / 6))::text, false),
        set_config('tcp_keepalives_count', '4', false)
+
+-- name: plan_for_growth
+-- A session keeps its plans, and a role makes most of them while the tables are still small: then reading a table from
+-- end to end, to sort, merge or hash it, is cheapest, and later it is what stops everything. Each statement of a role
+-- has indexes that find its few rows, one after the other; it shall always use them, planned once, not at every call.
+-- None gains what compiling costs.
+SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config(name, 'off', false)
+FROM unnest(ARRAY['enable_seqscan', 'enable_mergejoin', 'enable_hashjoin', 'jit']) AS s (name)

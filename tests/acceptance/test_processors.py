@@ -119,3 +119,28 @@ def test_a_group_waits_for_a_person_across_processes(store: Store) -> None:
     assert store.run("reward", "--from", file).code == 0
     store.wait_for("SELECT count(*) = 2 FROM experience WHERE state = 'ready'", processors)
     assert store.value("SELECT reward_mean FROM rollout_group") == 0.5
+
+
+def test_a_drain_archives_what_a_run_has_done_with(store: Store) -> None:
+    config = configure(store, "deadly")
+    explore(store, 1.0, 0.0)
+    explore(store, 1.0)  # too small: dropped
+    assert store.run("process", config, "--drain").code == 0
+    [dropped] = store.rows("SELECT id FROM experience WHERE state = 'dropped'")
+    before = store.run("show", str(dropped["id"]), "--json").stdout
+    drain = ("process", config, "--drain", "--set", "processors.archive={}")
+    assert store.run(*drain).code == 0
+    away = "SELECT e.state::text FROM experience e JOIN payload p ON experience_id = e.id WHERE data IS NULL"
+    assert store.rows(away) == [{"state": "dropped"}]
+    assert store.run("show", str(dropped["id"]), "--json").stdout == before
+    (store.home / "lance").rename(store.home / "elsewhere")
+    gone = store.run("show", str(dropped["id"]))
+    assert gone.code == 1
+    assert "TRINITY_DB_LANCE_URI" in gone.stderr
+    store.rows("UPDATE run SET state = 'finished', finished_at = now() WHERE kind = 'train' RETURNING id")
+    refused = store.run(*drain)
+    assert refused.code == 1
+    assert "TRINITY_DB_LANCE_URI" in refused.error_lines[-1]
+    found = store.run(*drain, TRINITY_DB_LANCE_URI=str(store.home / "elsewhere"))
+    assert found.code == 0, found.stderr
+    assert store.value("SELECT count(*) FROM payload WHERE data IS NOT NULL") == 0

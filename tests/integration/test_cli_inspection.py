@@ -88,7 +88,7 @@ def url(server: str, template: str) -> Iterator[str]:
         scene.settle()
         with database.transaction() as tx:
             rewards.record(tx, scene.run.id, "person", [reward(2, 0.25)], created_by="ann")
-            rows.pair_groups(tx, scene.run.id, margin=0.5)
+        scene.pair(margin=0.5)
         stop_the_clock(scene)
         yield url
 

@@ -94,17 +94,22 @@ HOT = {
     "claim_clean": "experience_open_idx",
     "claim_raw": "experience_open_idx",
     "count_pace": "rollout_group_live_idx",
+    "draw_by_chance": "rollout_group_chance_idx",
     "draw_groups": "rollout_group_live_idx",
-    "draw_pairs": "preference_ready_idx",
-    "draw_rows": "experience_ready_idx",
+    "draw_newest": "rollout_group_live_idx",
+    "draw_pairs": "preference_place_idx",
+    "draw_rows": "experience_place_idx",
     "expire_members": "experience_group_idx",
     "lock_rewarded": "experience_rollout",
+    "pair_groups": "experience_group_idx",
     "pick_groups": "rollout_group_live_idx",
     "refresh_rewards": "reward_event_rollout",
     "release_leases": "experience_worker_idx",
     "release_own_leases": "experience_worker_idx",
+    "run_progress": "batch_item_pkey",
     "settle_groups": "experience_group_idx",
-    "stale_groups": "rollout_group_live_idx",
+    "stale_groups": "rollout_group_version_idx",
+    "write_rollouts": "rollout_group_id_ordinal_attempt_key",
 }
 
 
@@ -164,7 +169,7 @@ def numbered(statement: str) -> str:
             names.append(found[1])
         return f"${names.index(found[1]) + 1}"
 
-    return re.sub(r"%\((\w+)\)s", number, statement).replace("%%", "%")
+    return re.sub(r"%\((\w+)\)[sb]", number, statement).replace("%%", "%")
 
 
 def strings(tree: ast.AST) -> Iterator[str]:

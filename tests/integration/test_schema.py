@@ -84,10 +84,13 @@ REFUSED = [
         "rollout_group_completed_at_iff_not_open_check",
         "UPDATE trinity.rollout_group SET completed_at = now()",
     ),
+    ("rollout_group_priority_in_range_check", "UPDATE trinity.rollout_group SET priority = 1e-19"),
+    ("rollout_group_priority_in_range_check", "UPDATE trinity.rollout_group SET priority = 1e19"),
     ("rollout_error_iff_failed_check", NEW_ROLLOUT + "(1, 1, 2, 1, 'failed', NULL)"),
     ("rollout_error_iff_failed_check", NEW_ROLLOUT + "(1, 1, 2, 1, 'finished', 'no answer')"),
     ("rollout_group_id_ordinal_attempt_key", NEW_ROLLOUT + "(1, 1, 0, 1, 'failed', 'again')"),
     ("rollout_finished_member_key", NEW_ROLLOUT + "(1, 1, 0, 2, 'finished', NULL)"),
+    ("rollout_group_id_fkey", NEW_ROLLOUT + "(1, 9, 0, 1, 'finished', NULL)"),
     ("rollout_versions_in_order_check", "UPDATE trinity.rollout SET version_min = 2, version_max = 1"),
     # experiences
     ("experience_leased_by_a_worker_check", "UPDATE trinity.experience SET state = 'leased'"),
@@ -97,6 +100,7 @@ REFUSED = [
     ("experience_versions_in_order_check", "UPDATE trinity.experience SET version_min = 1 WHERE id = 1"),
     ("experience_group_iff_rollout_check", "UPDATE trinity.experience SET rollout_id = NULL"),
     ("experience_group_iff_rollout_check", "UPDATE trinity.experience SET group_id = NULL"),
+    ("experience_rollout_id_fkey", NEW_ROW + "(1, 1, 9, 'raw', NULL, NULL)"),
     ("experience_rollout_key", NEW_ROW + "(1, 1, 1, 'raw', NULL, NULL)"),
     ("experience_source_key", NEW_ROW + "(2, 1, 2, 'ready', 1, NULL)"),
     (
@@ -104,6 +108,8 @@ REFUSED = [
         NEW_ROW + "(1, NULL, NULL, 'ready', NULL, '00000000-0000-0000-0000-000000000001')",
     ),
     ("payload_has_tokens_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 0, '')"),
+    ("payload_in_one_place_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 1, NULL, NULL)"),
+    ("payload_in_one_place_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 1, '', 1)"),
     # rewards
     ("reward_event_about_one_thing_check", NEW_EVENT + "(1, NULL, NULL, 'person', 'good', 1)"),
     ("reward_event_about_one_thing_check", NEW_EVENT + "(1, 1, 1, 'person', 'good', 1)"),
@@ -273,3 +279,23 @@ def test_a_data_set_that_a_run_has_adopted_is_not_deleted(connection: psycopg.Co
     ):
         connection.execute("DELETE FROM trinity.run WHERE id = 1")
     assert error.value.diag.table_name == "experience"
+
+
+def test_a_group_is_not_deleted_while_there_are_experiences_of_it(
+    connection: psycopg.Connection[DictRow],
+) -> None:
+    with (
+        pytest.raises(psycopg.errors.ForeignKeyViolation) as error,
+        connection.transaction(force_rollback=True),
+    ):
+        connection.execute("DELETE FROM trinity.rollout_group WHERE id = 1")
+    assert error.value.diag.constraint_name == "experience_rollout_id_fkey"
+
+
+def test_rollouts_leave_with_their_run_although_only_their_group_names_it(
+    connection: psycopg.Connection[DictRow],
+) -> None:
+    with connection.transaction(force_rollback=True):
+        connection.execute("DELETE FROM trinity.run WHERE id = 2")
+        connection.execute("DELETE FROM trinity.run WHERE id = 1")
+        assert connection.execute("SELECT FROM trinity.rollout").fetchall() == []

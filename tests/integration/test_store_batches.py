@@ -295,8 +295,8 @@ def test_the_lineage_of_a_version_names_its_rows_with_the_numbers_used(scene: Sc
     scene.publish(1, step=1)
     ids = scene.values("SELECT id FROM trinity.experience WHERE group_id = %s ORDER BY id", group)
     assert scene.rows("SELECT * FROM trinity.lineage(1)") == [
-        (batch.id, 1, 0, ids[0], 0, 1, 1.0, 0.5, 0),
-        (batch.id, 1, 1, ids[1], 0, 1, 0.0, -0.5, 0),
+        (batch.id, 1, 0, ids[0], 0, 1, 1.0, 0.5, 0, 1.0, None),
+        (batch.id, 1, 1, ids[1], 0, 1, 0.0, -0.5, 0, 1.0, None),
     ]
 
 

@@ -3,6 +3,7 @@
 from functools import partial
 
 import numpy as np
+from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 
 from tests.rows import (
     UNLIMITED,
@@ -18,6 +19,7 @@ from tests.rows import (
 )
 from trinity_db import arrays
 from trinity_db.database import Transaction
+from trinity_db.schema.queries import queries
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups
 from trinity_db.store.groups import Pace
@@ -231,6 +233,34 @@ def test_writing_the_same_rollouts_twice_stores_them_once(scene: Scene) -> None:
     assert scene.rows("SELECT state, arrived, failed FROM trinity.rollout_group") == [("complete", 3, 0)]
     for table in ("experience", "experience_text", "payload"):
         assert scene.value(f"SELECT count(*) FROM trinity.{table}") == 3
+
+
+def test_rows_of_a_write_get_their_ids_in_the_order_that_was_given(scene: Scene) -> None:
+    claimed = scene.claim(3, group_size=3)
+    given = [member for group in reversed(claimed) for member in reversed(members(group))]
+    scene.write(given)
+    order = "SELECT group_id, ordinal FROM trinity.rollout ORDER BY id"
+    assert scene.rows(order) == [(rollout.group.id, rollout.member) for rollout in given]
+    assert scene.values("SELECT rollout_id FROM trinity.experience ORDER BY id") == scene.values(
+        "SELECT id FROM trinity.rollout ORDER BY id"
+    )
+
+
+def test_what_was_refused_before_is_counted_again_beside_what_is_new(scene: Scene) -> None:
+    [group] = scene.claim(1)
+    scene.lose(scene.explorer)
+    assert scene.write([rollout(group, 0)]) == 1
+    other = scene.new_worker(WorkerRole.EXPLORE)
+    [again] = scene.claim(1, worker=other)
+    assert scene.write([rollout(group, 0), *members(again), rollout(group, 1)], worker=other) == 2
+    assert scene.values("SELECT state FROM trinity.rollout ORDER BY id") == [
+        "refused", "finished", "finished", "refused"
+    ]  # fmt: skip
+
+
+def test_the_driver_remembers_the_statement_of_a_write() -> None:
+    statement = queries()["write_rollouts"]
+    assert len(statement) <= MAX_CACHED_STATEMENT_LENGTH, "the driver would translate it anew each time"
 
 
 def test_a_write_that_fails_leaves_nothing_behind(scene: Scene) -> None:

@@ -123,14 +123,20 @@ def test_a_restart_goes_on_where_the_checkpoint_stands(
     assert epochs(run, pairs=pairs, first_step=published_step + 1) == drawn[published_step:]
 
 
-def test_another_seed_is_another_order(imitation: Scene) -> None:
+def test_the_order_is_that_of_the_seed_and_the_data_set(scene: Scene) -> None:
+    import_records(scene.database, "set", [demonstration(number) for number in range(10)])
+    sources = (
+        "SELECT e.source_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id"
+        " WHERE i.batch_id = %s ORDER BY i.ordinal"
+    )
     orders = []
-    for seed in (1, 2):
-        batch = imitation.draw_rows(step=1, size=10, seed=seed)
+    for name, seed in (("one", 1), ("two", 2), ("one again", 1)):
+        run = Scene.open(scene.database, name, data=["set"], seed=seed)
+        run.encode()
+        batch = run.draw_rows(step=1, size=10)
         assert batch is not None
-        orders.append(items(imitation, batch, pairs=False))
-        imitation.reopen(version=0)
-    assert orders[0] != orders[1]
+        orders.append(run.values(sources, batch.id))
+    assert orders[0] == orders[2] != orders[1]
 
 
 def test_of_a_pair_the_chosen_one_comes_first(comparison: Scene) -> None:
@@ -225,15 +231,13 @@ def test_adopting_again_adds_nothing(comparison: Scene) -> None:
     counts = "SELECT (SELECT count(*) FROM trinity.experience), (SELECT count(*) FROM trinity.preference)"
     before = comparison.rows(counts)
     assert before == [(40, 20)]
-    with comparison.database.transaction() as tx:
-        runs.open_run(tx, "comparison", {"name": "comparison"}, ["set"], holdout=0.0)
+    comparison.adopt_again("set")
     assert comparison.rows(counts) == before
 
 
 def test_a_restarted_run_does_not_forget_what_it_used(imitation: Scene) -> None:
     imitation.commit(imitation.draw_rows(step=1, size=4))
-    with imitation.database.transaction() as tx:
-        runs.open_run(tx, "imitation", {"name": "imitation"}, ["set"], holdout=0.0)
+    imitation.adopt_again("set")
     assert sum(map(len, epochs(imitation, pairs=False, max_uses=1, first_step=2))) == 6
 
 

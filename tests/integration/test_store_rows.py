@@ -32,11 +32,6 @@ def fail(row: int, attempt: int, error: str) -> Verdict:
     return Verdict(row, attempt, Outcome.FAILED, detail={"error": error})
 
 
-def pair(scene: Scene, margin: float = 0.0) -> int:
-    with scene.database.transaction() as tx:
-        return rows.pair_groups(tx, scene.run.id, margin)
-
-
 def test_a_row_moves_from_raw_to_clean_to_scored_to_ready(scene: Scene) -> None:
     scene.explore(2)
     moves = []
@@ -302,42 +297,42 @@ def test_drops_are_counted_by_taskset_length_and_difficulty(scene: Scene) -> Non
 
 def test_pairs_are_the_best_against_the_worst(scene: Scene) -> None:
     scene.make_ready(1, rewards=(0.5, 3.0, 0.0, 2.0, 0.5))
-    assert pair(scene) == 2
+    assert scene.pair() == 2
     rewards = (
         "SELECT c.reward, r.reward, p.margin, p.source, p.state FROM trinity.preference p"
         " JOIN trinity.experience c ON c.id = p.chosen_id JOIN trinity.experience r ON r.id = p.rejected_id"
         " ORDER BY p.margin DESC"
     )
     assert scene.rows(rewards) == [(3.0, 0.0, 3.0, "pair", "ready"), (2.0, 0.5, 1.5, "pair", "ready")]
-    assert pair(scene) == 0, "pairs that exist are left alone"
+    assert scene.pair() == 0, "pairs that exist are left alone"
 
 
 @pytest.mark.parametrize(("margin", "pairs"), [(0.0, 2), (1.5, 2), (1.6, 1), (3.1, 0)])
 def test_a_pair_differs_by_the_margin_at_least(scene: Scene, margin: float, pairs: int) -> None:
     scene.make_ready(1, rewards=(0.5, 3.0, 0.0, 2.0))
-    assert pair(scene, margin) == pairs
+    assert scene.pair(margin) == pairs
 
 
 def test_equal_rewards_make_no_pair(scene: Scene) -> None:
     scene.make_ready(2, rewards=(1.0, 1.0, 1.0))
-    assert pair(scene) == 0
+    assert scene.pair() == 0
 
 
 def test_pairs_are_made_of_whole_groups(scene: Scene) -> None:
     [group] = scene.claim(1, group_size=3)
     scene.write([rollout(group, 0, "1"), rollout(group, 1, "0")])
     scene.process()
-    assert pair(scene) == 0
+    assert scene.pair() == 0
     scene.write([rollout(group, 2, "0.5")])
     scene.process()
-    assert pair(scene) == 1
+    assert scene.pair() == 1
 
 
 def test_adopted_rows_are_paired_for_the_run_that_adopted_them(scene: Scene) -> None:
     import_records(scene.database, "set", [trajectory(0, "right", 1.0), trajectory(0, "wrong", 0.0)])
     other = Scene.open(scene.database, "other", data=["set"])
-    assert pair(other) == 1
-    assert pair(scene) == 0
+    assert other.pair() == 1
+    assert scene.pair() == 0
     assert scene.values(
         "SELECT r.name FROM trinity.preference p JOIN trinity.experience e ON e.id = p.chosen_id"
         " JOIN trinity.run r ON r.id = e.run_id"
@@ -346,11 +341,11 @@ def test_adopted_rows_are_paired_for_the_run_that_adopted_them(scene: Scene) -> 
 
 def test_no_pair_is_drawn_against_the_rewards_as_they_are_now(scene: Scene) -> None:
     scene.make_ready(1, rewards=(1.0, 0.0))
-    pair(scene)
+    scene.pair()
     good, bad = scene.values("SELECT id FROM trinity.rollout ORDER BY id")
     with scene.database.transaction() as tx:
         rewards.record(tx, scene.run.id, "person", [reward(good, 0.0), reward(bad, 1.0)])
-    pair(scene)
+    scene.pair()
     scene.draw_pairs(step=1, size=10)
     drawn = scene.values(
         "SELECT e.reward FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id"

@@ -71,7 +71,7 @@ class Machine(RuleBasedStateMachine):
 
     def open(self, kind: str, data: Sequence[str] = (), num_tasks: int = 1) -> None:
         """Begin a run of its own."""
-        self.scene = Scene.open(self.database, f"{kind} {next(numbers)}", num_tasks, data)
+        self.scene = Scene.open(self.database, f"{kind} {next(numbers)}", num_tasks, data, seed=SEED)
         self.trainer = Trainer(self.scene.trainer)
 
     def perform(self, verb: Callable[[Transaction], Result]) -> Result:

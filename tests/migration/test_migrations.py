@@ -14,11 +14,13 @@ from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 from sqlalchemy.exc import InternalError
+from sqlalchemy.pool import NullPool
 
 from tests.postgres import execute, new_database
 from trinity_db import database, schema
 from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.schema.models import metadata
+from trinity_db.schema.queries import query
 
 VIEWS = {
     "awaited_reward_view",
@@ -129,7 +131,13 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
         table.name for table in metadata.sorted_tables
     }
     assert {name for kind, name in made if kind == "view"} == VIEWS
-    assert {name for kind, name in made if kind == "function"} == {"lineage", "reward_in"}
+    assert {name for kind, name in made if kind == "function"} == {
+        "chance",
+        "drawable_groups",
+        "lineage",
+        "reward_in",
+        "unit",
+    }
 
 
 def test_upgrading_again_changes_nothing(upgraded_url: str) -> None:
@@ -180,9 +188,8 @@ def test_the_migrations_make_what_the_models_describe(place: tuple[str, str], up
     """Checks, enums, predicates of indexes and the like, which Alembic does not compare."""
     with new_database(place[0], "template0") as described:
         execute(described, "CREATE SCHEMA trinity")
-        engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(described))
-        metadata.create_all(engine)
-        engine.dispose()
+        driver, connect = "postgresql+psycopg://", lambda: psycopg.connect(described)
+        metadata.create_all(create_engine(driver, creator=connect, poolclass=NullPool))
         by_migrations = catalogue(upgraded_url, without=("view", "function"))
         by_models = catalogue(described)
     assert {key for key in by_migrations if by_migrations[key] != by_models.get(key)} == set()
@@ -301,3 +308,64 @@ def test_an_owner_who_may_not_make_roles_gets_the_schema_all_the_same(empty_url:
     finally:
         execute(empty_url, "DROP OWNED BY {}", owner)
         execute(empty_url, "DROP ROLE {}", owner)
+
+
+# A data set of twelve rows and their pairs, adopted by a run with a seed, in the middle of an epoch: a row is
+# leased, one used up, one held out, one without tokens, one badly rewarded.
+MID_EPOCH = """
+INSERT INTO trinity.run (name, kind, config) VALUES ('set', 'data', '{{}}');
+INSERT INTO trinity.run (name, kind, config)
+VALUES ('run', 'train', '{{"seed": 5, "processors": {{"pair": {{}}}}}}');
+INSERT INTO trinity.worker (run_id, role, host, pid)
+SELECT id, 'train', 'host', 1 FROM trinity.run WHERE name = 'run';
+INSERT INTO trinity.experience (run_id, state)
+SELECT id, 'ready' FROM trinity.run, generate_series(1, 12) WHERE name = 'set';
+INSERT INTO trinity.experience
+    (run_id, source_id, state, worker_id, use_count, held_out, prompt_length, reward, ready_xact)
+SELECT r.id, s.id,
+       CASE s.id % 12 WHEN 4 THEN 'leased' WHEN 6 THEN 'trained' ELSE 'ready' END::trinity.experience_state,
+       CASE WHEN s.id % 12 = 4 THEN w.id END, s.id % 5 / 2, s.id % 12 = 8,
+       CASE WHEN s.id % 12 <> 10 THEN 3 END,
+       CASE WHEN s.id % 12 = 0 THEN -1 END, 3
+FROM trinity.run r, trinity.worker w, trinity.experience s
+WHERE r.name = 'run'
+ORDER BY s.id;
+INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, use_count, held_out)
+SELECT c.run_id, c.id, d.id, 'import', c.use_count, c.held_out
+FROM trinity.experience c JOIN trinity.experience d ON d.source_id = c.source_id + 1
+WHERE c.source_id % 3 = 0
+"""
+NEXT_ROWS = """
+SELECT e.id FROM trinity.experience e
+WHERE e.run_id = (SELECT id FROM trinity.run WHERE name = 'run') AND e.state = 'ready' AND NOT e.held_out
+  AND e.prompt_length IS NOT NULL AND (e.reward IS NULL OR e.reward > 0)
+  AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
+ORDER BY e.use_count, hashint8extended(e.source_id, 5 + e.use_count), e.id
+"""
+NEXT_PAIRS = """
+SELECT p.id FROM trinity.preference p
+JOIN trinity.experience chosen ON chosen.id = p.chosen_id
+JOIN trinity.experience rejected ON rejected.id = p.rejected_id
+WHERE p.run_id = (SELECT id FROM trinity.run WHERE name = 'run') AND p.state = 'ready' AND NOT p.held_out
+  AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
+ORDER BY p.use_count, hashint8extended(chosen.source_id, 5 + p.use_count), p.id
+"""
+
+
+def test_a_run_in_the_middle_of_an_epoch_goes_on_in_its_order(head_url: str) -> None:
+    downgrade(head_url, "0002")
+    execute(head_url, MID_EPOCH)
+    with closing(database.connect(head_url, autocommit=True)) as connection:
+        run = connection.execute("SELECT id FROM trinity.run WHERE name = 'run'").fetchall()[0]
+        definitions = {"draw_rows": NEXT_ROWS, "draw_pairs": NEXT_PAIRS}
+        expected = {
+            name: [row["id"] for row in connection.execute(definition)]
+            for name, definition in definitions.items()
+        }
+        database.upgrade(head_url)
+        drawn = {
+            name: [row["id"] for row in connection.execute(query(name), {"run_id": run["id"], "limit": 100})]
+            for name in definitions
+        }
+    assert drawn == expected
+    assert {name: len(ids) for name, ids in drawn.items()} == {"draw_rows": 6, "draw_pairs": 2}

@@ -8,7 +8,15 @@ from trinity_db.cli.configuration import RunConfig
 from trinity_db.config import ModelConfig
 from trinity_db.errors import ConfigError
 from trinity_db.settings import Settings, validate
-from trinity_db.trainer.config import AlgorithmConfig, GrpoConfig, SftConfig, TrainerConfig
+from trinity_db.trainer.config import (
+    AlgorithmConfig,
+    FifoConfig,
+    GrpoConfig,
+    PrioritizedConfig,
+    SftConfig,
+    TrainerConfig,
+    UniformConfig,
+)
 
 
 class Run(Settings):
@@ -27,6 +35,7 @@ def test_an_algorithm_is_a_name_or_a_mapping() -> None:
         ("ppo2", "'grpo', 'sft', 'dpo'"),
         ({"name": "grpo", "clip_hihg": 0.3}, "did you mean 'clip_high'"),
         ({"name": "dpo", "beta": 0}, "greater than 0"),
+        ({"beta": 1}, r"^run.yaml: algorithm: name it, as in {name: dpo, beta: 0.2}$"),
     ],
 )
 def test_a_wrong_algorithm_is_explained(algorithm: Any, message: str) -> None:
@@ -64,3 +73,39 @@ def test_a_run_may_go_on_in_another_folder_of_checkpoints() -> None:
     assert here.checkpoints != there.checkpoints
     assert here.stored() == there.stored()
     assert RunConfig.completed(here.model_dump(mode="json")) == here.stored()
+
+
+ONLINE = {
+    "name": "run",
+    "algorithm": "grpo",
+    "taskset": "tasks",
+    "model": {"path": "model"},
+    "trainer": {"steps": 1},
+}
+OFFLINE = {"name": "run", "algorithm": "sft", "data": ["rows"], "model": {"path": "model"}}
+
+
+def test_a_sampler_is_a_name_or_a_mapping() -> None:
+    assert validate(RunConfig, ONLINE, "run.yaml").sampler == FifoConfig()
+    assert validate(RunConfig, ONLINE | {"sampler": "uniform"}, "run.yaml").sampler == UniformConfig()
+    changed = validate(RunConfig, ONLINE | {"sampler": {"name": "prioritized", "alpha": 1}}, "run.yaml")
+    assert changed.sampler == PrioritizedConfig(alpha=1.0)
+    assert RunConfig.completed(changed.stored()) == changed.stored()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (ONLINE | {"sampler": "oldest"}, "'fifo', 'newest', 'uniform', 'prioritized'"),
+        (ONLINE | {"sampler": {"name": "prioritized", "beta": 2}}, "less than or equal to 1"),
+        (ONLINE | {"sampler": {"name": "fifo", "alpha": 1}}, "unknown key"),
+        (ONLINE | {"sampler": {"alpha": 1}}, r"sampler: name it, as in {name: prioritized, alpha: 1}$"),
+        (ONLINE | {"max_uses": 0}, "max_uses: Input should be greater than or equal to 1"),
+        (ONLINE | {"processors": {"group": {"priority": "loss"}}}, "'even' or 'reward_std'"),
+        (OFFLINE | {"sampler": "newest"}, "in passes over all of them: leave out sampler"),
+        (OFFLINE | {"max_uses": 2}, "set trainer.epochs in place of max_uses"),
+    ],
+)
+def test_a_wrong_sampler_is_explained(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(RunConfig, content, "run.yaml")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLUMNS = (
-    *("id", "step", "state", "version", "included", "rows"),
+    *("id", "step", "state", "sampler", "version", "included", "rows"),
     *("reward", "staleness", "max", "loss", "created", "committed"),
 )
 """What the table calls the query's columns, in their order."""
@@ -52,7 +52,7 @@ def _table(found: list[dict[str, Any]]) -> "Table":
     table = output.table(*COLUMNS)
     for column in table.columns:
         column.no_wrap = True
-        column.justify = "left" if column.header in ("state", "created", "committed") else "right"
+        column.justify = "left" if column.header in ("state", "sampler", "created", "committed") else "right"
     for batch in found:
         table.add_row(*(_cell(name, value) for name, value in batch.items()))
     return table

@@ -9,7 +9,7 @@ from trinity_db.config import ModelConfig
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.settings import Settings, home
-from trinity_db.trainer.config import AlgorithmConfig, GrpoConfig, TrainerConfig
+from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, GrpoConfig, SamplerConfig, TrainerConfig
 
 
 class RunConfig(Settings):
@@ -17,8 +17,8 @@ class RunConfig(Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Unique in the store; also names the folder of checkpoints."""
-    seed: int = Field(0, ge=0)
-    """Of sampling, shuffling and random weights."""
+    seed: int = Field(0, ge=0, lt=2**62)
+    """Of sampling, shuffling and random weights. Below 2^62: use counts are added to it in a bigint."""
     model: ModelConfig
     """The starting model."""
     taskset: str | None = None
@@ -36,6 +36,12 @@ class RunConfig(Settings):
     member that is left (online). Groups that wait count in the pace, and age: see max_staleness."""
     algorithm: AlgorithmConfig
     """grpo (online), sft or dpo (offline), by name or with options."""
+    sampler: SamplerConfig = FifoConfig()
+    """Which ready rollout groups a step takes (online): fifo, newest, uniform or prioritized, by name or with
+    options."""
+    max_uses: int = Field(1, ge=1)
+    """How many steps may use a rollout group (online); more than 1 keeps used ones to be drawn again. A group
+    counts in the pace until it is used up or expires, so max_staleness bounds how many are kept."""
     explorer: ExplorerConfig = ExplorerConfig()
     """How rollouts are produced."""
     processors: ProcessorsConfig = ProcessorsConfig()
@@ -64,6 +70,17 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def only_explored_groups_are_sampled(self) -> Self:
+        if self.is_online:
+            return self
+        passes = f"algorithm {self.algorithm.name} trains on imported rows, in passes over all of them"
+        if self.sampler.name != "fifo":
+            raise ValueError(f"{passes}: leave out sampler")
+        if self.max_uses != 1:
+            raise ValueError(f"{passes}: set trainer.epochs in place of max_uses")
+        return self
+
+    @model_validator(mode="after")
     def groups_are_large_enough(self) -> Self:
         if self.is_online and self.explorer.group_size < self.processors.group.min_size:
             raise ValueError(
@@ -85,11 +102,14 @@ class RunConfig(Settings):
     def stored(self) -> dict[str, Any]:
         """The form in which the configuration is kept with the run, and compared when a role joins it.
 
-        Without the folder of checkpoints: a run goes on in another one when its disk is full.
+        Without the folder of checkpoints, as a run goes on in another one when its disk is full, and without
+        what is archived, which changes nothing of what the run is.
         """
-        return self.model_copy(
-            update={"trainer": self.trainer.model_copy(update={"checkpoints": None})}
-        ).model_dump(mode="json")
+        apart = {
+            "trainer": self.trainer.model_copy(update={"checkpoints": None}),
+            "processors": self.processors.model_copy(update={"archive": None}),
+        }
+        return self.model_copy(update=apart).model_dump(mode="json")
 
     @classmethod
     def completed(cls, stored: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,6 @@ import typer
 
 from trinity_db.errors import ConfigError, SchemaMismatch
 
-OLDEST_SERVER = 15  # the oldest PostgreSQL that is tested
-
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, check and upgrade the store.")
 
 
@@ -55,6 +53,7 @@ def check() -> None:
         trinity-db db check
     """
     from trinity_db import database, schema
+    from trinity_db.diagnosis.server import OLDEST_MAJOR
 
     url = database.location()
     with database.connect(url) as connection:
@@ -62,8 +61,8 @@ def check() -> None:
         print(f"server  PostgreSQL {connection.info.parameter_status('server_version')}")
     found = database.schema_version(url)
     print(f"schema  {found or 'none'}, this trinity-db needs {schema.HEAD}")
-    if server // 10000 < OLDEST_SERVER:
-        raise SchemaMismatch(f"The server is too old; trinity-db needs PostgreSQL {OLDEST_SERVER} or newer.")
+    if server // 10000 < OLDEST_MAJOR:
+        raise SchemaMismatch(f"The server is too old; trinity-db needs PostgreSQL {OLDEST_MAJOR} or newer.")
     if found is None:
         raise SchemaMismatch("The database has no trinity-db schema yet; run: trinity-db db init")
     database.open_database()

@@ -135,5 +135,7 @@ def train(config: RunConfig) -> None:
         config.max_staleness,
         config.explorer.temperature,
         config.checkpoints,
+        config.sampler,
+        config.max_uses,
     )
     Trainer(database, run, setup).serve()

@@ -1,6 +1,7 @@
 """What a person sees while a run goes on: a bar on a terminal, a line now and then elsewhere."""
 
 import logging
+import math
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from trinity_db.store import runs
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS = 1.0  # between looks into the store
 LINE_SECONDS = 10.0  # between lines where there is no terminal
 
 
@@ -40,7 +42,8 @@ class Progress:
             disable=not self._is_terminal,
         )
         self._task = self._bar.add_task(run.name, total=self._total, state="starting")
-        self._said_at = 0.0
+        self._pause = LOOK_SECONDS if self._is_terminal else LINE_SECONDS
+        self._looked_at = -math.inf
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -51,8 +54,14 @@ class Progress:
     ) -> None:
         self._bar.stop()
 
-    def update(self) -> None:
-        """Look into the store and show what is there. A store that is away is not waited for."""
+    def update(self, now: bool = False) -> None:
+        """Look into the store, unless that was just done, and show what is there; do so in any case `now`.
+
+        A store that is away is not waited for.
+        """
+        if not now and time.monotonic() - self._looked_at < self._pause:
+            return
+        self._looked_at = time.monotonic()
         try:
             with self._database.transaction() as tx:
                 row = tx.execute(query("run_progress"), {"run_id": self._run.id}).fetchone()
@@ -61,16 +70,15 @@ class Progress:
         assert row is not None
         state = _describe(row)
         self._bar.update(self._task, completed=row["step"], state=state)
-        if not self._is_terminal and time.monotonic() - self._said_at > LINE_SECONDS:
-            self._said_at = time.monotonic()
+        if not self._is_terminal:
             total = f" of {self._total}" if self._total else ""
             logger.info("%s: step %d%s, %s", self._run.name, row["step"], total, state)
 
 
 def _describe(row: DictRow) -> str:
     parts: list[Any] = [f"version {row['version']}" if row["version"] is not None else "no version yet"]
-    if row["rollouts"]:
-        parts.append(f"{row['rollouts']} rollouts")
+    if row["groups"]:
+        parts.append(f"{row['groups']} groups")
     if row["dropped"]:
         parts.append(f"{row['dropped']} dropped")
     if row["reward"] is not None:

@@ -13,6 +13,7 @@ from trinity_db.errors import NotFound
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trinity_db.arrays import Payload
     from trinity_db.database import Database
 
 HISTORY = ("rewards", "processing", "drops", "preferences", "batches")
@@ -42,6 +43,7 @@ def show(
 
 def _read(database: "Database", experience_id: int) -> dict[str, Any]:
     from trinity_db.schema.queries import query
+    from trinity_db.store import payloads
 
     about = {"id": experience_id}
     with database.transaction(read_only=True) as tx:
@@ -50,18 +52,15 @@ def _read(database: "Database", experience_id: int) -> dict[str, Any]:
             raise NotFound(f"There is no experience {experience_id}.")
         for part in HISTORY:
             found[part] = tx.execute(query(f"show_{part}"), about).fetchall()
-        payload = tx.execute(query("read_payloads"), {"ids": [experience_id]}, binary=True).fetchone()
+        payload = payloads.read(tx, [experience_id]).get(experience_id)
     return {**found, "tokens": _tokens(payload) if payload else None}
 
 
-def _tokens(payload: Mapping[str, Any]) -> dict[str, list[Any] | None]:
-    from trinity_db import arrays
-
-    decoded = arrays.decode(payload["codec"], payload["data"], payload["num_tokens"])
-    logprobs, versions = decoded.logprobs, decoded.versions
+def _tokens(payload: "Payload") -> dict[str, list[Any] | None]:
+    logprobs, versions = payload.logprobs, payload.versions
     return {
-        "token_ids": decoded.token_ids.tolist(),
-        "action_mask": decoded.action_mask.astype(int).tolist(),
+        "token_ids": payload.token_ids.tolist(),
+        "action_mask": payload.action_mask.astype(int).tolist(),
         # The shortest decimals that are these float32.
         "logprobs": None if logprobs is None else [float(str(value)) for value in logprobs],
         "versions": None if versions is None else versions.tolist(),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trinity_db.database import Database
 
 REFRESH_SECONDS = 2  # people read no faster
+PAUSES = 10  # times as long as a look took: who watches a large store does not keep it busy
 RATE_SECONDS = 60  # short enough to see a stall, long enough to average over batches
 RECENT_BATCHES = 20
 NEWEST_VERSIONS = 5
@@ -37,14 +38,18 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help=f"Refresh every {REFRESH_SECONDS} seconds, until Ctrl-C.")
+        bool,
+        typer.Option(
+            "--watch",
+            help=f"Refresh every {REFRESH_SECONDS} seconds, a large store less often, until Ctrl-C.",
+        ),
     ] = False,
 ) -> None:
     """Show what runs are doing.
 
     For all runs who is alive and how many experiences wait, are ready, trained or gone; for one run also
     rewards by policy version, staleness, rates, why rows were dropped, whose rewards are awaited, and which
-    writes came too late.
+    writes came too late. All counts are exact: at a million rows a look takes some hundred milliseconds.
 
     Example:
 
@@ -68,9 +73,13 @@ def _watch(database: "Database", run: str | None) -> None:
 
     with Live(_picture(database, run), console=output.console(sys.stdout), auto_refresh=False) as live:
         try:
+            took = 0.0
             while True:
-                time.sleep(REFRESH_SECONDS)
-                live.update(_picture(database, run), refresh=True)
+                time.sleep(max(REFRESH_SECONDS, PAUSES * took))
+                begun = time.monotonic()
+                picture = _picture(database, run)
+                took = time.monotonic() - begun
+                live.update(picture, refresh=True)
         except KeyboardInterrupt:
             return
 
@@ -143,6 +152,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "drops": "\n".join(map(_drop, run["drops"])) or None,
             "waits for": _awaited(run["awaited"]),
             "came too late": _refused(run["refused"]),
+            "archived": _archived(run["archived"]),
         }
     )
 
@@ -197,3 +207,8 @@ def _awaited(rewards: Mapping[str, Any] | None) -> str | None:
 def _refused(writes: Mapping[str, int]) -> str | None:
     """Writes of workers whose lease had ended: kept for the record, and nothing else."""
     return ", ".join(f"{count} {what}" for what, count in writes.items() if count) or None
+
+
+def _archived(archive: Mapping[str, int] | None) -> str | None:
+    """What has left Postgres for Lance."""
+    return f"{archive['payloads']} payloads, {archive['bytes'] / 1e6:.1f} MB" if archive else None

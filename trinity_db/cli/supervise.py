@@ -77,7 +77,7 @@ def run(config: RunConfig, arguments: Sequence[str]) -> None:
         raise KeyboardInterrupt
     with Progress(database, run_row, config) as progress:
         Supervisor(database, run_row, roles_of(config), arguments).supervise(progress.update)
-        progress.update()
+        progress.update(now=True)
 
 
 def roles_of(config: RunConfig) -> list[str]:

@@ -20,7 +20,6 @@ from trinity_db.imports.records import Demonstration, Kind, Preference, Record, 
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind
 from trinity_db.store import rewards, runs
-from trinity_db.store.groups import copy_rows
 
 Writer = Callable[[Sequence[Record]], int]
 """Writes records of one kind in one transaction; returns how many of them were new."""
@@ -143,9 +142,9 @@ def _insert_responses(
         texts.append((experience_id, response.task.prompt, response.response, messages, extra))
         if rollout_id is not None and response.reward is not None:
             events.append(rewards.RewardEvent(rollout_id, *response.reward))
-    copy_rows(tx, "rollout", _ROLLOUT_COLUMNS, rollouts)
-    copy_rows(tx, "experience", _EXPERIENCE_COLUMNS, experiences)
-    copy_rows(tx, "experience_text", _TEXT_COLUMNS, texts)
+    _copy_rows(tx, "rollout", _ROLLOUT_COLUMNS, rollouts)
+    _copy_rows(tx, "experience", _EXPERIENCE_COLUMNS, experiences)
+    _copy_rows(tx, "experience_text", _TEXT_COLUMNS, texts)
     rewards.record(tx, run_id, "import", events)
     return {response.key: ids["experience_id"] for ids, response in zip(reserved, responses, strict=True)}
 
@@ -183,3 +182,13 @@ def _insert_pairs(tx: Transaction, run_id: int, pairs: Sequence[Preference], ids
         "extras": [json.dumps(pair.extra) if pair.extra else None for pair in pairs],
     }
     return tx.execute(query("insert_pairs"), values).rowcount
+
+
+def _copy_rows(tx: Transaction, table: str, columns: dict[str, str], rows: Iterable[tuple[Any, ...]]) -> None:
+    """Write rows into a table of the store by COPY in binary form."""
+    statement = f"COPY trinity.{table} ({', '.join(columns)}) FROM STDIN (FORMAT binary)"
+    with tx.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+        # An enum travels as its text; psycopg knows no binary form of the type's name.
+        copy.set_types(["text" if "." in kind else kind for kind in columns.values()])
+        for row in rows:
+            copy.write_row(row)

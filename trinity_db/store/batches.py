@@ -7,18 +7,21 @@ order of their ids.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from psycopg.rows import DictRow
+from psycopg.types.json import Jsonb
 
 from trinity_db import arrays
 from trinity_db.database import Transaction
 from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
-from trinity_db.store import policies, runs, workers
+from trinity_db.store import payloads, policies, runs, samplers, workers
+from trinity_db.store.samplers import Sampler
 
 Advantage = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
 """From the rewards of a batch and the number of each row's group to the rows' advantages."""
@@ -33,6 +36,8 @@ class Draw:
     step: int
     batch_size: int
     seed: int
+    max_uses: int = 1
+    """How many committed batches may use a rollout group; kept, so that the draw can be run again."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Item:
     reward: float | None = None
     advantage: float | None = None
     staleness: int | None = None
+    probability: float | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,14 @@ class Row:
     staleness: int | None
 
 
-def draw_groups(tx: Transaction, draw: Draw, max_staleness: int | None, advantage: Advantage) -> Batch | None:
-    """Lease the oldest `batch_size` whole groups within the staleness limit; None when there are not enough.
+def draw_groups(
+    tx: Transaction,
+    draw: Draw,
+    max_staleness: int | None,
+    advantage: Advantage,
+    sampler: Sampler = samplers.FIFO,
+) -> Batch | None:
+    """Lease `batch_size` whole groups within the staleness limit; None when there are not enough.
 
     Groups that are too stale become drops with a reason, also when None is returned. Advantages
     are computed from the rewards as they are in the draw's snapshot, and recorded.
@@ -86,23 +99,33 @@ def draw_groups(tx: Transaction, draw: Draw, max_staleness: int | None, advantag
     version = _version(tx, draw)
     if max_staleness is not None:
         _expire(tx, draw.run_id, version, max_staleness)
-    values = {"version": version, "max_staleness": max_staleness}
-    members = _select(tx, draw, "draw_groups", values)
+    limits = samplers.Limits(draw.run_id, draw.step, draw.seed, draw.batch_size, version, max_staleness)
+    picked = samplers.pick(tx, sampler, limits)
+    members = picked.members
     groups = np.array([member["group_id"] for member in members], np.int64)
     group_ids = np.unique(groups).tolist()
     if len(group_ids) < draw.batch_size:
         return None
     rewards = np.array([member["reward"] for member in members], np.float64)
+    weights = samplers.weights(sampler, [member["probability"] for member in members])
+    numbers = zip(members, advantage(rewards, groups).tolist(), weights, strict=True)
     items = [
-        Item(member["id"], None, member["reward"], float(value), member["staleness"])
-        for member, value in zip(members, advantage(rewards, groups), strict=True)
+        Item(m["id"], None, m["reward"], value, m["staleness"], m["probability"], weight)
+        for m, value, weight in numbers
     ]
-    drawn = _Drawn("draw_groups", "fifo", items, len(group_ids), 0, members[0]["snapshot"], max_staleness)
-    batch = _record(tx, draw, version, drawn)
-    _lock(tx, [batch.id])
-    _lease(tx, draw, "lease_groups", group_ids)
-    _lease(tx, draw, "lease_experiences", [item.experience_id for item in items])
-    return batch
+    parameters = {**picked.parameters, "max_uses": draw.max_uses}
+    drawn = _Drawn(
+        query=picked.query,
+        sampler=sampler.name,
+        items=items,
+        size=len(group_ids),
+        epoch=0,
+        snapshot=members[0]["snapshot"],
+        max_staleness=max_staleness,
+        parameters=parameters,
+    )
+    leases = {"lease_groups": group_ids, "lease_members": [item.experience_id for item in items]}
+    return _record(tx, draw, version, drawn, leases)
 
 
 def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
@@ -112,16 +135,14 @@ def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
         LeaseLost: another trainer draws for this run.
     """
     workers.hold_place(tx, draw.worker_id)
-    rows = _select(tx, draw, "draw_rows", {"seed": draw.seed})
+    rows = _select(tx, draw, "draw_rows", {})
     if not rows:
         return None
     epoch = rows[0]["use_count"]
     items = [Item(row["id"], None, row["reward"]) for row in rows if row["use_count"] == epoch]
     drawn = _Drawn("draw_rows", "epochs", items, len(items), epoch, rows[0]["snapshot"])
-    batch = _record(tx, draw, _version(tx, draw), drawn)
-    _lock(tx, [batch.id])
-    _lease(tx, draw, "lease_experiences", [item.experience_id for item in items])
-    return batch
+    leases = {"lease_experiences": [item.experience_id for item in items]}
+    return _record(tx, draw, _version(tx, draw), drawn, leases)
 
 
 def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
@@ -131,7 +152,7 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
         LeaseLost: another trainer draws for this run.
     """
     workers.hold_place(tx, draw.worker_id)
-    rows = _select(tx, draw, "draw_pairs", {"seed": draw.seed})
+    rows = _select(tx, draw, "draw_pairs", {})
     if not rows:
         return None
     epoch = rows[0]["use_count"]
@@ -142,9 +163,8 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
         for side in ("chosen", "rejected")
     ]
     drawn = _Drawn("draw_pairs", "epochs", items, len(pairs), epoch, rows[0]["snapshot"])
-    batch = _record(tx, draw, _version(tx, draw), drawn)
-    _lease(tx, draw, "lease_preferences", [row["id"] for row in pairs])
-    return batch
+    leases = {"lease_preferences": [row["id"] for row in pairs]}
+    return _record(tx, draw, _version(tx, draw), drawn, leases)
 
 
 def read(tx: Transaction, batch_id: int) -> list[Row]:
@@ -154,10 +174,11 @@ def read(tx: Transaction, batch_id: int) -> list[Row]:
         NotFound: a row's arrays are gone.
     """
     rows = tx.execute(query("read_batch"), {"batch_id": batch_id}, binary=True).fetchall()
-    gone = [row["experience_id"] for row in rows if row["data"] is None]
+    gone = [row["experience_id"] for row in rows if row["codec"] is None]
     if gone or not rows:
         which = f"experience {gone[0]}" if len(gone) == 1 else f"{len(gone) or 'all'} of its rows"
         raise NotFound(f"The arrays of batch {batch_id} are gone: {which} cannot be read any more.")
+    payloads.fetch_archived(tx, rows)
     return [
         Row(payload=arrays.decode(row.pop("codec"), row.pop("data"), row.pop("num_tokens")), **row)
         for row in rows
@@ -169,10 +190,7 @@ def held_out(tx: Transaction, run_id: int, pairs: bool, limit: int) -> list[arra
     name = "held_out_pairs" if pairs else "held_out_rows"
     rows = tx.execute(query(name), {"run_id": run_id, "limit": limit}).fetchall()
     ids = [row[side] for row in rows for side in (("chosen_id", "rejected_id") if pairs else ("id",))]
-    found = {
-        row["id"]: arrays.decode(row["codec"], row["data"], row["num_tokens"])
-        for row in tx.execute(query("read_payloads"), {"ids": ids}, binary=True)
-    }
+    found = payloads.read(tx, ids)
     return [found[experience_id] for experience_id in ids]
 
 
@@ -258,6 +276,8 @@ class _Drawn:
     snapshot: str
     """The pg_snapshot that the draw's statement saw."""
     max_staleness: int | None = None
+    parameters: Mapping[str, float] | None = None
+    """What the sampler was given and chose, so that the draw can be run again."""
 
 
 def _select(tx: Transaction, draw: Draw, name: str, values: dict[str, int | None]) -> list[DictRow]:
@@ -265,51 +285,56 @@ def _select(tx: Transaction, draw: Draw, name: str, values: dict[str, int | None
     return tx.execute(query(name), limits | values).fetchall()
 
 
-def _record(tx: Transaction, draw: Draw, version: int, drawn: _Drawn) -> Batch:
-    row = tx.execute(
-        query("insert_batch"),
-        {
-            "run_id": draw.run_id,
-            "step": draw.step,
-            "worker_id": draw.worker_id,
-            "version": version,
-            "max_staleness": drawn.max_staleness,
-            "size": drawn.size,
-            "epoch": drawn.epoch,
-            "sampler": drawn.sampler,
-            "seed": draw.seed,
-            "query": query(drawn.query),
-            "snapshot": drawn.snapshot,
-        },
-    ).fetchone()
+def _record(
+    tx: Transaction, draw: Draw, version: int, drawn: _Drawn, leases: Mapping[str, Sequence[int]]
+) -> Batch:
+    """Write the batch and take its leases, ids by statement, in one round trip."""
+    values = _recorded(draw, version, drawn)
+    with tx.pipeline():
+        inserted = tx.execute(query("insert_batch"), values)
+        leased = [
+            (ids, tx.execute(query(statement), {"ids": ids, "worker_id": draw.worker_id}))
+            for statement, ids in leases.items()
+        ]
+    row = inserted.fetchone()
     if row is None:
         raise LeaseLost(f"Step {draw.step} has a batch already: another trainer took the run over.")
-    tx.execute(
-        query("insert_batch_items"),
-        {
-            "batch_id": row["id"],
-            "experience_ids": [item.experience_id for item in drawn.items],
-            "preference_ids": [item.preference_id for item in drawn.items],
-            "rewards": [item.reward for item in drawn.items],
-            "advantages": [item.advantage for item in drawn.items],
-            "staleness": [item.staleness for item in drawn.items],
-        },
-    )
+    for ids, cursor in leased:
+        if cursor.rowcount != len(ids):
+            raise LeaseLost(
+                f"Of what step {draw.step} drew, {len(ids) - cursor.rowcount} of {len(ids)} are not ready "
+                "any more: another trainer took the run over."
+            )
     return Batch(row["id"], draw.step, drawn.size, drawn.epoch, version)
+
+
+def _recorded(draw: Draw, version: int, drawn: _Drawn) -> dict[str, Any]:
+    return {
+        "run_id": draw.run_id,
+        "step": draw.step,
+        "worker_id": draw.worker_id,
+        "version": version,
+        "max_staleness": drawn.max_staleness,
+        "size": drawn.size,
+        "epoch": drawn.epoch,
+        "sampler": drawn.sampler,
+        "seed": draw.seed,
+        "query": query(drawn.query),
+        "snapshot": drawn.snapshot,
+        "parameters": Jsonb(drawn.parameters) if drawn.parameters else None,
+        "experience_ids": [item.experience_id for item in drawn.items],
+        "preference_ids": [item.preference_id for item in drawn.items],
+        "rewards": [item.reward for item in drawn.items],
+        "advantages": [item.advantage for item in drawn.items],
+        "staleness": [item.staleness for item in drawn.items],
+        "probabilities": [item.probability for item in drawn.items],
+        "weights": [item.weight for item in drawn.items],
+    }
 
 
 def _lock(tx: Transaction, batch_ids: Sequence[int]) -> None:
     for name in ("lock_batch_groups", "lock_batch_rows"):
         tx.execute(query(name), {"batch_ids": batch_ids})
-
-
-def _lease(tx: Transaction, draw: Draw, statement: str, ids: Sequence[int]) -> None:
-    leased = tx.execute(query(statement), {"ids": ids, "worker_id": draw.worker_id}).rowcount
-    if leased != len(ids):
-        raise LeaseLost(
-            f"Of what step {draw.step} drew, {len(ids) - leased} of {len(ids)} are not ready any more: "
-            "another trainer took the run over."
-        )
 
 
 def _expire(tx: Transaction, run_id: int, version: int, max_staleness: int) -> None:

@@ -78,4 +78,4 @@ def drop(tx: Transaction, run_id: int, rows: Sequence[tuple[int, str, str]]) -> 
             "details": [json.dumps({"error": explanation}) for _, _, explanation in rows],
         },
     )
-    tx.execute(query("drop_pairs_of"), {"ids": ids, "stage": "encode"})
+    tx.execute(query("drop_pairs_of"), {"run_id": run_id, "ids": ids, "stage": "encode"})

@@ -5,6 +5,7 @@ what a row's state was then follows from the transactions that made rows ready, 
 and reward events of the time. They change nothing.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -17,6 +18,9 @@ from trinity_db.schema.queries import query
 
 _DRAWS = {
     ("fifo", False): "replay_groups",
+    ("newest", False): "replay_groups",
+    ("uniform", False): "replay_by_chance",
+    ("prioritized", False): "replay_by_chance",
     ("epochs", False): "replay_rows",
     ("epochs", True): "replay_pairs",
 }
@@ -39,6 +43,8 @@ class Recorded:
     epoch: int
     sampler: str
     seed: int
+    parameters: dict[str, float] | None
+    """What else the sampler was given and chose; None where it needed nothing."""
     snapshot: str | None
     """What the draw could see; None where it was drawn by a version that did not record it."""
     rows: int
@@ -59,7 +65,7 @@ def find(tx: Transaction, batch_id: int) -> Recorded:
 
 
 def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
-    """Run the draw again on its snapshot; where rows, order, reward or staleness first differ, or None.
+    """Run the draw again on its snapshot; where rows, order or numbers first differ, or None.
 
     Raises:
         TrinityError: the batch was drawn before snapshots were recorded.
@@ -72,9 +78,20 @@ def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
     drawn = tx.execute(query("recorded_items"), values).fetchall()
     again = tx.execute(query(_DRAWS[recorded.sampler, recorded.has_pairs]), values).fetchall()
     for place, (then, now) in enumerate(zip_longest(drawn, again)):
-        if then != now:
+        if not _is_same(then, now):
             return f"row {place}: the batch has {_described(then)}, the draw gives {_described(now)}"
     return None
+
+
+def _is_same(then: DictRow | None, now: DictRow | None) -> bool:
+    """Equal; but chances that follow from rewards may have been added up in another order."""
+    if then is None or now is None:
+        return False
+    was, is_now = then.get("probability"), now.get("probability")
+    is_as_likely = was == is_now or (
+        was is not None and is_now is not None and math.isclose(was, is_now, rel_tol=1e-9)
+    )
+    return is_as_likely and all(then[name] == value for name, value in now.items() if name != "probability")
 
 
 def _described(row: DictRow | None) -> str:
@@ -83,4 +100,5 @@ def _described(row: DictRow | None) -> str:
     pair = "" if row["preference_id"] is None else f" of pair {row['preference_id']}"
     staleness = "" if row["staleness"] is None else f", staleness {row['staleness']}"
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']}"
-    return f"experience {row['experience_id']}{pair} ({reward}{staleness})"
+    chance = "" if row.get("probability") is None else f", probability {row['probability']}"
+    return f"experience {row['experience_id']}{pair} ({reward}{staleness}{chance})"

@@ -88,6 +88,7 @@ def record(
         },
     )
     tx.execute(query("refresh_rewards"), {"ids": experiences})
+    tx.execute(query("refresh_pairs"), {"ids": experiences})
     tx.execute(query("refresh_groups"), {"group_ids": groups})
     runs.announce(tx, run_id)
 

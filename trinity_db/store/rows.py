@@ -48,24 +48,31 @@ class Verdict:
 
 
 def claim(
-    tx: Transaction, stage: Stage, run_id: int, worker_id: int, limit: int, max_attempts: int = 3
+    tx: Transaction,
+    stage: Stage,
+    run_id: int,
+    worker_id: int,
+    limit: int,
+    max_attempts: int = 3,
+    after: int = 0,
 ) -> list[DictRow]:
-    """Lease up to `limit` rows for a stage and read what it needs to judge them.
+    """Lease up to `limit` rows for a stage, oldest first from the id `after` on, and read what judging needs.
 
     A row whose claims end without a verdict may be killing the process that judges it. It goes to the end of
-    the line, and its last attempt is made alone, so that it takes no neighbour with it.
+    the line, and its last attempt is made alone, so that it takes no neighbour with it; only a claim from the
+    beginning sees that no other is left.
     """
     values = {
+        "after": after,
         "run_id": run_id,
         "worker_id": worker_id,
         "limit": limit,
         "suspect": max(max_attempts - 1, 1),
         "state": stage.state,
     }
-    claimed = (
-        tx.execute(query(stage.claim), values).fetchall()
-        or tx.execute(query("claim_suspect"), values).fetchall()
-    )
+    claimed = tx.execute(query(stage.claim), values).fetchall()
+    if not claimed and not after:
+        claimed = tx.execute(query("claim_suspect"), values).fetchall()
     ids = [row["id"] for row in claimed]
     return tx.execute(query(stage.read), {"ids": ids}, binary=True).fetchall() if ids else []
 
@@ -89,31 +96,40 @@ def finish(
     """
     rewards.lock(tx, [event for verdict in verdicts for event in verdict.events])  # groups before rows
     held = _hold(tx, worker_id, verdicts)
-    _record(tx, stage, verdicts, held)
-    judged = _bury(tx, stage, [verdict for verdict in verdicts if verdict.id in held], max_attempts)
-    for statement, outcome in (
-        (stage.move, Outcome.PASSED),
-        ("drop_held", Outcome.DROPPED),
-        ("release_held", Outcome.FAILED),
-    ):
-        if chosen := [verdict.id for verdict in judged if verdict.outcome == outcome]:
-            tx.execute(query(statement), {"ids": chosen})
-    _record_drops(tx, stage, run_id, [v for v in judged if v.outcome == Outcome.DROPPED])
-    rewards.record(tx, run_id, stage.processor, [event for verdict in judged for event in verdict.events])
-    runs.announce(tx, run_id)
+    with tx.pipeline():  # one round trip for all that needs no answer
+        _record(tx, stage, verdicts, held)
+        judged = _bury(tx, stage, [verdict for verdict in verdicts if verdict.id in held], max_attempts)
+        for statement, outcome in (
+            (stage.move, Outcome.PASSED),
+            ("drop_held", Outcome.DROPPED),
+            ("release_held", Outcome.FAILED),
+        ):
+            if chosen := [verdict.id for verdict in judged if verdict.outcome == outcome]:
+                tx.execute(query(statement), {"ids": chosen})
+        _record_drops(tx, stage, run_id, [v for v in judged if v.outcome == Outcome.DROPPED])
+        rewards.record(tx, run_id, stage.processor, [event for verdict in judged for event in verdict.events])
+        runs.announce(tx, run_id)
     return held
 
 
 def settle_groups(
-    tx: Transaction, run_id: int, min_group_size: int, limit: int, requires_reward: str | None = None
+    tx: Transaction,
+    run_id: int,
+    min_group_size: int,
+    limit: int,
+    requires_reward: str | None = None,
+    group_ids: Collection[int] | None = None,
 ) -> int:
     """Make complete, wholly processed groups ready, or drop those with too few members; returns how many.
 
+    Of these groups, or up to `limit` of the run. It looks at each complete group, the oldest first.
     With `requires_reward` a group waits until that source has said something of each member that is left; one
     that has too few members waits for nobody.
     """
     values = {"run_id": run_id, "min_group_size": min_group_size, "requires_reward": requires_reward}
-    picked = [row["id"] for row in tx.execute(query("pick_groups"), {**values, "limit": limit})]
+    among = None if group_ids is None else list(group_ids)
+    limits = {"among": among, "limit": limit if among is None else len(among)}
+    picked = [row["id"] for row in tx.execute(query("pick_groups"), values | limits)]
     if not picked:
         return 0
     settled = tx.execute(query("settle_groups"), {**values, "group_ids": picked}).fetchall()
@@ -135,12 +151,22 @@ def settle_groups(
     return len(settled)
 
 
-def pair_groups(tx: Transaction, run_id: int, margin: float) -> int:
-    """Derive preferences from the rewards inside each group; returns how many are new."""
-    made = tx.execute(query("pair_groups"), {"run_id": run_id, "margin": margin}).rowcount
-    if made:
+def pair_groups(tx: Transaction, run_id: int, margin: float, limit: int) -> int | None:
+    """Derive preferences from the rewards inside groups that changed, for up to `limit` changes.
+
+    Returns how many preferences are new; None when no change is left that another processor has not taken.
+    """
+    due = tx.execute(query("take_pairings"), {"run_id": run_id, "limit": limit}).fetchall()
+    if not due:
+        return None
+    group_ids = list({row["group_id"] for row in due})
+    tx.execute(query("lock_paired_groups"), {"group_ids": group_ids})
+    values = {"run_id": run_id, "margin": margin, "group_ids": group_ids}
+    row = tx.execute(query("pair_groups"), values).fetchone()
+    assert row is not None
+    if row["pairs"]:
         runs.announce(tx, run_id)
-    return made
+    return int(row["pairs"])
 
 
 def count_unprocessed(tx: Transaction, run_id: int, requires_reward: str | None = None) -> int:
@@ -152,12 +178,10 @@ def count_unprocessed(tx: Transaction, run_id: int, requires_reward: str | None 
 
 
 def _hold(tx: Transaction, worker_id: int, verdicts: Sequence[Verdict]) -> set[int]:
-    values = {
-        "ids": [verdict.id for verdict in verdicts],
-        "attempts": [verdict.attempt for verdict in verdicts],
-        "worker_id": worker_id,
-    }
-    return {row["id"] for row in tx.execute(query("hold_rows"), values)}
+    values = {"ids": [verdict.id for verdict in verdicts], "worker_id": worker_id}
+    attempts = {verdict.id: verdict.attempt for verdict in verdicts}
+    rows = tx.execute(query("hold_rows"), values)
+    return {row["id"] for row in rows if row["attempt"] == attempts[row["id"]]}
 
 
 def _bury(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], max_attempts: int) -> list[Verdict]:

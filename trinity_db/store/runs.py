@@ -23,6 +23,7 @@ class Run:
     kind: RunKind
     state: RunState
     config: dict[str, Any]
+    seed: int
     created_at: datetime
 
 
@@ -44,6 +45,7 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
         RunKind(row["kind"]),
         RunState(row["state"]),
         row["config"],
+        row["seed"],
         row["created_at"],
     )
 
@@ -135,6 +137,7 @@ def _adopt(tx: Transaction, run: Run, source: Run, holdout: float) -> None:
     if source.kind != RunKind.DATA:
         raise ConfigError(f"data: '{source.name}' is a training run, not an imported data set.")
     values = {"run_id": run.id, "source_run_id": source.id, "holdout": holdout}
+    tx.execute(query("lock_taskset"), {"name": source.name})  # no import comes between rows and their pairs
     tx.execute(query("adopt_experiences"), values)
     tx.execute(query("adopt_preferences"), values)
 

@@ -1,0 +1,162 @@
+-- name: draw_groups
+-- The members of the oldest ready groups within the staleness limit, in order, with their rewards and the snapshot
+-- in which this one statement saw all that. It locks nothing: what it says holds for its snapshot, also when it is
+-- run again (replay_groups), and the lease that follows takes all of it or nothing.
+WITH picked AS MATERIALIZED (
+    SELECT g.id
+    FROM trinity.rollout_group g
+    WHERE g.run_id = %(run_id)s AND g.state = 'ready'
+      AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
+      AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
+                            WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+    ORDER BY g.id
+    LIMIT %(size)s
+)
+SELECT e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness, NULL::float8 AS probability,
+       pg_current_snapshot()::text AS snapshot
+FROM picked
+JOIN trinity.experience e ON e.group_id = picked.id
+WHERE (e.state = 'ready') IS TRUE AND e.source_id IS NULL
+ORDER BY e.group_id, e.id
+
+-- name: draw_newest
+-- The members of the newest ready groups within the staleness limit: as draw_groups, from the other end.
+WITH picked AS MATERIALIZED (
+    SELECT g.id
+    FROM trinity.rollout_group g
+    WHERE g.run_id = %(run_id)s AND g.state = 'ready'
+      AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
+      AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
+                            WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+    ORDER BY g.id DESC
+    LIMIT %(size)s
+)
+SELECT e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness, NULL::float8 AS probability,
+       pg_current_snapshot()::text AS snapshot
+FROM picked
+JOIN trinity.experience e ON e.group_id = picked.id
+WHERE (e.state = 'ready') IS TRUE AND e.source_id IS NULL
+ORDER BY e.group_id, e.id
+
+-- name: draw_by_chance
+-- The members of :size groups that are picked one after the other, each with a chance in proportion to its weight,
+-- priority ^ alpha, among those that are left. That is to say the groups with the smallest keys, where a key is
+-- exponential with the weight as its rate. All chance is hashes of seed and step: drawn again, the draw is the same.
+--
+-- An octave of few groups gives each of them its key. The others are probed: a probe picks an octave, one of its cells
+-- (intervals of the order of hashes) and one of 40 places there; the group at that place, if any, is hit with its share
+-- of the octave's largest weight. Probes come at random times, so that each group is hit at the times of a Poisson
+-- process of its own, with its weight as the rate; the first hit is its key. The width of cells changes what it costs,
+-- not the law. Undecided, without members, when the probes end too soon. (That a cell holds more than 40 groups, the
+-- rest of which would have no place, has a chance of 1e-13 a probe.)
+WITH entry AS MATERIALIZED (
+    SELECT o.octave, g.id, g.priority, g.position
+    FROM generate_series(%(lowest)s::integer, 60) AS o (octave)
+    CROSS JOIN LATERAL (
+        SELECT g.id, g.priority, hashint8extended(g.id, 0) AS position
+        FROM trinity.rollout_group g
+        WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.octave = o.octave
+          AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
+        ORDER BY hashint8extended(g.id, 0)
+        LIMIT %(few)s::bigint + 1
+    ) g
+),
+octave AS MATERIALIZED (
+    -- So many bits of a hash name a cell that it holds 4 to 8 groups, as the first ones tell.
+    SELECT e.octave, power(2, %(alpha)s::float8 * e.octave) AS ceiling, count(*) > %(few)s::bigint AS is_probed,
+           ceil(ln(count(*) / 8.0::float8 / (max(e.position) / 18446744073709551616::float8 + 0.5)) / ln(2::float8))
+               AS bits
+    FROM entry e
+    GROUP BY e.octave
+),
+probed AS MATERIALIZED (
+    SELECT o.octave, o.ceiling, -1::bigint << (64 - o.bits::integer) AS mask,
+           coalesce(sum(o.rate) OVER (ORDER BY o.octave ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS above,
+           sum(o.rate) OVER (ORDER BY o.octave ROWS UNBOUNDED PRECEDING) AS upto, sum(o.rate) OVER () AS total
+    FROM (SELECT *, 40 * octave.ceiling * power(2, octave.bits) AS rate FROM octave WHERE octave.is_probed) o
+),
+probe AS MATERIALIZED (
+    SELECT sum(-ln(trinity.unit(h.pause))) OVER (ORDER BY n) / t.total AS at, trinity.unit(h.octave) * t.total AS mark,
+           h.cell, floor(trinity.unit(h.place) * 40)::bigint AS place, trinity.unit(h.luck) AS luck
+    FROM (SELECT max(upto) AS total FROM probed) t
+    CROSS JOIN generate_series(1, %(probes)s::bigint) n
+    CROSS JOIN LATERAL (
+        SELECT trinity.chance(8 * n, d.seed) AS pause, trinity.chance(8 * n + 1, d.seed) AS octave,
+               trinity.chance(8 * n + 2, d.seed) AS cell, trinity.chance(8 * n + 3, d.seed) AS place,
+               trinity.chance(8 * n + 4, d.seed) AS luck
+        FROM (SELECT trinity.chance(%(step)s::bigint, %(seed)s::bigint) AS seed) d
+    ) h
+    WHERE t.total IS NOT NULL
+),
+hit AS MATERIALIZED (
+    SELECT g.id, g.weight, p.at
+    FROM probe p
+    JOIN probed o ON p.mark >= o.above AND p.mark < o.upto
+    CROSS JOIN LATERAL (
+        SELECT g.id, power(g.priority, %(alpha)s) AS weight
+        FROM trinity.rollout_group g
+        WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.octave = o.octave
+          AND hashint8extended(g.id, 0) BETWEEN (p.cell & o.mask) AND (p.cell | ~o.mask)
+          AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
+        ORDER BY hashint8extended(g.id, 0)
+        OFFSET p.place LIMIT 1
+    ) g
+    WHERE p.luck * o.ceiling < g.weight
+),
+keyed AS (
+    SELECT e.id, power(e.priority, %(alpha)s) AS weight,
+           -ln(trinity.unit(trinity.chance(8 * e.id + 5, trinity.chance(%(step)s::bigint, %(seed)s::bigint))))
+               / power(e.priority, %(alpha)s) AS key
+    FROM entry e
+    WHERE e.octave NOT IN (SELECT octave FROM probed)
+    UNION ALL
+    SELECT h.id, h.weight, min(h.at) FROM hit h GROUP BY h.id, h.weight
+),
+-- One more than are drawn: its key says how likely the others were.
+picked AS MATERIALIZED (
+    SELECT k.id, k.weight, k.key
+    FROM keyed k
+    WHERE k.key <= coalesce((SELECT max(at) FROM probe), 'Infinity')
+    ORDER BY k.key, k.id
+    LIMIT %(size)s + 1
+),
+verdict AS MATERIALIZED (
+    SELECT count(*) > %(size)s OR NOT EXISTS (SELECT FROM probed) AS is_decided,
+           CASE WHEN count(*) > %(size)s THEN max(p.key) ELSE 'Infinity' END AS key
+    FROM picked p
+)
+SELECT v.is_decided, e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness,
+       1 - exp(-least(p.weight * v.key, 700)) AS probability, pg_current_snapshot()::text AS snapshot
+FROM verdict v
+LEFT JOIN picked p ON v.is_decided AND p.key < v.key
+LEFT JOIN trinity.experience e ON e.group_id = p.id AND (e.state = 'ready') IS TRUE AND e.source_id IS NULL
+ORDER BY e.group_id, e.id
+
+-- name: draw_rows
+-- Rows for imitation, in an order that is shuffled anew for each pass over the data and the same after a
+-- restart. Rows known to be bad are never imitated, rejected ones and those with a reward of zero or less; nor are
+-- those without tokens: none of them has a place. As in draw_groups, all of it as the snapshot saw it.
+SELECT e.id, e.use_count, e.reward, pg_current_snapshot()::text AS snapshot
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.place IS NOT NULL
+ORDER BY e.use_count, e.place, e.id
+LIMIT %(limit)s
+
+-- name: draw_pairs
+-- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart. A pair that
+-- was derived from rewards must still agree with them. As in draw_groups, all of it as the snapshot saw it.
+-- Limit: pairs of rows that were adopted after the trainer's start have no tokens before its next one; each draw passes
+-- by those at the head of the order, at about 30 microseconds a pair.
+SELECT p.id, p.use_count, p.chosen_id, p.rejected_id, sides.chosen_reward, sides.rejected_reward,
+       pg_current_snapshot()::text AS snapshot
+FROM trinity.preference p
+-- LIMIT so that the planner looks both rows up for each pair in turn, and does not join all before it sorts them.
+CROSS JOIN LATERAL (SELECT chosen.reward AS chosen_reward, rejected.reward AS rejected_reward
+                    FROM trinity.experience chosen, trinity.experience rejected
+                    WHERE chosen.id = p.chosen_id AND rejected.id = p.rejected_id
+                      AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
+                      AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
+                    LIMIT 1) AS sides
+WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.place IS NOT NULL
+ORDER BY p.use_count, p.place, p.id
+LIMIT %(limit)s
