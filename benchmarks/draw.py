@@ -47,11 +47,16 @@ FLOOR_BAR = Bar(2.5, at_most=True)
 GROWTH_BAR = Bar(1.3, at_most=True)
 PEER_BARS = {"reverb": Bar(1, at_most=True), "trinity_rft": Bar(1, at_most=True)}
 PEER_DRAWS = 20  # of one repetition, of 64 rows
-ORDERS = ("fifo", "newest", "uniform", "prioritized")
-# At 100 k rows those that are filled in seconds, and Trinity-RFT (minutes) in the order of its bar.
+# The orders that each of them knows; at 100 k rows those that are filled in seconds.
 PEERS: dict[str, dict[str, tuple[str, ...]]] = {
-    "10 k": dict.fromkeys(peer.NAMES, ORDERS),
-    "100 k": {"reverb": ORDERS, "torchrl": ORDERS, "trinity_rft": ("newest",)},
+    "10 k": {
+        "trinity_rft": ("fifo", "newest"),
+        "agent_lightning": ("fifo",),
+        "torchrl": ("fifo", "uniform"),
+        "reverb": ("uniform", "prioritized"),
+        "transfer_queue": ("fifo",),
+    },
+    "100 k": {"torchrl": ("uniform",), "reverb": ("uniform", "prioritized")},
 }
 TEMPLATES = 64  # rows whose arrays all others copy
 WITH_ARRAYS = 1_024_000  # rows of the largest store that is filled with them
@@ -183,8 +188,7 @@ def _peers(
             answer = peer.ask(context, name, asked)
             found += peer.results(MEASURE, variant, answer)
             if answer.repetitions:
-                bar = PEER_BARS.get(name) if size == COMPARED else None
-                ours = medians[order, BARRED_ROWS]
+                ours, bar = medians[order, BARRED_ROWS], PEER_BARS.get(name)
                 found.append(ratio(MEASURE, variant, ours, answer.latencies(50), answer.who, bar))
     return found
 

@@ -30,7 +30,8 @@ Value = TypeVar("Value")
 
 MEASURE = "offline"
 FLOOR = "bare SELECT"
-ADOPTED = (10_240, 102_400, 1_024_000)
+ADOPTED = (10_240, 102_400)
+FULL_ADOPTED = (*ADOPTED, 1_024_000)
 BATCHES = (64, 512)  # rows, or pairs
 STEPS = 40  # of one repetition
 EPOCHS = 10_000  # the smallest data set is used many times over; rows never end as trained
@@ -104,7 +105,7 @@ class _Trainer:
 def run(context: Context) -> list[Result]:
     """Rows and pairs, at each number of adopted rows; the set-up of a million takes minutes."""
     found = []
-    for adopted in ADOPTED:
+    for adopted in FULL_ADOPTED if context.full else ADOPTED:
         for kind in ("sft", "dpo"):
             with context.server() as server:
                 rows = context.rows(adopted)
