@@ -156,7 +156,9 @@ def _wanted_indexes() -> dict[str, tuple[str, bool]]:
             wanted[str(index.name)] = (at_work, bool(index.unique))
         for rule in table.constraints:
             if isinstance(rule, PrimaryKeyConstraint | UniqueConstraint):
-                wanted[str(rule.name)] = (str(AddConstraint(rule).compile(dialect=dialect)), True)
+                # Not isolated: the models would make their tables without it from then on.
+                addition = AddConstraint(rule, isolate_from_table=False)
+                wanted[str(rule.name)] = (str(addition.compile(dialect=dialect)), True)
     return wanted
 
 
