@@ -8,7 +8,7 @@ PEERS  := .venv-bench
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos bench check format migration clean
+.PHONY: help demo test scale chaos bench check format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ demo: $(VENV)/.demo ## Teach a small model from nothing, all three roles at work
 
 test: $(VENV)/.test ## Run all tests
 	$(BIN)/python -m pytest
+
+scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million rows (about two minutes)
+	$(BIN)/python -m pytest tests/scale
 
 chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make chaos MINUTES=10 SEED=7 REPORT=file.json
 	$(BIN)/python -m pytest tests/chaos -s $(MINUTES:%=--minutes %) $(SEED:%=--seed %) $(REPORT:%=--report %)
