@@ -186,6 +186,33 @@ def test_joining_a_run_tries_no_row_again_and_finds_those_that_came_since(scene:
     assert run.rows(counts, run.run.id, run.run.id) == [(15 + 3 + 4, 7)]
 
 
+def test_a_pair_that_the_run_derived_hides_none_that_is_imported_later(scene: Scene) -> None:
+    import_records(scene.database, "set", [trajectory(0, "good"), trajectory(0, "bad")])
+    run = Scene.open(scene.database, "run", data=["set"])
+    good, bad = scene.values("SELECT id FROM trinity.rollout ORDER BY id")
+    correct(run, good, 1.0)
+    correct(run, bad, 0.0)
+    assert run.pair() == 1
+    # The last one is the pair that was derived.
+    import_records(scene.database, "set", [preference(1), preference(2), preference(0)])
+    run.adopt_again("set")
+    sources = "SELECT source FROM trinity.preference WHERE run_id = %s ORDER BY source"
+    assert run.values(sources, run.run.id) == ["import", "import", "pair"]
+
+
+def test_a_pair_comes_back_when_rewards_agree_again_also_where_a_row_has_expired(scene: Scene) -> None:
+    scene.make_ready(1, rewards=(1.0, 0.0))
+    assert scene.pair() == 1
+    _, worse = scene.values("SELECT id FROM trinity.rollout ORDER BY id")
+    in_passes = "SELECT seed IS NOT NULL FROM trinity.preference"
+    correct(scene, worse, 2.0)
+    assert scene.values(in_passes) == [False]
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.experience SET state = 'expired'")
+    correct(scene, worse, 0.0)
+    assert scene.values(in_passes) == [True]
+
+
 def test_a_row_that_a_later_import_calls_worse_is_not_imitated_any_more(scene: Scene) -> None:
     import_records(scene.database, "set", [trajectory(0, "bad"), trajectory(0, "other")])
     run = Scene.open(scene.database, "run", data=["set"])

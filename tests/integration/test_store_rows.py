@@ -19,6 +19,8 @@ from tests.rows import (
     trajectory,
 )
 from trinity_db.database import Transaction
+from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors.service import Processors
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import rewards, rows
 from trinity_db.store.rows import CLEAN, SCORE, Verdict
@@ -361,3 +363,15 @@ def test_a_claim_that_was_rolled_back_took_nothing(scene: Scene) -> None:
         rows.claim(tx, CLEAN, scene.run.id, scene.processor, 10)
     assert len(claim_rows(scene)) == 2
     assert scene.values("SELECT attempt FROM trinity.experience") == [1, 1]
+
+
+def test_a_drain_settles_groups_that_others_left_complete(scene: Scene) -> None:
+    processors = Processors(scene.database, scene.run, ProcessorsConfig(), drain=True)
+    processors.worker_id = scene.processor
+    assert not processors.work()
+    assert processors.is_done()
+    [group] = scene.claim(1)
+    scene.write([rollout(group, member, error="out of memory") for member in group.members])
+    assert not processors.is_done()
+    assert scene.values("SELECT state FROM trinity.rollout_group") == ["dropped"]
+    assert processors.is_done()
