@@ -121,8 +121,6 @@ class Archiver:
             self._sweep(lease, writer)
         if writer.has_many_files():
             writer.merge_files()
-        with self._database.transaction() as tx:
-            payloads.record_tending(tx, lease)
 
     def _sweep(self, lease: payloads.Lease, writer: Writer) -> None:
         orphans: list[int] = []

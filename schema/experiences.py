@@ -1,7 +1,6 @@
 """What is trained on: the narrow hot row, the text for people, the arrays for the trainer."""
 
 import uuid
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -188,6 +187,4 @@ class Archive(Base):
     # What was archived in all.
     num_rows: Mapped[int] = mapped_column(server_default="0")
     num_bytes: Mapped[int] = mapped_column(server_default="0")
-    # When orphans were last swept and small files last merged.
-    tended_at: Mapped[datetime | None]
     created_at: Mapped[Now]

@@ -56,9 +56,6 @@ FROM unnest(%(ids)s::bigint[], %(archive_rows)s::bigint[]) AS n (id, archive_row
 LEFT JOIN trinity.payload p ON p.experience_id = n.id AND p.archive_row = n.archive_row
 WHERE p.experience_id IS NULL
 
--- name: tend_archive
-UPDATE trinity.archive a SET tended_at = clock_timestamp() WHERE a.run_id = %(run_id)s
-
 -- name: archived_runs
 -- Whose archive has which of these rows.
 SELECT r.name, r.id, r.created_at, e.ids

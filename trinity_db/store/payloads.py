@@ -141,11 +141,6 @@ def orphans(tx: Transaction, lease: Lease, archive_rows: Sequence[tuple[int, int
     return [row["archive_row"] for row in tx.execute(query("archive_orphans"), values)]
 
 
-def record_tending(tx: Transaction, lease: Lease) -> None:
-    """Orphans are gone and files are merged."""
-    tx.execute(query("tend_archive"), {"run_id": lease.run_id})
-
-
 def _hold(tx: Transaction, lease: Lease) -> int:
     """Let nobody become the archiver before this transaction ends; how many payloads were archived."""
     workers.hold_place(tx, lease.worker_id)

@@ -184,7 +184,6 @@ def _archive() -> None:
         sa.Column("attempt", sa.Integer(), server_default="0", nullable=False),
         sa.Column("num_rows", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("num_bytes", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("tended_at", sa.DateTime(timezone=True)),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.ForeignKeyConstraint(
             ["run_id"], ["trinity.run.id"], name=op.f("archive_run_id_fkey"), ondelete="CASCADE"
