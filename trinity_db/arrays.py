@@ -40,9 +40,12 @@ class Payload:
             )
         if (self.logprobs is None) != (self.versions is None):
             raise ValueError("A payload has log-probabilities and versions, or neither.")
+        if self.logprobs is None or self.versions is None:
+            return
+        num_trained = self.num_trained
         for name, values in (("log-probabilities", self.logprobs), ("versions", self.versions)):
-            if values is not None and (values.shape != (self.num_trained,) or not values.size):
-                raise ValueError(f"{values.shape} {name} do not fit {self.num_trained} trained tokens.")
+            if values.shape != (num_trained,) or not num_trained:
+                raise ValueError(f"{values.shape} {name} do not fit {num_trained} trained tokens.")
 
     @property
     def num_tokens(self) -> int:
@@ -72,13 +75,14 @@ def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
     if num_tokens < 0 or len(data) < 5 * num_tokens:
         raise ValueError(f"Damaged payload: {len(data)} bytes are too few for {num_tokens} tokens.")
     token_ids = np.frombuffer(data, "<i4", num_tokens)
-    mask = np.frombuffer(data, "u1", num_tokens, offset=4 * num_tokens)
-    if mask.size and mask.max() > 1:
+    mask = np.frombuffer(data, np.bool_, num_tokens, offset=4 * num_tokens)
+    # Counting bytes is ten times as fast as asking arrays of some hundred numbers.
+    num_trained = data.count(1, 4 * num_tokens, 5 * num_tokens)
+    if num_trained + data.count(0, 4 * num_tokens, 5 * num_tokens) != num_tokens:
         raise ValueError("Damaged payload: its action mask holds values other than 0 and 1.")
-    num_trained = int(mask.sum())
     rest = len(data) - 5 * num_tokens
     if rest == 0:
-        return Payload(token_ids, mask.view(np.bool_))
+        return Payload(token_ids, mask)
     if rest != 8 * num_trained:
         raise ValueError(
             f"Damaged payload: {rest} bytes follow the mask, expected 0 or {8 * num_trained} "
@@ -86,7 +90,7 @@ def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
         )
     logprobs = np.frombuffer(data, "<f4", num_trained, offset=5 * num_tokens)
     versions = np.frombuffer(data, "<i4", num_trained, offset=5 * num_tokens + 4 * num_trained)
-    return Payload(token_ids, mask.view(np.bool_), logprobs, versions)
+    return Payload(token_ids, mask, logprobs, versions)
 
 
 def _little(values: NDArray[np.generic], dtype: str) -> memoryview:

@@ -2,6 +2,14 @@
 -- The newest policy version, NULL before the first.
 SELECT max(p.version) AS version FROM trinity.policy_version p WHERE p.run_id = %(run_id)s
 
+-- name: hold_trainer
+-- As hold_place, with the newest version whose checkpoint is there: only this worker publishes another.
+SELECT (SELECT p.version FROM trinity.policy_version p
+        WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL ORDER BY p.version DESC LIMIT 1) AS version
+FROM trinity.worker w
+WHERE w.id = %(worker_id)s AND w.stopped_at IS NULL
+FOR SHARE OF w
+
 -- name: stale_groups
 -- Ready groups that are staler than the limit allows, locked so that they can expire. IS TRUE, wherever rows
 -- are known by id or group, keeps the planner off the partial index of ready ones, as NOT DISTINCT does in hold_rows.

@@ -171,15 +171,16 @@ def test_a_rescuer_waits_for_nobody_and_the_next_finds_what_it_left(scene: Scene
 def copy_and_stop_midway(session: Transaction, worker_id: int, group_id: int) -> None:
     """What a process does that is frozen while it writes a rollout: no time-out of the server's ends it."""
     workers.sign(session, worker_id)
-    session.execute("SET idle_in_transaction_session_timeout = '1ms'")
     session.commit()
-    session.execute("SELECT FROM trinity.rollout_group WHERE id = %s FOR UPDATE", [group_id])
-    session.pgconn.send_query(b"COPY trinity.metric (run_id) FROM STDIN")
+    # One message: between two it would be idle, on a busy machine for longer than a millisecond.
+    held = f"BEGIN; SELECT FROM trinity.rollout_group WHERE id = {group_id} FOR UPDATE"
+    copy = f"SET idle_in_transaction_session_timeout = '1ms'; {held}; COPY trinity.metric (run_id) FROM STDIN"
+    session.pgconn.send_query(copy.encode())
     session.pgconn.flush()
 
 
 def is_copying(scene: Scene, session: Transaction) -> bool:
-    state = "SELECT state || '/' || wait_event FROM pg_stat_activity WHERE pid = %s AND query LIKE 'COPY%%'"
+    state = "SELECT state || '/' || wait_event FROM pg_stat_activity WHERE pid = %s AND query LIKE '%%COPY%%'"
     return scene.values(state, session.info.backend_pid) == ["active/ClientRead"]
 
 

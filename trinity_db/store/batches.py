@@ -20,7 +20,7 @@ from trinity_db import arrays
 from trinity_db.database import Transaction
 from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
-from trinity_db.store import payloads, policies, runs, samplers, workers
+from trinity_db.store import payloads, runs, samplers, workers
 from trinity_db.store.samplers import Sampler
 
 Advantage = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
@@ -89,14 +89,15 @@ def draw_groups(
 ) -> Batch | None:
     """Lease `batch_size` whole groups within the staleness limit; None when there are not enough.
 
+    As all draws, gives back first what this worker drew for this very step before, as when that commit was
+    unclear.
     Groups that are too stale become drops with a reason, also when None is returned. Advantages
     are computed from the rewards as they are in the draw's snapshot, and recorded.
 
     Raises:
         LeaseLost: another trainer draws for this run.
     """
-    workers.hold_place(tx, draw.worker_id)  # a trainer that was replaced may not have heard of it yet
-    version = _version(tx, draw)
+    version = _begin(tx, draw)
     if max_staleness is not None:
         _expire(tx, draw.run_id, version, max_staleness)
     limits = samplers.Limits(draw.run_id, draw.step, draw.seed, draw.batch_size, version, max_staleness)
@@ -134,7 +135,7 @@ def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
     Raises:
         LeaseLost: another trainer draws for this run.
     """
-    workers.hold_place(tx, draw.worker_id)
+    version = _begin(tx, draw)
     rows = _select(tx, draw, "draw_rows", {})
     if not rows:
         return None
@@ -142,7 +143,7 @@ def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
     items = [Item(row["id"], None, row["reward"]) for row in rows if row["use_count"] == epoch]
     drawn = _Drawn("draw_rows", "epochs", items, len(items), epoch, rows[0]["snapshot"])
     leases = {"lease_experiences": [item.experience_id for item in items]}
-    return _record(tx, draw, _version(tx, draw), drawn, leases)
+    return _record(tx, draw, version, drawn, leases)
 
 
 def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
@@ -151,7 +152,7 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
     Raises:
         LeaseLost: another trainer draws for this run.
     """
-    workers.hold_place(tx, draw.worker_id)
+    version = _begin(tx, draw)
     rows = _select(tx, draw, "draw_pairs", {})
     if not rows:
         return None
@@ -164,7 +165,7 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
     ]
     drawn = _Drawn("draw_pairs", "epochs", items, len(pairs), epoch, rows[0]["snapshot"])
     leases = {"lease_preferences": [row["id"] for row in pairs]}
-    return _record(tx, draw, _version(tx, draw), drawn, leases)
+    return _record(tx, draw, version, drawn, leases)
 
 
 def read(tx: Transaction, batch_id: int) -> list[Row]:
@@ -173,7 +174,9 @@ def read(tx: Transaction, batch_id: int) -> list[Row]:
     Raises:
         NotFound: a row's arrays are gone.
     """
-    rows = tx.execute(query("read_batch"), {"batch_id": batch_id}, binary=True).fetchall()
+    with tx.pipeline():  # BEGIN travels along
+        cursor = tx.execute(query("read_batch"), {"batch_id": batch_id}, binary=True)
+    rows = cursor.fetchall()
     gone = [row["experience_id"] for row in rows if row["codec"] is None]
     if gone or not rows:
         which = f"experience {gone[0]}" if len(gone) == 1 else f"{len(gone) or 'all'} of its rows"
@@ -225,7 +228,7 @@ def commit(tx: Transaction, batch: Batch, worker_id: int, max_uses: int) -> bool
 
 
 def reopen_leased(tx: Transaction, draw: Draw) -> None:
-    """Give back a batch that this worker drew for this very step before, as when that commit was unclear."""
+    """Give back a batch that this worker drew for this very step and does not commit."""
     values = {"run_id": draw.run_id, "step": draw.step, "worker_id": draw.worker_id}
     _reopen(tx, draw.run_id, tx.execute(query("leased_batch"), values).fetchall())
 
@@ -256,11 +259,24 @@ def _reopen(tx: Transaction, run_id: int, batches: Sequence[DictRow]) -> None:
         runs.announce(tx, run_id)
 
 
-def _version(tx: Transaction, draw: Draw) -> int:
-    """What staleness is counted from: a version that was withdrawn does not make the others older."""
-    policy = policies.newest(tx, draw.run_id)
-    assert policy is not None, "the trainer publishes version 0 before it draws"
-    return policy.version
+def _begin(tx: Transaction, draw: Draw) -> int:
+    """What every draw begins with, in one round trip; returns the version that staleness is counted from.
+
+    A version that was withdrawn does not make the others older.
+
+    Raises:
+        LeaseLost: the worker was replaced, and may not have heard of it yet.
+    """
+    values = {"run_id": draw.run_id, "step": draw.step, "worker_id": draw.worker_id}
+    with tx.pipeline():
+        leased = tx.execute(query("leased_batch"), values)
+        held = tx.execute(query("hold_trainer"), values)
+    trainer = held.fetchone()
+    if trainer is None:
+        raise workers.replaced(draw.worker_id)
+    _reopen(tx, draw.run_id, leased.fetchall())
+    assert trainer["version"] is not None, "the trainer publishes version 0 before it draws"
+    return int(trainer["version"])
 
 
 @dataclass(frozen=True)

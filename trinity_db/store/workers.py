@@ -59,7 +59,7 @@ def beat(tx: Transaction, worker_id: int) -> None:
         LeaseLost: the worker was taken for gone, or replaced.
     """
     if not tx.execute(query("heartbeat"), {"worker_id": worker_id}).rowcount:
-        raise _replaced(worker_id)
+        raise replaced(worker_id)
 
 
 def hold_place(tx: Transaction, worker_id: int) -> None:
@@ -69,7 +69,7 @@ def hold_place(tx: Transaction, worker_id: int) -> None:
         LeaseLost: somebody did.
     """
     if tx.execute(query("hold_place"), {"worker_id": worker_id}).fetchone() is None:
-        raise _replaced(worker_id)
+        raise replaced(worker_id)
 
 
 def become_trainer(session: Transaction, run_id: int, lock_seconds: float, lease_seconds: float) -> bool:
@@ -120,7 +120,8 @@ def release_own(tx: Transaction, worker_id: int) -> Released:
     return Released(row["experiences"], row["groups"])
 
 
-def _replaced(worker_id: int) -> LeaseLost:
+def replaced(worker_id: int) -> LeaseLost:
+    """The error that tells a worker so."""
     return LeaseLost(
         f"Worker {worker_id} was taken for gone, and another has its place; all that it wrote is kept."
     )
