@@ -1,14 +1,16 @@
 # Two commands: `make demo` and `make test`. Everything they need goes into .venv, pinned by constraints.txt;
-# what `make bench` compares with, into .venv-bench, pinned by benchmarks/peers/requirements.txt.
+# what `make bench` compares with, into .venv-bench, pinned by benchmarks/peers/requirements.txt; what the losses are held
+# to, into .venv-peers, pinned by tests/peers/requirements.txt.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PEERS  := .venv-bench
+BENCH  := .venv-bench
+PEERS  := .venv-peers
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test scale chaos bench check format migration clean
+.PHONY: help demo test test-peers scale chaos bench check format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,13 +21,16 @@ demo: $(VENV)/.demo ## Teach a small model from nothing, all three roles at work
 test: $(VENV)/.test ## Run all tests
 	$(BIN)/python -m pytest
 
+test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, verl and Trinity-RFT (about two minutes)
+	$(PEERS)/bin/python -m pytest tests/peers -q
+
 scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million rows (about two minutes)
 	$(BIN)/python -m pytest tests/scale
 
 chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make chaos MINUTES=10 SEED=7 REPORT=file.json
 	$(BIN)/python -m pytest tests/chaos -s $(MINUTES:%=--minutes %) $(SEED:%=--seed %) $(REPORT:%=--report %)
 
-bench: $(VENV)/.demo $(PEERS)/.bench ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"
+bench: $(VENV)/.demo $(BENCH)/.bench $(PEERS)/.peers ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"
 	$(BIN)/python -m benchmarks $(ARGUMENTS)
 
 check: $(VENV)/.test ## Lint, check types and the arrows between the parts
@@ -42,7 +47,7 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 	$(BIN)/python -c 'import sys; from trinity_db import database as d; d.write_migration(d.location(), sys.argv[1])' "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -54,10 +59,17 @@ $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --editable '.[train,dev]'
 	touch $@
 
-# A peer that cannot be installed here is left out: its line in the table says so.
-$(PEERS)/.bench: benchmarks/peers/requirements.txt
+# The project's own environment, and the peers on top of it.
+$(PEERS)/.peers: pyproject.toml constraints.txt tests/peers/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet $$(grep '^torch==' $<)
-	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $< || \
-		grep -v '^#' $< | xargs -n 1 sh -c '$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps $$0 || true'
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt --editable '.[train,dev]'
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r tests/peers/requirements.txt
+	touch $@
+
+# A peer that cannot be installed here is left out: its line in the table says so.
+$(BENCH)/.bench: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet $$(grep '^torch==' $<)
+	$(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $< || \
+		grep -v '^#' $< | xargs -n 1 sh -c '$(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps $$0 || true'
 	touch $@

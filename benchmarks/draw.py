@@ -27,7 +27,7 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import batches
 from trinity_db.store.samplers import Sampler
-from trinity_db.trainer.algorithms.advantages import group_advantages
+from trinity_db.trainer.algorithms import advantages
 
 MEASURE = "draw"
 SIZES = {"10 k": 10_240, "100 k": 102_400, "1 M": 1_024_000}
@@ -205,8 +205,7 @@ def _draw(store: _Store, sampler: Sampler, batch_rows: int) -> tuple[float, floa
     )
     start = time.perf_counter()
     with database.transaction() as tx:
-        batches.reopen_leased(tx, step)
-        batch = batches.draw_groups(tx, step, MAX_STALENESS, group_advantages, sampler)
+        batch = batches.draw_groups(tx, step, MAX_STALENESS, advantages.group, sampler)
     ours = time.perf_counter() - start
     assert batch is not None
     with database.transaction() as tx:
@@ -244,6 +243,7 @@ def _fill(scene: Scene, num_groups: int) -> None:
     with closing(psycopg.connect(scene.url)) as connection, connection:
         connection.execute(statement.encode())
         connection.execute("CREATE TABLE template (id int PRIMARY KEY, num_tokens int, data bytea)")
+        connection.execute("ALTER TABLE template ALTER data SET STORAGE EXTERNAL")  # a copy stays as it is
         rows = data.rows(TEMPLATES)
         with connection.cursor() as cursor:
             cursor.executemany(

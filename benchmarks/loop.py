@@ -103,9 +103,9 @@ def _prepare(part: _Part) -> Callable[[], None]:
         return partial(_explore, part.scene, database, worker_id, members)
     if part.role is WorkerRole.PROCESS:
         return _Processor(part.scene, database, worker_id).work
-    from trinity_db.trainer.algorithms.advantages import group_advantages  # its package imports torch
+    from trinity_db.trainer.algorithms import advantages  # its package imports torch
 
-    return partial(_train, part.scene, database, worker_id, part.num_batches, group_advantages)
+    return partial(_train, part.scene, database, worker_id, part.num_batches, advantages.group)
 
 
 def _explore(scene: Scene, database: Database, worker_id: int, members: list[list[data.Experience]]) -> None:

@@ -1,41 +1,26 @@
-"""Settings of the trainer, of the algorithms it knows, and of how it samples.
+"""Settings of the trainer, of its algorithm, and of how it samples.
 
 In a configuration file `algorithm` is a name, `algorithm: grpo`, or a mapping that names it and
-changes its settings, `algorithm: {name: grpo, clip_high: 0.28}`; and so is `sampler`.
+changes options or parts, `algorithm: {name: grpo, clip_high: 0.28, kl: k3}`; and so is `sampler`.
 """
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from trinity_db.settings import Settings
+from trinity_db.trainer.recipes import PolicyGradientConfig, PreferenceConfig, SupervisedConfig
+from trinity_db.trainer.spelling import composed, composition_of
 
-
-class GrpoConfig(Settings):
-    """Group-relative policy optimisation: rewards compared within a rollout group, clipped ratio."""
-
-    name: Literal["grpo"] = "grpo"
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """The probability ratio new/behaviour earns nothing more below 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0)
-    """The probability ratio new/behaviour earns nothing more above 1 + clip_high (DAPO takes 0.28)."""
-    scale_by_std: bool = True
-    """Divide a group's advantages by the standard deviation of its rewards; false gives Dr. GRPO's."""
-
-
-class SftConfig(Settings):
-    """Supervised fine-tuning on demonstrations: the negative log-likelihood of their responses."""
-
-    name: Literal["sft"] = "sft"
-
-
-class DpoConfig(Settings):
-    """Direct preference optimisation on pairs, against the frozen starting model."""
-
-    name: Literal["dpo"] = "dpo"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
+AlgorithmConfig = Annotated[
+    Annotated[PolicyGradientConfig, Tag("policy_gradient")]
+    | Annotated[PreferenceConfig, Tag("preference")]
+    | Annotated[SupervisedConfig, Tag("supervised")],
+    Discriminator(lambda value: composition_of(value)),
+    BeforeValidator(composed),
+]
+"""A recipe with its parts: by name, with options of its parts beside it, or with parts of one's choice."""
 
 
 def _spelled_out(example: str) -> BeforeValidator:
@@ -47,14 +32,6 @@ def _spelled_out(example: str) -> BeforeValidator:
         return {"name": value} if isinstance(value, str) else value
 
     return BeforeValidator(spelled_out)
-
-
-AlgorithmConfig = Annotated[
-    GrpoConfig | SftConfig | DpoConfig,
-    Field(discriminator="name"),
-    _spelled_out("{name: dpo, beta: 0.2}"),
-]
-"""The settings of one algorithm, told apart by their `name`."""
 
 
 class FifoConfig(Settings):
@@ -105,9 +82,15 @@ class TrainerConfig(Settings):
     epochs: int = Field(1, ge=1)
     """How often an offline run uses each row."""
     batch_size: int = Field(32, ge=1)
-    """What one step consumes: rollout groups online, rows (sft) or pairs (dpo) offline."""
+    """What one step consumes: rollout groups online, rows (as sft) or pairs (as dpo) offline."""
     micro_batch_size: int = Field(32, ge=1)
     """Sequences in one forward pass (a pair counts as two). Bounds memory; results do not depend on it."""
+    micro_batch_tokens: int = Field(4096, ge=1)
+    """Tokens in one forward pass, prompts included; a longer sequence goes alone. Bounds memory likewise."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What forward and backward pass compute in; weights, optimizer and losses stay in float32."""
+    gradient_checkpointing: bool = False
+    """Compute each layer's inner values again in the backward pass: less memory for a third more time."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate of AdamW."""
     weight_decay: float = Field(0.0, ge=0)

@@ -12,9 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,15 +27,11 @@ from trinity_db.service import Service
 from trinity_db.store import batches, policies, runs, samplers, workers
 from trinity_db.trainer import checkpoint, start
 from trinity_db.trainer.algorithms import create
-from trinity_db.trainer.algorithms.advantages import group_advantages
 from trinity_db.trainer.config import (
     AlgorithmConfig,
-    DpoConfig,
     FifoConfig,
-    GrpoConfig,
     PrioritizedConfig,
     SamplerConfig,
-    SftConfig,
     TrainerConfig,
 )
 from trinity_db.trainer.encode import encode_adopted
@@ -67,12 +62,12 @@ class TrainerSetup:
     @property
     def is_online(self) -> bool:
         """Whether it learns from live rollout groups; otherwise from adopted rows, for some epochs."""
-        return isinstance(self.algorithm, GrpoConfig)
+        return self.algorithm.draws == "groups"
 
     @property
     def needs_first_model(self) -> bool:
         """Whether the policy is held to the frozen starting model."""
-        return create(self.algorithm).needs_reference
+        return "reference" in create(self.algorithm).needs
 
     @property
     def publish_every(self) -> int:
@@ -100,6 +95,7 @@ class Trainer(Service):
     def start(self) -> None:
         """Go on from the latest whole checkpoint; what it does not include is drawn again."""
         setup = self._setup
+        is_held = setup.needs_first_model  # asked first, since it finds a part of one's own that does not fit
         start.own_folder(self.database, self.run, setup.checkpoints)
         start.clear_leftovers(self.database, self.run, self.worker_id, setup.checkpoints)
         start.publish_first_version(
@@ -124,7 +120,7 @@ class Trainer(Service):
             setup.algorithm,
             policy.checkpoint,
             total_steps=self._total_steps,
-            reference=start.first_model(self.database, self.run) if setup.needs_first_model else None,
+            reference=start.first_model(self.database, self.run) if is_held else None,
             temperature=setup.temperature if setup.is_online else 1.0,
             should_stop=lambda: self.stopping,
         )
@@ -187,15 +183,14 @@ class Trainer(Service):
             self._publish()
 
     def _draw(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
-        batches.reopen_leased(tx, draw)
-        match self._setup.algorithm:
-            case GrpoConfig() as grpo:
-                advantage = partial(group_advantages, scale_by_std=grpo.scale_by_std)
+        match self._setup.algorithm.draws:
+            case "groups":
+                advantages = self._learner.algorithm.advantages
                 sampler = _sampler(self._setup.sampler)
-                return batches.draw_groups(tx, draw, self._setup.max_staleness, advantage, sampler)
-            case DpoConfig():
+                return batches.draw_groups(tx, draw, self._setup.max_staleness, advantages, sampler)
+            case "pairs":
                 return batches.draw_pairs(tx, draw)
-            case SftConfig():
+            case "rows":
                 return batches.draw_rows(tx, draw)
 
     def _train_on(self, batch: batches.Batch) -> dict[str, float]:
@@ -268,7 +263,7 @@ class Trainer(Service):
         """Measure the held-out rows, where there are any; False when a stop came in between."""
         step = self._learner.steps_done
         if not self._setup.is_online:
-            pairs = isinstance(self._setup.algorithm, DpoConfig)
+            pairs = self._setup.algorithm.draws == "pairs"
             with self.database.transaction() as tx:
                 payloads = batches.held_out(tx, self.run.id, pairs, HELD_OUT_ROWS)
             if payloads:
@@ -289,10 +284,11 @@ class Trainer(Service):
         if setup.is_online:
             assert setup.trainer.steps is not None, "the configuration checks it"
             return setup.trainer.steps
+        pairs = setup.algorithm.draws == "pairs"
         with self.database.transaction() as tx:
-            available = batches.count_trainable(tx, self.run.id, isinstance(setup.algorithm, DpoConfig))
+            available = batches.count_trainable(tx, self.run.id, pairs)
         if not available:
-            what = "preferences" if isinstance(setup.algorithm, DpoConfig) else "rows to imitate"
+            what = "preferences" if pairs else "rows to imitate"
             raise TrinityError(
                 f"Run '{self.run.name}' has no {what}; import some and name them under data:, "
                 "or derive pairs with: trinity-db process CONFIG --drain"
@@ -309,9 +305,15 @@ def _sampler(config: SamplerConfig) -> samplers.Sampler:
 
 
 def _to_learn(rows: list[batches.Row]) -> Batch:
-    # The policy loss is linear in the advantages, so that a weight of theirs is one in the loss.
-    advantages = [row.weight * row.advantage for row in rows if row.advantage is not None]
-    return Batch([row.payload for row in rows], np.array(advantages) if advantages else None)
+    columns: dict[str, list[Any]] = {
+        "advantages": [row.advantage for row in rows],
+        "rewards": [row.reward for row in rows],
+        "groups": [row.group_id for row in rows],
+        "staleness": [row.staleness for row in rows],
+        "weight": [row.weight for row in rows],
+    }
+    known = {name: np.array(values) for name, values in columns.items() if None not in values}
+    return Batch([row.payload for row in rows], known)
 
 
 def _short(metrics: dict[str, float]) -> str:

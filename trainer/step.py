@@ -1,14 +1,14 @@
 """The learner: model, optimizer and step counter, and what one optimizer step does with a batch.
 
 It owns everything a checkpoint holds. It reads payloads and gives metrics back; drawing batches,
-committing and publishing is the service's work, and the loss is the algorithm's.
-Shapes: B sequences of a micro-batch, T its longest one, K columns in which any of them trains,
-V the vocabulary.
+committing and publishing is the service's work, the loss is the algorithm's, and how a model is asked
+is `forward.py`'s. A step has two phases: the whole batch is prepared without gradient, then trained on
+micro-batch by micro-batch. Shapes: N sequences of the step, B of a micro-batch, K trained tokens.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinity_db.arrays import Payload
-from trinity_db.errors import TrinityError
+from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import default_device, load_model
-from trinity_db.trainer.algorithms import Rows, Shares, Totals, create
+from trinity_db.trainer.algorithms import Columns, Shares, Totals, create
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
+from trinity_db.trainer.forward import Forward, trained_mask, trained_values
+
+_MEANINGS = {
+    "behaviour": "log-probabilities of the policy that sampled them (behaviour)",
+    "advantages": "advantages",
+    "rewards": "rewards",
+    "groups": "rollout groups (groups)",
+    "staleness": "staleness",
+}
+"""What a batch may lack, in words."""
 
 
 class NonFiniteLoss(TrinityError):
@@ -38,8 +48,8 @@ class Batch:
 
     payloads: Sequence[Payload]
     """Each trains at least one token."""
-    advantages: NDArray[np.floating[Any]] | None = None
-    """[number of payloads] For algorithms that take advantages."""
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """[N] A number a row, by the names in `rows.Columns`: advantages, rewards, groups, staleness, weight."""
 
 
 class Learner:
@@ -71,15 +81,16 @@ class Learner:
         # Evaluation mode throughout: dropout would make the ratio of unchanged weights differ from 1.
         self.model = load_model(model, self.device)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
         self.steps_done = 0
         self._total_steps = total_steps
-        self._temperature = temperature
         self._should_stop = should_stop
-        self._reference: Any = None
-        if self.algorithm.needs_reference:
-            self._reference = load_model(reference or model, self.device).requires_grad_(False)
+        self._forward = Forward(self.model, config, temperature=temperature)
+        self._reference: Forward | None = None
+        if "reference" in self.algorithm.needs:
+            frozen = load_model(reference or model, self.device).requires_grad_(False)
+            self._reference = Forward(frozen, config, temperature=temperature)
 
     def step(self, batch: Batch) -> dict[str, float]:
         """One optimizer step.
@@ -88,19 +99,21 @@ class Learner:
             the algorithm's metrics, `grad_norm` before clipping, and `learning_rate`.
 
         Raises:
+            ConfigError: the rows do not have what the algorithm reads.
             NonFiniteLoss: the weights and the step counter are unchanged.
             Abandoned: the same, and the gradients are cleared.
         """
         self.optimizer.zero_grad()
+        rows, totals, metrics = self._prepared(batch)
         parts = []
         try:
-            for shares in self._shares(batch):
+            for shares in self._shares(batch, rows, totals):
                 torch.autograd.backward(shares["loss"])
                 parts.append({name: share.detach() for name, share in shares.items()})
         except Abandoned:
             self.optimizer.zero_grad()
             raise
-        metrics = _added(parts)
+        metrics |= _added(parts)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         metrics["grad_norm"] = norm.item()
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
@@ -113,7 +126,7 @@ class Learner:
             group["lr"] = metrics["learning_rate"]
         self.optimizer.step()
         self.steps_done += 1
-        return metrics
+        return metrics | self.algorithm.learned(metrics, totals)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, float]:
@@ -122,7 +135,8 @@ class Learner:
         Raises:
             Abandoned: there is no result.
         """
-        return _added(list(self._shares(batch)))
+        rows, totals, metrics = self._prepared(batch)
+        return metrics | _added(list(self._shares(batch, rows, totals)))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights that the next step depends on."""
@@ -131,59 +145,74 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all(),
+            "algorithm": self.algorithm.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; the weights come from the checkpoint's model."""
         self.steps_done = state["steps_done"]
         self.optimizer.load_state_dict(state["optimizer"])
+        self.algorithm.load_state_dict(state.get("algorithm", {}))  # checkpoints of 0.1 have none
         torch.set_rng_state(state["rng"])
         torch.cuda.set_rng_state_all(state["cuda_rng"][: torch.cuda.device_count()])
 
-    def _shares(self, batch: Batch) -> Iterator[Shares]:
+    def _prepared(self, batch: Batch) -> tuple[Columns, Totals, dict[str, float]]:
+        """The whole step's rows as the algorithm wants them, what there is of them, and metrics."""
+        rows, metrics = self.algorithm.prepare(self._columns(batch))
+        lengths = rows["mask"].sum(dim=1)
+        items = (lengths.reshape(-1, self.algorithm.width) > 0).any(dim=1)
+        return rows, Totals(int(lengths.sum()), int((lengths > 0).sum()), int(items.sum())), metrics
+
+    @torch.no_grad()
+    def _columns(self, batch: Batch) -> dict[str, Tensor]:
+        """What there is to read of the whole step without a gradient."""
+        payloads, needs = batch.payloads, self.algorithm.needs
+        found = {"weight": np.ones(len(payloads)), **batch.columns}
+        columns = {name: torch.from_numpy(values) for name, values in found.items()}
+        columns = {name: one.float() if one.is_floating_point() else one for name, one in columns.items()}
+        if "advantages" in columns:
+            columns["advantages"] = columns["advantages"][:, None]
+        if all(payload.logprobs is not None for payload in payloads):
+            columns["behaviour"] = torch.from_numpy(trained_values(payloads, "logprobs"))
+        columns["mask"] = torch.from_numpy(trained_mask(payloads))
+        columns = {name: one.to(self.device) for name, one in columns.items()}
+        _check_has(columns, needs)
+        if "reference" in needs:
+            assert self._reference is not None
+            columns["reference"] = self._scored(self._reference, payloads, columns["mask"])
+        if "proximal" in needs:
+            columns["proximal"] = self._scored(self._forward, payloads, columns["mask"])
+        return columns
+
+    def _scored(self, forward: Forward, payloads: Sequence[Payload], mask: Tensor) -> Tensor:
+        """[N, K] Log-probabilities without gradient."""
+        scores = torch.zeros(mask.shape, device=self.device)
+        # In the micro-batches of the second phase, so that a policy that has not moved differs by exactly 0.
+        for chosen in self._unless_stopped(forward.micro_batches(payloads, self.algorithm.width)):
+            logprobs = forward.logprobs([payloads[i] for i in chosen])
+            scores[chosen, : logprobs.shape[1]] = logprobs
+        return scores
+
+    def _shares(self, batch: Batch, rows: Columns, totals: Totals) -> Iterator[Shares]:
         """The algorithm's shares, micro-batch by micro-batch, until it is time to stop."""
-        width = self.algorithm.sequences_per_item
-        items = np.arange(len(batch.payloads)).reshape(-1, width)
-        totals = Totals(tokens=sum(_num_predicted(p) for p in batch.payloads), items=len(items))
-        lengths = np.array([payload.num_tokens for payload in batch.payloads])
-        # Sequences of like length share a micro-batch, which keeps padding low; the longest come first.
-        items = items[np.argsort(-lengths[items].max(axis=1), kind="stable")]
-        per_pass = max(1, self.config.micro_batch_size // width)
-        for start in range(0, len(items), per_pass):
-            if start and self._should_stop():
+        width = self.algorithm.width
+        trains = rows["mask"].any(dim=1).reshape(-1, width).any(dim=1).repeat_interleave(width)
+        kept = trains.nonzero()[:, 0].tolist()
+        payloads = [batch.payloads[i] for i in kept]
+        for places in self._unless_stopped(self._forward.micro_batches(payloads, width)):
+            scored = self._forward(
+                [payloads[place] for place in places], entropy_gradient="entropy" in self.algorithm.needs
+            )
+            chosen = [kept[place] for place in places]
+            columns = _taken(rows, chosen, scored.mask.shape[1])
+            columns |= {"logprobs": scored.logprobs, "entropy": scored.entropy, "correct": scored.correct}
+            yield self.algorithm.shares(columns, totals)
+
+    def _unless_stopped(self, micro_batches: Sequence[list[int]]) -> Iterator[list[int]]:
+        for number, chosen in enumerate(micro_batches):
+            if number and self._should_stop():
                 raise Abandoned
-            chosen = items[start : start + per_pass].ravel().tolist()
-            payloads = [batch.payloads[i] for i in chosen]
-            advantages = None if batch.advantages is None else batch.advantages[chosen]
-            yield self.algorithm.shares(self._rows(payloads, advantages), totals)
-
-    def _rows(self, payloads: Sequence[Payload], advantages: NDArray[np.floating[Any]] | None) -> Rows:
-        tokens, mask, behaviour = (array.to(self.device) for array in _right_padded(payloads))
-        columns = mask.any(dim=0).nonzero()[:, 0]
-        targets = tokens[:, 1:][:, columns]
-        logits = self._logits(self.model, tokens, columns)
-        logprobs = _logprobs(logits, targets)
-        reference = None
-        if self._reference is not None:
-            with torch.no_grad():
-                reference = _logprobs(self._logits(self._reference, tokens, columns), targets)
-        return Rows(
-            mask=mask[:, columns],
-            logprobs=logprobs,
-            entropy=_entropy(logits.detach()),
-            correct=logits.detach().argmax(dim=-1) == targets,
-            behaviour=behaviour[:, columns],
-            reference=reference,
-            advantages=None if advantages is None else torch.from_numpy(advantages).float().to(self.device),
-        )
-
-    def _logits(self, model: Any, tokens: Tensor, columns: Tensor) -> Tensor:
-        """[B, K, V] Only for the columns that train: logits are the largest array of a step.
-
-        There is no attention mask, since padding stands on the right and attention looks left.
-        """
-        logits: Tensor = model(input_ids=tokens, logits_to_keep=columns, use_cache=False).logits.float()
-        return logits if self._temperature == 1.0 else logits / self._temperature
+            yield chosen
 
 
 def learning_rate(config: TrainerConfig, step: int, total_steps: int) -> float:
@@ -199,35 +228,27 @@ def learning_rate(config: TrainerConfig, step: int, total_steps: int) -> float:
     return config.learning_rate * factor
 
 
-def _num_predicted(payload: Payload) -> int:
-    """Trained tokens that have a token before them to be predicted from: all but a first one."""
-    return int(np.count_nonzero(payload.action_mask[1:]))
+def _check_has(columns: Columns, needs: Mapping[str, str]) -> None:
+    for name, reader in needs.items():
+        if name not in columns and name not in ("reference", "proximal", "entropy"):
+            raise ConfigError(f"The rows have no {_MEANINGS[name]}, which {reader} needs.")
 
 
-def _right_padded(payloads: Sequence[Payload]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [B, T]; mask and behaviour log-probabilities [B, T-1], column t for token t + 1."""
-    shape = (len(payloads), max(payload.num_tokens for payload in payloads))
-    tokens, mask = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
-    behaviour = np.zeros(shape, np.float32)
-    for row, payload in enumerate(payloads):
-        tokens[row, : payload.num_tokens] = payload.token_ids
-        mask[row, : payload.num_tokens] = payload.action_mask
-        if payload.logprobs is not None:
-            behaviour[row, : payload.num_tokens][payload.action_mask] = payload.logprobs
-    return torch.from_numpy(tokens), torch.from_numpy(mask[:, 1:]), torch.from_numpy(behaviour[:, 1:])
-
-
-def _logprobs(logits: Tensor, targets: Tensor) -> Tensor:
-    """[B, K] Log-probabilities of the targets, without a normalised copy of the logits [B, K, V]."""
-    return logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(dim=-1)
-
-
-def _entropy(logits: Tensor) -> Tensor:
-    """[B, K] logsumexp(z) - Σ softmax(z)·z, row by row, so that one row's copies exist at a time."""
-    return torch.stack([row.logsumexp(-1) - (row.softmax(-1) * row).sum(-1) for row in logits])
+def _taken(rows: Columns, chosen: list[int], width: int) -> dict[str, Tensor]:
+    """A micro-batch's rows, as wide as its longest one; what is one number a row stays so."""
+    tokens = rows["mask"].shape
+    taken = {name: values[chosen] for name, values in rows.items()}
+    return {name: one[:, :width] if rows[name].shape == tokens else one for name, one in taken.items()}
 
 
 def _added(parts: Sequence[Shares]) -> dict[str, float]:
+    """The shares of all micro-batches together; of what is called /min or /max the extreme."""
+    if not parts:  # no row of the batch trains
+        return {"loss": 0.0}
     names = list(parts[0])
-    table = torch.stack([torch.stack([part[name] for name in names]) for part in parts])
-    return dict(zip(names, table.sum(dim=0).tolist(), strict=True))
+    table = torch.stack([torch.stack([part[name].float() for name in names]) for part in parts])
+    results = zip(names, table.sum(0).tolist(), table.amin(0).tolist(), table.amax(0).tolist(), strict=True)
+    return {
+        name: low if name.endswith("/min") else high if name.endswith("/max") else total
+        for name, total, low, high in results
+    }

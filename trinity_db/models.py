@@ -1,7 +1,8 @@
 """Models and tokenizers on disk, in Hugging Face format: load them, or build small ones from nothing.
 
-The only door to transformers for explorer and trainer. Loading never touches the network and
-keeps stderr for our own logs. Needs the extra `train`; importing this module does not.
+The only door to transformers for explorer and trainer, but for how the trainer runs a model's layers
+(`trainer/attention.py`, `trainer/forward.py`). Loading never touches the network and keeps stderr for
+our own logs. Needs the extra `train`; importing this module does not.
 """
 
 import importlib

@@ -6,7 +6,7 @@ those stand in the `config.py` beside each role.
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -94,35 +94,48 @@ def _scalar(text: str) -> Any:
 
 def _describe(model: type[BaseModel], mistake: dict[str, Any]) -> str:
     location = [str(part) for part in mistake["loc"]]
-    key = ".".join(location)
-    if mistake["type"] == "value_error" and isinstance(mistake["input"], dict | BaseModel):
-        # A rule of our own about a section: it names the keys, and its input would be the whole section.
+    if mistake["type"] == "extra_forbidden":
+        known, sections = _follow(model, location[:-1])
+        fields = sorted({name for section in sections for name in section.model_fields})
+        key = ".".join([*known, location[-1]])
+        return f"unknown key '{key}'; {hint(location[-1], fields, 'known keys')}"
+    key = ".".join(_follow(model, location)[0])
+    if mistake["type"] == "union_tag_invalid":
+        name, names = mistake["ctx"]["tag"], mistake["ctx"]["expected_tags"].replace("'", "").split(", ")
+        return f"{key}: there is no '{name}'; {hint(name, names)}"
+    if mistake["type"] == "value_error" and isinstance(mistake["input"], dict | BaseModel | str):
+        # A rule of our own: it names the keys or the value, and its input may be the whole section.
         message = str(mistake["ctx"]["error"])
         return f"{key}: {message}" if key else message
-    if mistake["type"] != "extra_forbidden":
-        return f"{key}: {mistake['msg']} (got {mistake['input']!r:.80})"
-    known = _fields_at(model, location[:-1])
-    nearest = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
-    hint = f"did you mean '{nearest[0]}'?" if nearest else f"known keys: {', '.join(known)}"
-    return f"unknown key '{key}'; {hint}"
+    return f"{key}: {mistake['msg']} (got {mistake['input']!r:.80})"
 
 
-def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
-    """The field names of the section that a location (as pydantic reports it) leads to."""
+def hint(name: str, known: Iterable[str], what: str = "known") -> str:
+    """The nearest of the names that there are, or else all of them."""
+    nearest = difflib.get_close_matches(name, known := list(known), n=1, cutoff=0.5)
+    return f"did you mean '{nearest[0]}'?" if nearest else f"{what}: {', '.join(known)}"
+
+
+def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str], list[type[BaseModel]]]:
+    """Where a location, as pydantic reports it, leads to: its keys, and the section or sections there."""
+    keys: list[str] = []
     sections: list[type[BaseModel]] = [model]
     for part in location:
-        below = [annotation for s in sections if part in s.model_fields for annotation in _models(s, part)]
+        below = [one for s in sections if part in s.model_fields for one in sections_below(s, part)]
         # A part that is no field is the tag of a union: keep the member it names.
         tagged = [s for s in sections if "name" in s.model_fields and s.model_fields["name"].default == part]
+        is_tag = tagged and not any(part in s.model_fields for s in sections)
+        keys += [] if is_tag else [part]
         sections = below or tagged or sections
-    return sorted({name for section in sections for name in section.model_fields})
+    return keys, sections
 
 
-def _models(section: type[BaseModel], field: str) -> list[type[BaseModel]]:
+def sections_below(section: type[BaseModel], field: str) -> list[type[BaseModel]]:
+    """The sections that a field may hold: more than one where they are told apart by their name."""
     found: list[type[BaseModel]] = []
     pending: list[Any] = [section.model_fields[field].annotation]
     while pending:
-        annotation = pending.pop()
+        annotation = pending.pop(0)
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             found.append(annotation)
         pending.extend(get_args(annotation))

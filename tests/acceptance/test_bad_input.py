@@ -50,7 +50,7 @@ CASES = {
         "did you mean 'clip_high'?", GRPO | {"algorithm": {"name": "grpo", "clip_hihg": 0.3}}
     ),
     "wrong type": Case("trainer.steps: Input should be a valid int", GRPO | {"trainer": {"steps": "many"}}),
-    "unknown algorithm": Case("algorithm: Input tag 'gpro'", GRPO | {"algorithm": "gpro"}),
+    "unknown algorithm": Case("algorithm: there is no 'gpro'; did you mean ", GRPO | {"algorithm": "gpro"}),
     "no steps": Case("trains until trainer.steps: set it", GRPO | {"trainer": {}}),
     "no taskset": Case("name its tasks under taskset", {"algorithm": "grpo", "trainer": {"steps": 3}}),
     "no data": Case("name them under data", {"algorithm": "sft"}),

@@ -17,7 +17,7 @@ from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, policies, rewards, workers
-from trinity_db.trainer.algorithms.advantages import group_advantages
+from trinity_db.trainer.algorithms.advantages import group
 
 STATES = "SELECT state, use_count, count(*) FROM trinity.experience GROUP BY 1, 2 ORDER BY 1, 2"
 GROUP_STATES = "SELECT state FROM trinity.rollout_group ORDER BY id"
@@ -122,13 +122,13 @@ def test_the_advantages_that_are_recorded_are_those_computed_and_those_read(scen
     scene.make_ready(1, rewards=(2.0, -1.0))
     with scene.database.transaction() as tx:
         draw = batches.Draw(scene.run.id, scene.trainer, step=1, batch_size=2, seed=0)
-        batch = batches.draw_groups(tx, draw, None, group_advantages)
+        batch = batches.draw_groups(tx, draw, None, group)
         assert batch is not None
         read = batches.read(tx, batch.id)
     items = scene.rows("SELECT reward, advantage, experience_id FROM trinity.batch_item ORDER BY ordinal")
     rewards, advantages, ids = zip(*items, strict=True)
     assert rewards == (1.0, 0.0, 0.25, 2.0, -1.0)
-    np.testing.assert_array_equal(advantages, group_advantages(rewards, [0, 0, 0, 1, 1]))
+    np.testing.assert_array_equal(advantages, group(rewards, [0, 0, 0, 1, 1]))
     assert [(row.experience_id, row.advantage) for row in read] == list(zip(ids, advantages, strict=True))
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes import recipe
 from tests.rows import (
     WAIT_SECONDS,
     Scene,
@@ -20,7 +21,7 @@ from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.imports.records import Demonstration, Task
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, offline, rewards, runs, workers
-from trinity_db.trainer.config import SftConfig, TrainerConfig
+from trinity_db.trainer.config import TrainerConfig
 
 HELD_OUT = "SELECT count(*) FILTER (WHERE held_out), count(*) FROM trinity.experience WHERE run_id = %s"
 
@@ -310,7 +311,7 @@ def test_a_run_ends_though_rows_were_judged_bad_while_it_trained(scene: Scene, t
         worker = workers.register(tx, run.id, WorkerRole.TRAIN)
     setup = TrainerSetup(
         trainer=TrainerConfig(epochs=2, batch_size=2),
-        algorithm=SftConfig(),
+        algorithm=recipe("sft"),
         model=ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64)),
         seed=0,
         max_staleness=None,

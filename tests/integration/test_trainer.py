@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.recipes import recipe
 from tests.rows import Scene, import_records, trajectory
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.database import Database
@@ -14,7 +15,7 @@ from trinity_db.models import load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, policies, runs, workers
 from trinity_db.trainer import checkpoint
-from trinity_db.trainer.config import SftConfig, TrainerConfig
+from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.encode import encode_adopted
 from trinity_db.trainer.service import Trainer, TrainerSetup
 from trinity_db.trainer.step import Batch, Learner
@@ -45,7 +46,7 @@ class Bench:
     def trainer(self, micro_batch_size: int = 2, model: ModelConfig = TINY) -> Trainer:
         setup = TrainerSetup(
             trainer=TrainerConfig(epochs=2, batch_size=2, micro_batch_size=micro_batch_size, publish_every=2),
-            algorithm=SftConfig(),
+            algorithm=recipe("sft"),
             model=model,
             seed=0,
             max_staleness=None,

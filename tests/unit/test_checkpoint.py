@@ -9,12 +9,13 @@ import torch
 from safetensors import SafetensorError
 
 from tests.disk import fill, make_read_only, small_disk
+from tests.recipes import recipe
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.trainer import checkpoint
-from trinity_db.trainer.config import SftConfig, TrainerConfig
+from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.step import Batch, Learner
 
 
@@ -27,7 +28,7 @@ def start(tmp_path: Path) -> Path:
 
 def learner(model: Path) -> Learner:
     config = TrainerConfig(learning_rate=1e-2, warmup_steps=3, schedule="cosine")
-    return Learner(config, SftConfig(), model, total_steps=10, device="cpu")
+    return Learner(config, recipe("sft"), model, total_steps=10, device="cpu")
 
 
 def batch(seed: int) -> Batch:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.recipes import recipe
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.config import ModelConfig
 from trinity_db.errors import ConfigError
@@ -11,9 +12,7 @@ from trinity_db.settings import Settings, validate
 from trinity_db.trainer.config import (
     AlgorithmConfig,
     FifoConfig,
-    GrpoConfig,
     PrioritizedConfig,
-    SftConfig,
     TrainerConfig,
     UniformConfig,
 )
@@ -24,15 +23,15 @@ class Run(Settings):
 
 
 def test_an_algorithm_is_a_name_or_a_mapping() -> None:
-    assert validate(Run, {"algorithm": "sft"}, "run.yaml").algorithm == SftConfig()
+    assert validate(Run, {"algorithm": "sft"}, "run.yaml").algorithm == recipe("sft")
     changed = validate(Run, {"algorithm": {"name": "grpo", "clip_high": 0.28}}, "run.yaml").algorithm
-    assert changed == GrpoConfig(clip_high=0.28)
+    assert changed == recipe("grpo", clip_high=0.28)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ("ppo2", "'grpo', 'sft', 'dpo'"),
+        ("ppo2", "there is no 'ppo2'; did you mean 'sppo'"),
         ({"name": "grpo", "clip_hihg": 0.3}, "did you mean 'clip_high'"),
         ({"name": "dpo", "beta": 0}, "greater than 0"),
         ({"beta": 1}, r"^run.yaml: algorithm: name it, as in {name: dpo, beta: 0.2}$"),
@@ -96,7 +95,9 @@ def test_a_sampler_is_a_name_or_a_mapping() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (ONLINE | {"sampler": "oldest"}, "'fifo', 'newest', 'uniform', 'prioritized'"),
+        (ONLINE | {"sampler": "oldest"}, "sampler: there is no 'oldest'; did you mean 'newest'"),
+        (ONLINE | {"sampler": "lifo"}, "did you mean 'fifo'"),
+        (ONLINE | {"sampler": "random"}, "known: fifo, newest, uniform, prioritized"),
         (ONLINE | {"sampler": {"name": "prioritized", "beta": 2}}, "less than or equal to 1"),
         (ONLINE | {"sampler": {"name": "fifo", "alpha": 1}}, "unknown key"),
         (ONLINE | {"sampler": {"alpha": 1}}, r"sampler: name it, as in {name: prioritized, alpha: 1}$"),

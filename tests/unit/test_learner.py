@@ -7,21 +7,46 @@ import numpy as np
 import pytest
 import torch
 
+from tests.recipes import recipe
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
+from trinity_db.errors import ConfigError
 from trinity_db.explorer.engine import Request
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch, load_model
-from trinity_db.trainer.config import AlgorithmConfig, DpoConfig, GrpoConfig, SftConfig, TrainerConfig
+from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.step import Abandoned, Batch, Learner, NonFiniteLoss, learning_rate
 
-ALGORITHMS: list[AlgorithmConfig] = [GrpoConfig(), SftConfig(), DpoConfig()]
+ALGORITHMS = {
+    "grpo": recipe("grpo"),
+    "sft": recipe("sft"),
+    "dpo": recipe("dpo"),
+    "orpo": recipe("orpo"),
+    "gspo": recipe("gspo", correction="truncated_importance_sampling", proximal="interpolated"),
+    "m2po": recipe("grpo", correction="m2po", kl={"name": "k3", "coefficient": 0.5}, entropy_coefficient=0.1),
+    "sequences": recipe(
+        "rloo",
+        aggregation="seq_mean_token_mean",
+        correction={"name": "off_policy_sequence_masking", "threshold": 0.2},
+        kl={"name": "k1", "coefficient": 0.3},
+    ),
+    "reinforce_plus_plus": recipe("reinforce_plus_plus", coefficient=0.3),
+    "raft": recipe("raft", aggregation="seq_mean_token_sum"),
+}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     build_scratch(ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32), 3, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A starting model that the policy has gone away from."""
+    folder = tmp_path_factory.mktemp("moved")
+    build_scratch(ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32), 4, folder)
     return folder
 
 
@@ -39,23 +64,35 @@ def payload(rng: np.random.Generator, *, sampled: bool = True) -> Payload:
 
 def batch(seed: int = 0, size: int = 6) -> Batch:
     rng = np.random.default_rng(seed)
-    return Batch([payload(rng) for _ in range(size)], rng.normal(size=size))
+    payloads = [payload(rng) for _ in range(size)]
+    columns = {
+        "advantages": rng.normal(size=size),
+        "rewards": rng.normal(size=size),
+        "groups": np.arange(size) // 2,
+        "staleness": np.arange(size) % 3,
+        "weight": rng.uniform(0.5, 1.0, size),
+    }
+    return Batch(payloads, columns)
 
 
-def learner(model: Path, algorithm: AlgorithmConfig, **settings: float | str) -> Learner:
+def learner(
+    model: Path, algorithm: AlgorithmConfig, reference: Path | None = None, **settings: float | str
+) -> Learner:
     config = TrainerConfig.model_validate({"learning_rate": 1e-2, **settings})
-    return Learner(config, algorithm, model, total_steps=10, device="cpu")
+    return Learner(config, algorithm, model, reference=reference, total_steps=10, device="cpu")
 
 
 def gradients(learner: Learner) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
-def test_the_size_of_a_micro_batch_changes_nothing(model: Path, algorithm: AlgorithmConfig) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_the_size_of_a_micro_batch_changes_nothing(
+    model: Path, moved: Path, algorithm: AlgorithmConfig
+) -> None:
     results = []
-    for size in (1, 2, 4, 100):
-        one = learner(model, algorithm, micro_batch_size=size, max_grad_norm=1e9)
+    for size in (1, 4, 100):
+        one = learner(model, algorithm, moved, micro_batch_size=size, max_grad_norm=1e9)
         metrics = one.step(batch())
         results.append((metrics, gradients(one)))
     for metrics, gradient in results[1:]:
@@ -74,7 +111,8 @@ def test_sft_has_the_loss_that_transformers_computes(model: Path) -> None:
         labels[row, : one.num_tokens][mask] = tokens[row, : one.num_tokens][mask]
     with torch.no_grad():
         expected = load_model(model, "cpu")(input_ids=tokens, labels=labels).loss.item()
-    assert learner(model, SftConfig()).evaluate(rows)["loss"] == pytest.approx(expected, abs=1e-5)
+    loss = learner(model, recipe("sft")).evaluate(Batch(rows.payloads))["loss"]
+    assert loss == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -85,8 +123,10 @@ def test_freshly_sampled_rows_have_a_ratio_of_one(model: Path, temperature: floa
     requests = [Request(p, 9) for p in prompts]
     done = [c for ended in engine.generate(requests, temperature=temperature, seed=0) for c in ended]
     payloads = [completion.payload(prompts[completion.index]) for completion in done]
-    one = Learner(TrainerConfig(), GrpoConfig(), model, total_steps=1, temperature=temperature, device="cpu")
-    metrics = one.evaluate(Batch(payloads, np.array([1.0, -1.0, 0.5])))
+    one = Learner(
+        TrainerConfig(), recipe("grpo"), model, total_steps=1, temperature=temperature, device="cpu"
+    )
+    metrics = one.evaluate(Batch(payloads, {"advantages": np.array([1.0, -1.0, 0.5])}))
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_ratio"] == 0.0
@@ -94,15 +134,15 @@ def test_freshly_sampled_rows_have_a_ratio_of_one(model: Path, temperature: floa
 
 def test_a_step_follows_the_sign_of_the_advantage(model: Path) -> None:
     rows = batch(size=2).payloads
-    one = learner(model, GrpoConfig(), learning_rate=1e-3)
+    one = learner(model, recipe("grpo"), learning_rate=1e-3)
 
     def likelihoods() -> list[float]:
-        judge = learner(model, SftConfig())
-        judge.model = one.model
+        judge = learner(model, recipe("sft"))
+        judge.model.load_state_dict(one.model.state_dict())
         return [-judge.evaluate(Batch([row]))["loss"] for row in rows]
 
     before = likelihoods()
-    one.step(Batch(rows, np.array([1.0, -1.0])))
+    one.step(Batch(rows, {"advantages": np.array([1.0, -1.0])}))
     up, down = (after - earlier for after, earlier in zip(likelihoods(), before, strict=True))
     assert up > 0 > down
 
@@ -111,15 +151,15 @@ def test_a_stale_ratio_outside_the_range_gives_no_gradient(model: Path) -> None:
     (row,) = batch(size=1).payloads
     assert row.logprobs is not None
     stale = Payload(row.token_ids, row.action_mask, row.logprobs - 3, row.versions)
-    one = learner(model, GrpoConfig())
-    metrics = one.step(Batch([stale], np.array([1.0])))
+    one = learner(model, recipe("grpo"))
+    metrics = one.step(Batch([stale], {"advantages": np.array([1.0])}))
     assert metrics["clip_ratio"] == 1.0
     assert metrics["ratio_mean"] > 1.2
     assert metrics["grad_norm"] == 0.0
 
 
 def test_dpo_starts_at_log_two_and_keeps_its_reference(model: Path) -> None:
-    one = learner(model, DpoConfig(), learning_rate=3e-3)
+    one = learner(model, recipe("dpo"), learning_rate=3e-3)
     rows = batch()
     seen = [one.step(rows) for _ in range(5)]
     assert seen[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
@@ -131,7 +171,7 @@ def test_dpo_starts_at_log_two_and_keeps_its_reference(model: Path) -> None:
 def test_the_first_token_is_never_trained_since_nothing_predicts_it(model: Path) -> None:
     tokens = np.array([1, 2, 3], np.int32)
     whole, rest = np.ones(3, np.bool_), np.array([False, True, True])
-    one = learner(model, SftConfig())
+    one = learner(model, recipe("sft"))
     with_first = one.evaluate(Batch([Payload(tokens, whole)]))
     assert with_first == pytest.approx(one.evaluate(Batch([Payload(tokens, rest)])))
 
@@ -142,29 +182,31 @@ def test_entropy_is_that_of_the_predicted_distribution(model: Path) -> None:
         logits = load_model(model, "cpu")(torch.from_numpy(row.token_ids)[None].long()).logits[0]
     entropies = torch.special.entr(logits.softmax(-1)).sum(-1)[:-1]
     expected = entropies[torch.from_numpy(row.action_mask[1:].copy())].mean().item()
-    assert learner(model, SftConfig()).evaluate(Batch([row]))["entropy"] == pytest.approx(expected, abs=1e-5)
+    assert learner(model, recipe("sft")).evaluate(Batch([row]))["entropy"] == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 def test_the_gradient_is_shortened_to_the_configured_norm(model: Path) -> None:
-    one = learner(model, SftConfig(), max_grad_norm=0.01)
+    one = learner(model, recipe("sft"), max_grad_norm=0.01)
     assert one.step(batch())["grad_norm"] > 0.01
     assert gradients(one).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_a_loss_that_is_no_number_names_the_step_and_leaves_the_weights(model: Path) -> None:
-    one = learner(model, GrpoConfig())
+    one = learner(model, recipe("grpo"))
     one.step(batch())
     before = torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])
     rows = batch()
     with pytest.raises(NonFiniteLoss, match="Step 2: the loss is nan"):
-        one.step(Batch(rows.payloads, np.full(len(rows.payloads), np.nan)))
+        one.step(Batch(rows.payloads, {"advantages": np.full(len(rows.payloads), np.nan)}))
     after = torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])
     assert torch.equal(before, after)
     assert one.steps_done == 1
 
 
 def test_evaluating_learns_nothing(model: Path) -> None:
-    one = learner(model, SftConfig())
+    one = learner(model, recipe("sft"))
     assert one.evaluate(batch()) == one.evaluate(batch())
     assert all(parameter.grad is None for parameter in one.model.parameters())
     assert one.steps_done == 0
@@ -188,7 +230,7 @@ def test_an_abandoned_step_leaves_no_trace(model: Path) -> None:
     answers: list[bool] = []
     config = TrainerConfig(learning_rate=1e-2, micro_batch_size=2)
     one = Learner(
-        config, SftConfig(), model, total_steps=10, device="cpu", should_stop=lambda: bool(answers.pop())
+        config, recipe("sft"), model, total_steps=10, device="cpu", should_stop=lambda: bool(answers.pop())
     )
     answers[:] = [True, False]
     with pytest.raises(Abandoned):
@@ -197,9 +239,78 @@ def test_an_abandoned_step_leaves_no_trace(model: Path) -> None:
     assert one.steps_done == 0
     assert all(parameter.grad is None for parameter in one.model.parameters())
     answers[:] = [False, False]
-    assert one.step(batch(size=6)) == learner(model, SftConfig(), micro_batch_size=2).step(batch(size=6))
+    assert one.step(batch(size=6)) == learner(model, recipe("sft"), micro_batch_size=2).step(batch(size=6))
     # One that has only one micro-batch is finished: nobody is asked.
     one.step(batch(size=2))
     answers[:] = [True]
     with pytest.raises(Abandoned):
         one.evaluate(batch(size=4))
+
+
+def test_rows_that_nobody_sampled_are_refused_before_anything_is_computed(model: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = Batch([payload(rng, sampled=False) for _ in range(2)], {"advantages": np.ones(2)})
+    one = learner(model, recipe("grpo"))
+    with pytest.raises(ConfigError, match=r"\(behaviour\), which policy loss 'ppo_clip' needs"):
+        one.step(rows)
+    assert one.steps_done == 0
+    assert learner(model, recipe("reinforce")).step(rows)["grad_norm"] > 0
+
+
+def test_rows_without_rewards_are_refused_where_the_divergence_is_taken_off_them(model: Path) -> None:
+    rows = Batch(batch().payloads, {"advantages": np.ones(6)})
+    with pytest.raises(ConfigError, match="The rows have no rewards, which kl 'k1' needs"):
+        learner(model, recipe("rloo", kl="k1")).step(rows)
+
+
+def test_a_row_at_half_its_weight_counts_half(model: Path) -> None:
+    (row,) = batch(size=1).payloads
+    losses = []
+    for weight in (1.0, 0.5):
+        columns = {"advantages": np.array([1.0]), "weight": np.array([weight])}
+        losses.append(learner(model, recipe("grpo", kl="k3")).evaluate(Batch([row], columns))["loss"])
+    assert losses[1] == pytest.approx(losses[0] / 2)
+
+
+def test_raft_learns_from_the_good_rows_alone(model: Path) -> None:
+    rows = batch()
+    good = np.array([1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    payloads = [row for row, is_good in zip(rows.payloads, good, strict=True) if is_good]
+    raft, sft = (recipe(name, aggregation="seq_mean_token_mean") for name in ("raft", "sft"))
+    seen = learner(model, raft).step(Batch(rows.payloads, {"advantages": good}))
+    assert seen == pytest.approx(learner(model, sft).step(Batch(payloads)), abs=1e-6)
+
+
+def test_a_batch_without_a_good_row_is_a_step_that_changes_nothing(model: Path) -> None:
+    one = learner(model, recipe("raft"))
+    before = [parameter.detach().clone() for parameter in one.model.parameters()]
+    metrics = one.step(Batch(batch().payloads, {"advantages": np.zeros(6)}))
+    assert (metrics["loss"], metrics["grad_norm"], one.steps_done) == (0.0, 0.0, 1)
+    assert all(map(torch.equal, before, one.model.parameters()))
+
+
+def test_an_adaptive_coefficient_follows_the_divergence_and_goes_on_from_a_checkpoint(
+    model: Path, moved: Path
+) -> None:
+    kl = {"name": "k3", "coefficient": 0.1, "target": 1e-6, "horizon": 60}
+    one = learner(model, recipe("grpo", kl=kl), moved)
+    used = [one.step(batch())["kl_coefficient"] for _ in range(2)]
+    assert used == pytest.approx([0.1, 0.1 * (1 + 0.2 * 6 / 60)])
+    another = learner(model, recipe("grpo", kl=kl), moved)
+    another.load_state_dict(one.state_dict())
+    assert another.step(batch())["kl_coefficient"] == pytest.approx(used[1] * (1 + 0.2 * 6 / 60))
+
+
+def test_the_policy_has_not_moved_from_the_one_at_the_start_of_the_step(model: Path) -> None:
+    one = learner(model, recipe("grpo", correction="truncated_importance_sampling", high=1.5))
+    metrics = one.evaluate(batch())
+    assert metrics["approx_kl"] == metrics["clip_ratio"] == 0.0
+    assert metrics["sampling/importance_sampling_ratio/max"] == 1.5
+    assert 0 < metrics["sampling/importance_sampling_ratio/min"] < 1
+
+
+def test_an_entropy_bonus_raises_the_entropy(model: Path) -> None:
+    rows = Batch(batch().payloads, {"advantages": np.zeros(6)})
+    one = learner(model, recipe("grpo", entropy_coefficient=1.0))
+    first, last = one.step(rows)["entropy"], one.step(rows)["entropy"]
+    assert last > first

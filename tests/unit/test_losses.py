@@ -1,164 +1,144 @@
-"""Advantages and losses against numbers worked out by hand and against other formulations."""
+"""Compositions against numbers worked out by hand: what parts are put together to, and what is reported."""
 
 import math
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from trinity_db.trainer.algorithms import Rows, Totals, create
-from trinity_db.trainer.algorithms.advantages import group_advantages
-from trinity_db.trainer.algorithms.losses import (
-    approximate_kl,
-    dpo_loss,
-    dpo_rewards,
-    is_clipped,
-    log_ratio,
-    masked_share,
-    ppo_clip_loss,
-    sft_loss,
-)
-from trinity_db.trainer.config import DpoConfig, GrpoConfig
+from tests.recipes import recipe
+from trinity_db.trainer.algorithms import Columns, Totals, create
 
 
-def test_group_advantages_equal_those_worked_out_by_hand() -> None:
-    # Group 7: mean 0.5, unbiased std sqrt(1/3). Group 2: mean 2, std 1.
-    rewards, groups = [1, 0, 3, 0, 1, 2, 1], [7, 7, 2, 7, 7, 2, 2]
-    unit = 0.5 / (math.sqrt(1 / 3) + 1e-6)
-    expected = [unit, -unit, 1, -unit, unit, 0, -1]
-    assert group_advantages(rewards, groups) == pytest.approx(expected, abs=2e-6)
-    expected = [0.5, -0.5, 1, -0.5, 0.5, 0, -1]
-    assert group_advantages(rewards, groups, scale_by_std=False) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("scale_by_std", [True, False])
-def test_a_group_with_nothing_to_compare_has_no_advantage(scale_by_std: bool) -> None:
-    # The mean of three times 0.1 is not exactly 0.1 in floating point.
-    advantages = group_advantages([0.1, 0.1, 0.1, 5.0], [0, 0, 0, 1], scale_by_std=scale_by_std)
-    assert advantages.tolist() == [0, 0, 0, 0]
-
-
-def test_group_advantages_do_not_depend_on_the_order_of_rows() -> None:
-    rng = np.random.default_rng(0)
-    rewards, groups, order = rng.normal(size=40), rng.integers(0, 6, 40), rng.permutation(40)
-    assert group_advantages(rewards[order], groups[order]) == pytest.approx(
-        group_advantages(rewards, groups)[order]
-    )
-
-
-def test_ppo_loss_equals_the_hand_computed_numbers() -> None:
-    ratio = torch.tensor([[1.0, 1.1, 1.5, 0.5, 1.5, 0.5]])
-    advantages = torch.tensor([[2.0, 2.0, 2.0, 2.0, -2.0, -2.0]])
-    loss = ppo_clip_loss(ratio, advantages, 0.2, 0.28)
-    assert loss[0].tolist() == pytest.approx([-2.0, -2.2, -2.56, -1.0, 3.0, 1.6])
-    clipped = is_clipped(ratio, advantages, 0.2, 0.28)
-    assert clipped[0].tolist() == [False, False, True, False, False, True]
-
-
-def test_ppo_gradient_is_minus_the_advantage_where_the_policy_has_not_moved() -> None:
-    logprobs = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
-    advantages = torch.tensor([[1.5], [-0.5]])
-    ratio = log_ratio(logprobs, logprobs.detach()).exp()
-    (gradient,) = torch.autograd.grad(ppo_clip_loss(ratio, advantages, 0.2, 0.2).sum(), logprobs)
-    torch.testing.assert_close(gradient, -advantages.expand(2, 2))
-
-
-def test_ppo_gradient_equals_its_analytic_form_and_vanishes_where_clipped() -> None:
-    torch.manual_seed(0)
-    behaviour = -torch.rand(50, 4, dtype=torch.float64)
-    logprobs = (behaviour + 0.5 * torch.randn(50, 4, dtype=torch.float64)).requires_grad_()
-    advantages = torch.randn(50, 1, dtype=torch.float64)
-    ratio = log_ratio(logprobs, behaviour).exp()
-    (gradient,) = torch.autograd.grad(ppo_clip_loss(ratio, advantages, 0.2, 0.3).sum(), logprobs)
-    clipped = is_clipped(ratio, advantages, 0.2, 0.3)
-    torch.testing.assert_close(gradient, torch.where(clipped, 0.0, -advantages * ratio.detach()))
-    assert 0 < clipped.double().mean() < 1
-
-
-def test_a_huge_ratio_stays_finite() -> None:
-    ratios = log_ratio(torch.tensor([[0.0, -500.0]]), torch.tensor([[-500.0, 0.0]])).exp()
-    assert ratios[0].tolist() == pytest.approx([math.exp(20), math.exp(-20)])
-
-
-def test_the_kl_estimate_has_the_true_kl_as_its_mean() -> None:
-    old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    new = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
-    estimate = (old * approximate_kl(new.log() - old.log())).sum()
-    torch.testing.assert_close(estimate, (old * (old.log() - new.log())).sum())
-
-
-def test_a_share_leaves_out_masked_tokens_even_if_they_are_not_numbers() -> None:
-    values = torch.tensor([[1.0, float("nan")], [2.0, 4.0]], requires_grad=True)
-    share = masked_share(values, torch.tensor([[True, False], [True, True]]), total=10)
-    assert share.item() == pytest.approx(0.7)
-    (gradient,) = torch.autograd.grad(share, values)
-    torch.testing.assert_close(gradient, torch.tensor([[0.1, 0.0], [0.1, 0.1]]))
-
-
-def test_sft_loss_is_cross_entropy() -> None:
-    torch.manual_seed(0)
-    logits, targets = torch.randn(6, 9), torch.randint(9, (6,))
-    logprobs = logits.log_softmax(-1).gather(1, targets[:, None])
-    expected = torch.nn.functional.cross_entropy(logits, targets)
-    torch.testing.assert_close(sft_loss(logprobs).mean(), expected)
-
-
-def dpo_rows(policy: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> Rows:
-    return Rows(mask=mask, logprobs=policy, entropy=policy, correct=mask, reference=reference)
+def dpo_rows(policy: Tensor, reference: Tensor, mask: Tensor) -> Columns:
+    return {"mask": mask, "logprobs": policy, "reference": reference}
 
 
 def test_dpo_loss_is_log_two_while_the_policy_is_the_reference() -> None:
     logprobs = -torch.rand(6, 5)
     rows = dpo_rows(logprobs, logprobs, torch.ones(6, 5, dtype=torch.bool))
-    shares = create(DpoConfig()).shares(rows, Totals(tokens=30, items=3))
+    shares = create(recipe("dpo")).shares(rows, Totals(tokens=30, sequences=6, items=3))
     assert shares["loss"].item() == pytest.approx(math.log(2))
     assert shares["rewards/margins"].item() == shares["rewards/accuracies"].item() == 0
 
 
+# Summed differences to the reference: 1.0 and -0.5 in the first pair, 0.25 and 0.75 in the second;
+# the masked column must not count.
+DIFFERENCES = torch.tensor([[0.4, 0.6, 9.0], [-0.5, 0.0, 9.0], [0.25, 0.0, 0.0], [0.25, 0.5, 9.0]])
+MASK = torch.tensor([[True, True, False], [True, True, False], [True, True, True], [True, True, False]])
+PAIRS = dpo_rows(DIFFERENCES - 1, -torch.ones(4, 3), MASK)
+PAIRS_TOTALS = Totals(tokens=9, sequences=4, items=2)
+
+
 def test_dpo_equals_the_hand_computed_numbers() -> None:
-    # Summed differences to the reference: 1.0 and -0.5 in the first pair, 0.25 and 0.75 in the second;
-    # the masked column must not count.
-    differences = torch.tensor([[0.4, 0.6, 9.0], [-0.5, 0.0, 9.0], [0.25, 0.0, 0.0], [0.25, 0.5, 9.0]])
-    mask = torch.tensor([[True, True, False], [True, True, False], [True, True, True], [True, True, False]])
-    reference = -torch.ones(4, 3)
-    shares = create(DpoConfig(beta=0.5)).shares(
-        dpo_rows(reference + differences, reference, mask), Totals(tokens=9, items=2)
-    )
+    shares = create(recipe("dpo", beta=0.5)).shares(PAIRS, PAIRS_TOTALS)
     sigmoid = [1 / (1 + math.exp(-0.75)), 1 / (1 + math.exp(0.25))]
     assert shares["loss"].item() == pytest.approx(-sum(map(math.log, sigmoid)) / 2)
     assert shares["rewards/chosen"].item() == pytest.approx((0.5 + 0.125) / 2)
     assert shares["rewards/rejected"].item() == pytest.approx((-0.25 + 0.375) / 2)
     assert shares["rewards/margins"].item() == pytest.approx((0.75 - 0.25) / 2)
     assert shares["rewards/accuracies"].item() == 0.5
+    assert shares["logps/chosen"].item() == pytest.approx((1 - 2 + 0.25 - 3) / 2)
 
 
-def test_dpo_gradient_equals_its_analytic_form() -> None:
-    torch.manual_seed(0)
-    policy, reference = (-torch.rand(4, 3, dtype=torch.float64) for _ in range(2))
-    policy.requires_grad_()
-    rewards = dpo_rewards(policy, reference, torch.ones(4, 3, dtype=torch.bool), beta=0.3)
-    (gradient,) = torch.autograd.grad(dpo_loss(rewards[0::2], rewards[1::2]).sum(), policy)
-    # DPO, arXiv 2305.18290 section 4: weight sigma(rejected - chosen), up for chosen, down for rejected.
-    weight = 0.3 * torch.sigmoid(rewards[1::2] - rewards[0::2]).detach()
-    expected = torch.stack([-weight, weight], dim=1).reshape(4, 1).expand(4, 3)
-    torch.testing.assert_close(gradient, expected)
+def test_losses_of_pairs_are_added_by_their_weights() -> None:
+    parts: list[dict[str, object]] = [
+        {"name": "hinge"},
+        {"name": "hinge", "beta": 0.5},
+        {"name": "chosen_nll"},
+    ]
+    alone = [create(recipe("dpo", loss=part)).shares(PAIRS, PAIRS_TOTALS)["loss"].item() for part in parts]
+    several = [{**part, "weight": weight} for part, weight in zip(parts, (0.5, 2, 3), strict=True)]
+    both = create(recipe("dpo", loss=several)).shares(PAIRS, PAIRS_TOTALS)
+    assert both["loss"].item() == pytest.approx(0.5 * alone[0] + 2 * alone[1] + 3 * alone[2])
+    # Chosen: -1 nat over two tokens, -2.75 over three.
+    assert both["nll_loss"].item() == pytest.approx((0.5 + 2.75 / 3) / 2)
+
+
+def test_simpo_reports_rewards_per_token() -> None:
+    shares = create(recipe("simpo", beta=2.0)).shares(PAIRS, PAIRS_TOTALS)
+    assert shares["rewards/chosen"].item() == pytest.approx((2 * -1 / 2 + 2 * -2.75 / 3) / 2)
+
+
+BEHAVIOUR = torch.full((2, 2), -1.0)
+TOKENS = {
+    "mask": torch.tensor([[True, True], [True, False]]),
+    "behaviour": BEHAVIOUR,
+    "logprobs": BEHAVIOUR + torch.tensor([[0.0, 1.0], [0.0, 5.0]]),
+    "advantages": torch.tensor([[1.0], [-1.0]]),
+    "entropy": torch.full((2, 2), 0.5),
+    "weight": torch.ones(2),
+}
+TOTALS = Totals(tokens=3, sequences=2, items=2)
+
+
+def shares(rows: Columns, name: str, **changes: object) -> dict[str, float]:
+    """Of one micro-batch that is the whole step."""
+    algorithm = create(recipe(name, **changes))
+    before = {key: value for key, value in rows.items() if key not in ("logprobs", "entropy")}
+    prepared, metrics = algorithm.prepare(before)
+    found = algorithm.shares({**rows, **prepared}, TOTALS)
+    return metrics | {key: value.item() for key, value in found.items()}
 
 
 def test_grpo_reports_how_far_the_policy_has_moved() -> None:
-    behaviour = torch.full((2, 2), -1.0)
-    logprobs = behaviour + torch.tensor([[0.0, 1.0], [0.0, 5.0]])
-    mask = torch.tensor([[True, True], [True, False]])
-    rows = Rows(
-        mask=mask,
-        logprobs=logprobs,
-        entropy=torch.full((2, 2), 0.5),
-        correct=mask,
-        behaviour=behaviour,
-        advantages=torch.tensor([1.0, -1.0]),
-    )
-    shares = create(GrpoConfig()).shares(rows, Totals(tokens=3, items=2))
-    assert shares["loss"].item() == pytest.approx((-1 - 1.2 + 1) / 3)
-    assert shares["clip_ratio"].item() == pytest.approx(1 / 3)
-    assert shares["ratio_mean"].item() == pytest.approx((1 + math.e + 1) / 3)
-    assert shares["approx_kl"].item() == pytest.approx((math.e - 2) / 3)
-    assert shares["entropy"].item() == pytest.approx(0.5)
+    found = shares(TOKENS, "grpo")
+    assert found["loss"] == found["policy_loss"] == pytest.approx((-1 - 1.2 + 1) / 3)
+    assert found["clip_ratio"] == pytest.approx(1 / 3)
+    assert found["ratio_mean"] == pytest.approx((1 + math.e + 1) / 3)
+    assert found["approx_kl"] == pytest.approx((math.e - 2) / 3)
+    assert found["entropy"] == pytest.approx(0.5)
+
+
+def test_the_divergence_and_the_entropy_are_added_with_their_coefficients() -> None:
+    rows = TOKENS | {"reference": TOKENS["logprobs"] - torch.tensor([[2.0, 0.0], [1.0, 9.0]])}
+    found = shares(rows, "grpo", kl={"name": "k2", "coefficient": 0.1}, entropy_coefficient=0.2)
+    assert found["kl"] == pytest.approx(((2.0 + 0.0) / 2 + 0.5) / 2)
+    expected = found["policy_loss"] + 0.1 * (2.0 + 0.0 + 0.5) / 3 - 0.2 * 0.5
+    assert found["loss"] == pytest.approx(expected)
+
+
+def test_a_correction_weighs_the_loss_and_moves_what_ratios_are_relative_to() -> None:
+    rows = TOKENS | {"proximal": TOKENS["logprobs"]}
+    found = shares(rows, "grpo", correction="truncated_importance_sampling")
+    # Weights 1, min(e, 2), 1; ratios to the proximal policy are all 1.
+    assert found["loss"] == pytest.approx((-1 - 2 + 1) / 3)
+    assert found["ratio_mean"] == 1.0
+    assert found["sampling/importance_sampling_ratio/mean"] == pytest.approx(4 / 3)
+
+
+def test_a_mask_of_sequences_leaves_ratios_where_they_were() -> None:
+    rows = TOKENS | {"proximal": BEHAVIOUR - torch.tensor([[0.0, 0.0], [1.0, 0.0]])}
+    found = shares(rows, "grpo", correction="off_policy_sequence_masking")
+    assert found["loss"] == pytest.approx((-1 - 1.2) / 3)
+    assert found["ratio_mean"] == pytest.approx((1 + math.e + 1) / 3)
+
+
+GROUP = {"rewards": torch.tensor([1.0, 0.0]), "groups": torch.tensor([7, 7])}
+
+
+def test_a_divergence_in_the_reward_changes_the_advantages_of_the_group() -> None:
+    # Log-ratios to the reference at the start of the step: 0.5 and 0.3; and 0.4.
+    reference = BEHAVIOUR - torch.tensor([[0.5, 0.3], [0.4, 9.0]])
+    rows = TOKENS | GROUP | {"reference": reference, "logprobs": BEHAVIOUR}
+    found = shares(rows, "rloo", kl={"name": "k1", "coefficient": 0.5})
+    # Rewards 1 - 0.4 and 0 - 0.2; each less the other: 0.8 and -0.8.
+    assert found["loss"] == pytest.approx((-0.8 - 0.8 + 0.8) / 3)
+    assert found["kl"] == pytest.approx((0.4 + 0.4) / 2)
+
+
+def test_reinforce_plus_plus_gives_each_token_what_it_still_earns_in_standard_deviations() -> None:
+    reference = BEHAVIOUR - torch.tensor([[0.5, 0.3], [0.4, 9.0]])
+    rows = TOKENS | GROUP | {"reference": reference}
+    algorithm = create(recipe("reinforce_plus_plus", coefficient=0.5))
+    prepared, _ = algorithm.prepare(rows)
+    earns = torch.tensor([1 - 0.5 * 0.8, 1 - 0.5 * 0.3, 0 - 0.5 * 0.4])
+    expected = (earns - earns.mean()) / earns.std()
+    torch.testing.assert_close(prepared["advantages"][TOKENS["mask"]], expected)
+
+
+def test_advantages_are_whitened_over_tokens() -> None:
+    prepared, _ = create(recipe("reinforce_plus_plus_baseline")).prepare(TOKENS | GROUP)
+    whitened = prepared["advantages"][TOKENS["mask"]]
+    assert whitened.mean().item() == pytest.approx(0, abs=1e-6)
+    assert whitened.tolist() == pytest.approx([0.5774, 0.5774, -1.1547], abs=1e-4)

@@ -1,6 +1,7 @@
 """Reward functions, against answers worked out by hand."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,11 @@ from hypothesis import strategies as st
 
 from trinity_db.errors import ConfigError
 from trinity_db.processors import rewards
+
+
+def row(response: str, length: int = 0) -> dict[str, Any]:
+    """What a function is given of a claimed row."""
+    return {"response": response, "task": {}, "response_length": length}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,23 @@ def test_a_regex_match_compares_its_group_with_the_answer() -> None:
     assert rewards.regex_match("aab", {"answer": "a+b"}, pattern="^{answer}$") == 0.0
 
 
+@pytest.mark.parametrize(
+    ("length", "value"),
+    [(0, 0.0), (12, 0.0), (13, -0.125), (16, -0.5), (19, -0.875), (20, -1.0), (21, -1.0), (999, -1.0)],
+)
+def test_an_overlong_response_is_punished_from_the_buffer_on(length: int, value: float) -> None:
+    options = {"max_response_length": 20, "buffer_length": 8}
+    given = rewards.load("overlong_penalty", options)(row("", length))
+    assert (given, str(given)) == (value, str(value)), "and never by minus nothing"
+
+
+@pytest.mark.parametrize("buffer_length", [0, -8, 21])
+def test_a_buffer_that_is_none_punishes_nobody(buffer_length: int) -> None:
+    function = rewards.load("overlong_penalty", {"max_response_length": 20, "buffer_length": buffer_length})
+    with pytest.raises(ValueError, match="not between 1 and 20 tokens"):
+        function(row("", 3))
+
+
 def test_an_unknown_function_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'exact_match'"):
         rewards.load("exactmatch", {})
@@ -66,6 +89,8 @@ def test_options_that_a_function_does_not_take_are_refused_before_the_first_row(
         rewards.load("regex_match", {})
     with pytest.raises(ConfigError, match=r"exact_match.*colour"):
         rewards.load("exact_match", {"colour": "red"})
+    with pytest.raises(ConfigError, match=r"overlong_penalty.*buffer_length"):
+        rewards.load("overlong_penalty", {"max_response_length": 20})
 
 
 def test_a_function_of_ones_own_imports_what_lies_beside_its_file(tmp_path: Path) -> None:
@@ -74,14 +99,20 @@ def test_a_function_of_ones_own_imports_what_lies_beside_its_file(tmp_path: Path
     mine.write_text(
         "from length_of_text import measure\n\ndef length(response, task): return measure(response)"
     )
-    assert rewards.load(f"{mine}:length", {})("four", {}) == 4
+    assert rewards.load(f"{mine}:length", {})(row("four")) == 4
+
+
+def test_a_function_of_ones_own_is_given_the_length_where_it_asks_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def share(response, task, response_length, of):\n    return response_length / of\n")
+    assert rewards.load(f"{path}:share", {"of": 8})(row("", 6)) == 0.75
 
 
 def test_a_function_of_ones_own_is_loaded_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def short(response, task, limit=3):\n    return float(len(response) <= limit)\n")
     function = rewards.load(f"{path}:short", {"limit": 5})
-    assert [function("12345", {}), function("123456", {})] == [1.0, 0.0]
+    assert [function(row("12345")), function(row("123456"))] == [1.0, 0.0]
     with pytest.raises(ConfigError, match="no function 'long'"):
         rewards.load(f"{path}:long", {})
     with pytest.raises(ConfigError, match="no file"):

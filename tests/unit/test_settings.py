@@ -6,11 +6,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from tests.recipes import recipe
 from trinity_db import settings
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.errors import ConfigError
 from trinity_db.settings import Settings
-from trinity_db.trainer.config import GrpoConfig
 
 OFFLINE = "name: first\nmodel: {scratch: {}}\ndata: [set]\nalgorithm: sft\n"
 ONLINE = "name: first\nmodel: {scratch: {}}\ntaskset: tasks\nalgorithm: {name: grpo}\ntrainer: {steps: 3}\n"
@@ -44,7 +44,7 @@ def test_only_explored_groups_wait_for_a_reward(read: Any) -> None:
 def test_a_file_becomes_typed_settings(read: Any) -> None:
     config = read(ONLINE)
     assert config.trainer.steps == 3
-    assert config.algorithm == GrpoConfig()
+    assert config.algorithm == recipe("grpo")
     assert config.max_staleness == 1
     with pytest.raises(ValidationError):
         config.seed = 1
@@ -73,7 +73,7 @@ def test_an_unknown_key_of_an_algorithm_is_compared_with_those_of_that_algorithm
     text = ONLINE.replace("{name: grpo}", "{name: grpo, clip_hihg: 0.3}")
     assert "did you mean 'clip_high'?" in mistake(read, text)
     text = OFFLINE.replace("sft", "{name: dpo, clip_high: 0.3}")
-    assert "known keys: beta, name" in mistake(read, text)
+    assert "known keys: beta, loss, name, weight" in mistake(read, text)
 
 
 def test_an_unknown_key_that_is_near_to_none_lists_those_there_are(read: Any) -> None:
@@ -161,7 +161,7 @@ def test_an_override_takes_the_place_of_the_file_s_value(
 def test_overrides_make_the_sections_they_need_and_the_last_one_counts(read: Any) -> None:
     config = read(ONLINE, "explorer.group_size=2", "explorer.group_size=4", "algorithm.clip_high=0.28")
     assert config.explorer.group_size == 4
-    assert config.algorithm == GrpoConfig(clip_high=0.28)
+    assert config.algorithm == recipe("grpo", clip_high=0.28)
 
 
 def test_an_override_may_be_a_list_or_a_mapping(read: Any) -> None:

@@ -1,24 +1,27 @@
-"""The algorithms: each is a small composition of named parts, in a file of its own.
+"""The algorithms: three compositions of named parts, each part a pure function.
 
-An algorithm sees tensors (`rows.Rows`), never the model, the optimizer or the database. Its parts
-are pure functions: advantages (`advantages.py`), losses and aggregation (`losses.py`). To add one:
-a settings class in `trainer/config.py`, a file here, a line in `ALGORITHMS`.
+A composition (`policy_gradient.py`, `preference.py`, `supervised.py`) sees columns (`rows.py`), never
+the model, the optimizer or the database; its parts are found by `parts.py`. Which parts make a named
+algorithm stands in `trainer/recipes.py`. To add a part: a function in its kind's file here, and a
+class of its options in `trainer/options.py` or `offline_options.py`.
 """
 
-from collections.abc import Callable
-
-from trinity_db.trainer.algorithms.dpo import Dpo
-from trinity_db.trainer.algorithms.grpo import Grpo
-from trinity_db.trainer.algorithms.rows import Algorithm, Rows, Shares, Totals
-from trinity_db.trainer.algorithms.sft import Sft
+from trinity_db.trainer.algorithms.policy_gradient import PolicyGradient
+from trinity_db.trainer.algorithms.preference import Preference
+from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
+from trinity_db.trainer.algorithms.supervised import Supervised
 from trinity_db.trainer.config import AlgorithmConfig
+from trinity_db.trainer.recipes import PolicyGradientConfig, PreferenceConfig
 
-__all__ = ["ALGORITHMS", "Algorithm", "Rows", "Shares", "Totals", "create"]
-
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {"grpo": Grpo, "sft": Sft, "dpo": Dpo}
-"""By the name that the configuration uses; each is made from its settings."""
+__all__ = ["Algorithm", "Columns", "Shares", "Totals", "create"]
 
 
 def create(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm that these settings belong to."""
-    return ALGORITHMS[config.name](config)
+    """The algorithm that these settings belong to.
+
+    Raises:
+        ConfigError: a part of the user's own is not there, or cannot be called so.
+    """
+    if isinstance(config, PolicyGradientConfig):
+        return PolicyGradient(config)
+    return Preference(config) if isinstance(config, PreferenceConfig) else Supervised(config)

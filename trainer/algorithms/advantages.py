@@ -1,40 +1,180 @@
-"""Advantages computed from rewards, at the draw."""
+"""Advantages: how much better a response is than what it is compared with. Pure functions, in numpy.
+
+A part is f(rewards [n], groups [n], *, options) -> [n] float64: a number for each rollout, and whole numbers
+of which equal ones mark one group, in any order. What it gives at the draw is recorded with the batch.
+
+Peers disagree about a group of one. Here its baseline is its own reward, and so its advantage 0, as in TRL
+and verl's rloo_vectorized; elsewhere verl, and Trinity-RFT, take 0 for the baseline: the raw reward is left.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-STD_EPSILON = 1e-6  # in units of reward, as verl and Trinity-RFT have it; TRL takes 1e-4
+Floats = NDArray[np.float64]
+
+STD_EPSILON = 1e-6  # in units of reward, as verl and Trinity-RFT have it; TRL takes 1e-4, AReaL 1e-5
+VARIANCE_EPSILON = 1e-8  # in units of reward squared, as verl's and Trinity-RFT's masked_whiten have it
 
 
-def group_advantages(
-    rewards: ArrayLike, group_index: ArrayLike, *, scale_by_std: bool = True
-) -> NDArray[np.float64]:
-    """Advantage of each rollout relative to its group: A = (R - mean_g) / (std_g + 1e-6).
+def group(
+    rewards: ArrayLike,
+    groups: ArrayLike,
+    *,
+    scale_rewards: Literal["group", "batch", "none"] = "group",
+    unbiased: bool = True,
+) -> Floats:
+    """Relative to the group's mean, in standard deviations: A = (R - mean_g) / (std + 1e-6).
 
-    The standard deviation is the unbiased one (n - 1). A group of one, and a group in which all
-    rewards are equal, has nothing to compare: its advantages are exactly 0.
+    A group in which all rewards are equal has advantages of exactly 0.
 
     Args:
-        rewards: [n] One number per rollout.
-        group_index: [n] Whole numbers; equal numbers mark one group, in any order.
-        scale_by_std: False leaves out the division.
+        scale_rewards: whose standard deviation: the group's own; that of all rewards of the batch, which does
+            not blow up the small differences of a group that mostly agrees; or none, A = R - mean_g.
+        unbiased: the standard deviation with n - 1 (verl, TRL, Trinity-RFT's GRPO, OpenRLHF), or with n
+            (Trinity-RFT's REC, TRL's asynchronous trainer).
 
-    Returns:
-        [n] in the order of `rewards`.
+    Peers: the names are TRL's. Trinity-RFT's option `drop="balance"` of REC, which takes a random choice of
+    bad responses away, is left out: an advantage here follows from the rewards alone, so that a draw can be
+    run again.
 
-    Sources: GRPO, arXiv 2402.03300 section 4.1; without the division Dr. GRPO, arXiv 2503.20783.
+    Sources: GRPO, arXiv 2402.03300 section 4.1; none: Dr. GRPO, arXiv 2503.20783; batch:
+    arXiv 2508.08221; REC, arXiv 2509.24203.
     """
-    reward = np.asarray(rewards, np.float64)
-    _, group = np.unique(np.asarray(group_index), return_inverse=True)
-    size = np.bincount(group)
-    centered = reward - (np.bincount(group, reward) / size)[group]
-    # Equal rewards leave rounding errors around their mean, which the division would blow up.
-    low, high = np.full(len(size), np.inf), np.full(len(size), -np.inf)
-    np.minimum.at(low, group, reward)
-    np.maximum.at(high, group, reward)
-    centered[(low == high)[group]] = 0.0
-    if not scale_by_std:
+    reward, of = np.asarray(rewards, np.float64), _numbered(groups)
+    centered = reward - _mean(reward, of)
+    if scale_rewards == "none":
         return centered
-    std = np.sqrt(np.bincount(group, centered**2) / np.maximum(size - 1, 1))
-    advantages: NDArray[np.float64] = centered / (std + STD_EPSILON)[group]
-    return advantages
+    among = of if scale_rewards == "group" else np.zeros_like(of)
+    return centered / (_std(reward, among, unbiased) + STD_EPSILON)
+
+
+def leave_one_out(rewards: ArrayLike, groups: ArrayLike) -> Floats:
+    """Relative to the mean of the others: A_i = R_i - mean_{j≠i} R_j = n / (n - 1) · (R_i - mean_g).
+
+    TRL can normalise these over the batch besides; that is off there by default, and left out here.
+
+    Source: RLOO, arXiv 2402.14740.
+    """
+    reward, of = np.asarray(rewards, np.float64), _numbered(groups)
+    size = np.bincount(of)[of]
+    return (reward - _mean(reward, of)) * size / np.maximum(size - 1, 1)
+
+
+def reward(rewards: ArrayLike) -> Floats:
+    """The reward as it is, A = R: no baseline, the variance of plain REINFORCE.
+
+    TOPR takes it so: its signs are those of the rewards, and a reward that is never negative teaches nothing
+    of what is bad.
+
+    Sources: REINFORCE (Williams 1992); TOPR, arXiv 2503.14286.
+    """
+    return np.array(rewards, np.float64)
+
+
+def opmd(
+    rewards: ArrayLike,
+    groups: ArrayLike,
+    *,
+    baseline: Literal["mean", "logavgexp"] = "mean",
+    temperature: float = 1.0,
+) -> Floats:
+    """Relative to a value of the group: A = R - V_g.
+
+    Args:
+        baseline: mean: V = mean R. logavgexp: V = τ·log(mean exp(R/τ)), the value of the best policy that a
+            KL divergence of weight τ holds to the one that sampled; between the mean (τ → ∞) and the maximum
+            (τ → 0), so that only responses near the best have a positive advantage.
+        temperature: τ of logavgexp, in units of reward.
+
+    Peers: Trinity-RFT alone; the same but for groups of one.
+
+    Sources: Kimi k1.5, arXiv 2501.12599; OPMD in Trinity-RFT, arXiv 2505.17826.
+    """
+    reward, of = np.asarray(rewards, np.float64), _numbered(groups)
+    if baseline == "mean":
+        return reward - _mean(reward, of)
+    # Relative to the highest, so that no exponential overflows and equal rewards give exactly 0.
+    below = reward - _extreme(np.maximum, reward, of)
+    return below - temperature * np.log(_mean(np.exp(below / temperature), of))
+
+
+def asymre(rewards: ArrayLike, groups: ArrayLike, *, baseline_shift: float = -0.1) -> Floats:
+    """Relative to a baseline aside of the group's mean: A = R - (mean_g + δ).
+
+    Args:
+        baseline_shift: δ, in units of reward. Below 0 the good responses weigh more than the bad, which is
+            what samples of an older policy need; at 0 and above, training off-policy may collapse.
+
+    A group in which all rewards are equal, and one of a single member, has the advantage -δ throughout, as
+    the formula says (Trinity-RFT: R for a single member).
+
+    Source: AsymRE, arXiv 2506.20520.
+    """
+    reward, of = np.asarray(rewards, np.float64), _numbered(groups)
+    return reward - _mean(reward, of) - baseline_shift
+
+
+def returns_to_go(reward: float, penalties: NDArray[np.floating]) -> Floats:
+    """[k] What a row's tokens still earn: G_t = R - Σ_{s≥t} penalty_s, with the reward at the last token.
+
+    The advantage of a single token where a divergence is taken off the rewards and nothing is compared within
+    groups. Not discounted, γ = 1: the default of verl, the only choice of Trinity-RFT.
+
+    Args:
+        penalties: [k] of the row's trained tokens, in order; coefficient times estimated divergence.
+
+    Source: REINFORCE++, arXiv 2501.03262.
+    """
+    return float(reward) - np.cumsum(np.asarray(penalties, np.float64)[::-1])[::-1]
+
+
+def whiten(advantages: Sequence[NDArray[np.floating]]) -> list[Floats]:
+    """Advantages of tokens, normalised over all trained tokens of a step: (A - mean) / sqrt(variance + 1e-8).
+
+    A long response weighs by its tokens, in the mean as well as in the variance, which is the unbiased one.
+    Over the whole step and never over a micro-batch. Tokens that are all equal come out as exactly 0.
+
+    Args:
+        advantages: an array [k] for each row, of its trained tokens only.
+
+    Peers: verl, Trinity-RFT (masked_whiten) and TRL's former PPO as here; OpenRLHF with the population's
+    variance, at least 1e-8.
+
+    Source: REINFORCE++, arXiv 2501.03262.
+    """
+    tokens = np.concatenate([np.asarray(row, np.float64) for row in advantages])
+    centered = tokens - tokens.mean()
+    if tokens.min() == tokens.max():
+        centered[:] = 0.0  # rounding errors around the mean, which the division would blow up
+    variance = (centered**2).sum() / max(len(tokens) - 1, 1)
+    ends = np.cumsum([len(row) for row in advantages])
+    return np.split(centered / np.sqrt(variance + VARIANCE_EPSILON), ends[:-1])
+
+
+def _numbered(groups: ArrayLike) -> NDArray[np.intp]:
+    """[n] The groups' numbers, from 0 on."""
+    return np.unique(np.asarray(groups), return_inverse=True)[1]
+
+
+def _mean(values: Floats, of: NDArray[np.intp]) -> Floats:
+    """[n] The mean of each one's group; where all of a group are equal that very number, without rounding."""
+    mean = (np.bincount(of, values) / np.bincount(of))[of]
+    lowest, highest = _extreme(np.minimum, values, of), _extreme(np.maximum, values, of)
+    return np.where(lowest == highest, lowest, mean)
+
+
+def _extreme(which: np.ufunc, values: Floats, of: NDArray[np.intp]) -> Floats:
+    """[n] The lowest or the highest of each one's group."""
+    found = values[np.unique(of, return_index=True)[1]]
+    which.at(found, of, values)
+    return found[of]
+
+
+def _std(values: Floats, of: NDArray[np.intp], unbiased: bool) -> Floats:
+    """[n] The standard deviation of each one's group; 0 of a single number."""
+    squares = np.bincount(of, (values - _mean(values, of)) ** 2)
+    std: Floats = np.sqrt(squares / np.maximum(np.bincount(of) - unbiased, 1))[of]
+    return std

@@ -1,12 +1,33 @@
-"""What passes between the learner and an algorithm.
+"""What passes between the learner and an algorithm: columns by name, in two phases of a step.
 
-Shapes: B sequences of one micro-batch, K columns: the positions at which any of them trains.
+First the algorithm sees the whole step's rows without gradient (`prepare`), then micro-batch by
+micro-batch with it (`shares`). Shapes: B sequences of the step or of a micro-batch, K the most
+trained tokens of one; a row's trained tokens stand at its left, in order.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+Columns = Mapping[str, Tensor]
+"""Tensors by name, of which a part's positional parameters name those that it reads:
+
+mask [B, K] bool, True where a token is trained: what stands elsewhere must not reach a result;
+logprobs [B, K] under the policy being trained, with gradient (in the first phase without);
+old [B, K] what ratios are relative to: `proximal` where a correction reads it, else `behaviour`;
+behaviour [B, K] as stored when the tokens were sampled;
+proximal [B, K] under the policy at the start of the step, or between that one and `behaviour`;
+reference [B, K] under the frozen starting model;
+advantages [B, 1] or [B, K]; rewards [B]; groups [B] equal numbers for one rollout group;
+staleness [B] versions between a row's policy and the one being trained; weight [B] of a row in the loss;
+entropy [B, K] in nats, with gradient only where a bonus asks for it;
+correct [B, K] bool, True where no token is likelier.
+"""
 
 Shares = dict[str, Tensor]
 """Scalars by name, "loss" among them. Each is this micro-batch's share of a mean over the whole step:
@@ -15,45 +36,51 @@ micro-batch cannot change a result."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The sequences of one micro-batch, as the policy being trained sees them."""
-
-    mask: Tensor
-    """[B, K] bool, True where a token is trained. Whatever stands elsewhere must not reach a result."""
-    logprobs: Tensor
-    """[B, K] Log-probability of each token under the policy being trained; the gradient flows here."""
-    entropy: Tensor
-    """[B, K] Entropy of the distribution each token was taken from, in nats. No gradient."""
-    correct: Tensor
-    """[B, K] bool, True where the token is also the likeliest one."""
-    behaviour: Tensor | None = None
-    """[B, K] Log-probability under the policy that sampled the token, as stored then."""
-    reference: Tensor | None = None
-    """[B, K] Log-probability under the frozen starting model."""
-    advantages: Tensor | None = None
-    """[B] Advantage of each sequence."""
-
-
-@dataclass(frozen=True)
 class Totals:
     """Counts of a whole optimizer step, over all its micro-batches."""
 
     tokens: int
     """Trained tokens."""
+    sequences: int
+    """Sequences with at least one trained token."""
     items: int
     """Sequences, or pairs where the algorithm takes pairs."""
 
 
-class Algorithm(Protocol):
-    """From rows to a loss."""
+class Algorithm(ABC):
+    """From rows to a loss. What most compositions do nothing about has its place here."""
+
+    width = 1
+    """Sequences of an item: 2 where they come in pairs, chosen and rejected in turn, else 1."""
 
     @property
-    def sequences_per_item(self) -> int:
-        """2 where sequences come in pairs, chosen and rejected in turn, that stay together; else 1."""
+    @abstractmethod
+    def needs(self) -> dict[str, str]:
+        """The columns that it reads beyond mask, logprobs, correct and weight, each with who asks for it."""
 
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the learner must compute `Rows.reference`."""
+    def advantages(self, rewards: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of rows of rollout groups, at the draw; recorded with the batch."""
+        raise AssertionError("it draws no rollout groups")
 
-    def shares(self, rows: Rows, totals: Totals) -> Shares:
+    def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
+        """The whole step's rows with what follows from them, and metrics of that.
+
+        The mask may lose rows: they are not trained on, and do not count.
+        """
+        return rows, {}
+
+    @abstractmethod
+    def shares(self, rows: Columns, totals: Totals) -> Shares:
         """The micro-batch's share of the loss and of the algorithm's metrics."""
+
+    def learned(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
+        """Told after each step what its metrics were; adapts what it adapts, and returns metrics of that."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learned itself, such as an adaptive coefficient."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        assert not state, "nothing is learned but the weights"

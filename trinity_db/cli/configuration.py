@@ -9,7 +9,7 @@ from trinity_db.config import ModelConfig
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.settings import Settings, home
-from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, GrpoConfig, SamplerConfig, TrainerConfig
+from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, SamplerConfig, TrainerConfig
 
 
 class RunConfig(Settings):
@@ -35,7 +35,9 @@ class RunConfig(Settings):
     """A source of rewards, for example human: a group is trained on only after it has said something of each
     member that is left (online). Groups that wait count in the pace, and age: see max_staleness."""
     algorithm: AlgorithmConfig
-    """grpo (online), sft or dpo (offline), by name or with options."""
+    """A recipe, by name or with options and parts of one's choice. Online: grpo, dr_grpo, dapo, rloo,
+    reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, gspo, cispo, sapo, opmd, asymre, sppo, topr,
+    rec, raft, and policy_gradient for one's own; offline: sft, dft, dpo, orpo, simpo, cpo."""
     sampler: SamplerConfig = FifoConfig()
     """Which ready rollout groups a step takes (online): fifo, newest, uniform or prioritized, by name or with
     options."""
@@ -92,7 +94,7 @@ class RunConfig(Settings):
     @property
     def is_online(self) -> bool:
         """Whether the run explores."""
-        return isinstance(self.algorithm, GrpoConfig)
+        return self.algorithm.draws == "groups"
 
     @property
     def checkpoints(self) -> Path:

@@ -1,0 +1,127 @@
+"""Algorithms in a trainer of this process, over live groups: recipes, parts of one's own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.recipes import recipe
+from tests.rows import Scene, rollout
+from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.errors import ConfigError
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import runs, workers
+from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
+from trinity_db.trainer.service import Trainer, TrainerSetup
+
+TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
+METRICS = "SELECT name, value FROM trinity.metric WHERE run_id = %s AND step = 1"
+ADVANTAGES = """
+SELECT i.advantage FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id
+WHERE b.run_id = %s ORDER BY i.ordinal
+"""
+LOSS = '''
+def mine(logprobs, behaviour, advantages, mask, *, scale: float = 1.0):
+    """REINFORCE, weighed by the probability ratio."""
+    ratio = (logprobs - behaviour).masked_fill(~mask, 0.0).exp()
+    return {"loss": -scale * advantages * ratio}
+'''
+
+
+class Bench:
+    """A run that explores, and its trainer: two steps of two groups."""
+
+    def __init__(self, scene: Scene, checkpoints: Path) -> None:
+        with scene.database.transaction() as tx:
+            run = runs.open_run(tx, "live", {}, [], holdout=0.0)
+            ids = {role: workers.register(tx, run.id, role) for role in WorkerRole}
+        self.scene = replace(
+            scene,
+            run=run,
+            explorer=ids[WorkerRole.EXPLORE],
+            processor=ids[WorkerRole.PROCESS],
+            trainer=ids[WorkerRole.TRAIN],
+        )
+        self._checkpoints = checkpoints
+
+    def start(self, algorithm: AlgorithmConfig) -> Trainer:
+        setup = TrainerSetup(
+            trainer=TrainerConfig(steps=2, batch_size=2, learning_rate=0.1),
+            algorithm=algorithm,
+            model=TINY,
+            seed=0,
+            max_staleness=None,
+            temperature=1.0,
+            checkpoints=self._checkpoints,
+        )
+        trainer = Trainer(self.scene.database, self.scene.run, setup)
+        trainer.worker_id = self.scene.trainer
+        trainer.start()
+        return trainer
+
+    def explore(self) -> None:
+        """Two groups of a good and a bad response."""
+        for group in self.scene.claim(2):
+            self.scene.write(
+                [
+                    rollout(group, member, reward)
+                    for member, reward in zip(group.members, ("1.0", "0.0"), strict=True)
+                ]
+            )
+        self.scene.process()
+
+    def metrics(self) -> dict[str, float]:
+        return dict(self.scene.rows(METRICS, self.scene.run.id))
+
+
+@pytest.fixture
+def bench(scene: Scene, tmp_path: Path) -> Bench:
+    return Bench(scene, tmp_path / "checkpoints")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    file = tmp_path / "losses.py"
+    file.write_text(LOSS)
+    return file
+
+
+def test_a_loss_of_ones_own_trains(bench: Bench, own: Path) -> None:
+    loss = {"name": f"{own}:mine", "scale": 0.5}
+    trainer = bench.start(recipe("policy_gradient", advantage="reward", loss=loss))
+    bench.explore()
+    assert trainer.work()
+    found = bench.metrics()
+    # Half of the tokens have an advantage of 1; the loss is -0.5 times the mean of their ratios, and 0.
+    assert found["loss"] == found["policy_loss"] == pytest.approx(-0.25 * found["ratio_mean"])
+    assert found["grad_norm"] > 0
+    assert bench.scene.values(ADVANTAGES, bench.scene.run.id) == [1.0, 0.0, 1.0, 0.0]
+    trainer.release()
+    assert bench.scene.values(
+        "SELECT max(version) FROM trinity.policy_version WHERE run_id = %s", bench.scene.run.id
+    ) == [1]
+
+
+def test_a_loss_of_ones_own_that_cannot_be_called_stops_the_trainer_at_its_start(
+    bench: Bench, own: Path
+) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'scael'; did you mean 'scale'"):
+        bench.start(recipe("grpo", loss={"name": f"{own}:mine", "scael": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "metric"),
+    [
+        (recipe("reinforce_plus_plus"), "kl"),
+        (recipe("grpo", correction="m2po"), "sampling/importance_sampling_ratio/mean"),
+        (recipe("raft", reward_above=0.5), "mean_token_accuracy"),
+    ],
+    ids=lambda one: getattr(one, "name", None),
+)
+def test_a_step_over_live_groups_is_committed_with_its_metrics(
+    bench: Bench, algorithm: AlgorithmConfig, metric: str
+) -> None:
+    trainer = bench.start(algorithm)
+    bench.explore()
+    assert trainer.work()
+    assert bench.metrics().keys() > {"loss", "grad_norm", "learning_rate", "entropy", metric}

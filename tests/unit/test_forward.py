@@ -1,0 +1,251 @@
+"""Packed, padded and computed in parts: all of it equals the model's own logits, sequence by sequence."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trinity_db.arrays import Payload
+from trinity_db.config import ScratchConfig
+from trinity_db.errors import ConfigError
+from trinity_db.models import build_scratch, load_model
+from trinity_db.trainer import head
+from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.forward import Forward, trained_mask, trained_values
+
+VOCABULARY = 61
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # of a random model, so that attention and logits matter
+}
+TOKENS = (5, 17, 9, 30, 2)
+TEMPERATURE = 0.7
+
+
+def scratch(folder: Path) -> Any:
+    """The project's own small model."""
+    config = ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32)
+    build_scratch(config, 0, folder)
+    return load_model(folder, "cpu").double()
+
+
+def of(kind: str, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SIZES | changes)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).double().eval()
+
+
+MODELS = {
+    # name: how it is made, whether it packs, whether its logits are plain
+    "scratch": (scratch, True, True),
+    "qwen2": (lambda _: of("Qwen2", tie_word_embeddings=False), True, True),
+    "qwen2 tied": (lambda _: of("Qwen2", tie_word_embeddings=True), True, True),
+    "llama": (lambda _: of("Llama"), True, True),
+    "a window of 6": (lambda _: of("Mistral", sliding_window=6), True, True),
+    "a head with bias": (lambda _: of("Phi"), True, True),
+    "scaled logits": (lambda _: of("Granite", logits_scaling=3.0), True, False),
+    "soft-capped": (lambda _: of("Gemma2", head_dim=8), False, False),
+    "biased by distance": (lambda _: of("Bloom", n_layer=2, n_head=4), False, True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of at most 7 tokens at a time, so that there are several parts."""
+    monkeypatch.setattr(head, "CPU_PART_BYTES", 7 * 4 * VOCABULARY)
+
+
+def payloads(vocabulary: int = VOCABULARY) -> list[Payload]:
+    rng = np.random.default_rng(0)
+    made = []
+    for number, num_tokens in enumerate(TOKENS):
+        mask = rng.random(num_tokens) < 0.6
+        mask[0], mask[-1] = number == 1, True
+        made.append(Payload(rng.integers(0, vocabulary, num_tokens).astype(np.int32), mask))
+    return made
+
+
+def plainly(model: Any, rows: list[Payload]) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability, entropy and hit of each trained token, sequence by sequence, from whole logits."""
+    found = []
+    for row in rows:
+        tokens = torch.from_numpy(row.token_ids).long()
+        log_p = (model(input_ids=tokens[None]).logits[0] / TEMPERATURE).log_softmax(-1)[:-1]
+        log_p, targets = log_p[row.action_mask[1:]], tokens[1:][row.action_mask[1:]]
+        chosen = log_p.gather(1, targets[:, None])[:, 0]
+        found.append((chosen, -(log_p.exp() * log_p).sum(-1), log_p.argmax(-1) == targets))
+    logprobs, entropy, hits = (torch.cat(values) for values in zip(*found, strict=True))
+    return logprobs, entropy, hits
+
+
+def gradient(model: Any, logprobs: Tensor, entropy: Tensor | None = None) -> Tensor:
+    """Of a sum that weighs each token differently."""
+    weights = torch.linspace(-1, 2, len(logprobs), dtype=logprobs.dtype)
+    total = (weights * logprobs).sum()
+    if entropy is not None:
+        total = total + (weights.flip(0) * entropy).sum()
+    model.zero_grad()
+    torch.autograd.backward(total)
+    return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_and_gradients_are_those_of_the_models_whole_logits(name: str, tmp_path: Path) -> None:
+    make, packs, is_plain = MODELS[name]
+    model = make(tmp_path)
+    rows = payloads(model.config.vocab_size)
+    logprobs, entropy, hits = plainly(model, rows)
+    expected = gradient(model, logprobs, entropy), gradient(model, plainly(model, rows)[0])
+    # Models compute some of their parts in float32, whatever their weights are, and round there.
+    rtol, atol = (1e-6, 1e-7) if packs else (1e-5, 2e-5)
+    forward = Forward(model, TrainerConfig(), temperature=TEMPERATURE)
+    assert (forward._packs, forward._plain) == (packs, is_plain)
+    scored = forward(rows, entropy_gradient=True)
+    torch.testing.assert_close(scored.logprobs[scored.mask], logprobs, rtol=rtol, atol=atol)
+    torch.testing.assert_close(scored.entropy[scored.mask], entropy, rtol=rtol, atol=atol)
+    assert torch.equal(scored.correct[scored.mask], hits)
+    assert not scored.logprobs[~scored.mask].any()
+    both = gradient(model, scored.logprobs[scored.mask], scored.entropy[scored.mask])
+    torch.testing.assert_close(both, expected[0], rtol=rtol, atol=atol)
+    scored = forward(rows)
+    torch.testing.assert_close(scored.entropy[scored.mask].detach(), entropy, rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        gradient(model, scored.logprobs[scored.mask]), expected[1], rtol=rtol, atol=atol
+    )
+    torch.testing.assert_close(forward.logprobs(rows), scored.logprobs.detach(), rtol=rtol, atol=atol)
+    assert not forward.logprobs(rows).requires_grad
+
+
+def test_without_a_bonus_entropy_has_no_gradient() -> None:
+    scored = Forward(of("Llama"), TrainerConfig())(payloads())
+    assert scored.logprobs.requires_grad
+    weights = torch.where(scored.mask, 1.0, 0.0)
+    alone, with_entropy = (
+        torch.autograd.grad((total * weights).sum(), scored.logprobs, retain_graph=True)[0]
+        for total in (scored.logprobs, scored.logprobs + scored.entropy)
+    )
+    assert torch.equal(alone, with_entropy)
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most elements that anything computed had."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **kwargs or {})
+        sizes = [leaf.numel() for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return found
+
+
+def test_logits_of_all_tokens_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = of("Llama", vocab_size=997)
+    monkeypatch.setattr(head, "CPU_PART_BYTES", 7 * 4 * 997)
+    forward, rows = Forward(model, TrainerConfig()), payloads()
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        torch.autograd.backward(forward(rows).logprobs.sum())
+    assert largest.elements == 32 * 997  # the head's own weight
+    assert trained_mask(rows).sum() > 34
+
+
+def test_layers_that_are_computed_again_change_nothing_but_how_often() -> None:
+    model, rows = of("Qwen2"), payloads()
+    calls: list[int] = []
+    layer = model.model.layers[0].mlp
+    layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    expected = gradient(
+        model, Forward(model, TrainerConfig())(rows).logprobs[torch.from_numpy(trained_mask(rows))]
+    )
+    calls.clear()
+    scored = Forward(model, TrainerConfig(gradient_checkpointing=True))(rows)
+    before = len(calls)
+    found = gradient(model, scored.logprobs[scored.mask])
+    torch.testing.assert_close(found, expected)
+    assert len(calls) == before + 1
+
+
+def test_a_model_that_cannot_compute_its_layers_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.modeling_layers.GradientCheckpointingLayer", transformers.Trainer)
+    with pytest.raises(ConfigError, match=r"trainer.gradient_checkpointing: Qwen2ForCausalLM cannot"):
+        Forward(of("Qwen2"), TrainerConfig(gradient_checkpointing=True))
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Granite", "Bloom"])
+def test_bfloat16_is_near_and_its_results_and_gradients_are_float32(kind: str) -> None:
+    model = of(kind, initializer_range=0.05).float()
+    logprobs, entropy, _ = plainly(model, payloads())
+    expected = gradient(model, logprobs)
+    scored = Forward(model, TrainerConfig(dtype="bfloat16"), temperature=TEMPERATURE)(payloads())
+    found = scored.logprobs[scored.mask]
+    assert found.dtype == scored.entropy.dtype == torch.float32
+    torch.testing.assert_close(found, logprobs, atol=0.05, rtol=0)
+    torch.testing.assert_close(scored.entropy[scored.mask].detach(), entropy, atol=0.05, rtol=0)
+    assert not torch.equal(found, logprobs)
+    changed = gradient(model, found)
+    assert torch.nn.functional.cosine_similarity(changed, expected, dim=0) > 0.999
+
+
+def test_a_model_that_cannot_pack_keeps_its_own_attention(caplog: pytest.LogCaptureFixture) -> None:
+    model = of("Gemma2", head_dim=8)
+    before = model.config._attn_implementation
+    Forward(model, TrainerConfig())
+    assert model.config._attn_implementation == before
+    assert "Gemma2ForCausalLM cannot take sequences end to end" in caplog.text
+
+
+def test_a_model_that_packs_is_saved_as_any_other(tmp_path: Path) -> None:
+    model = scratch(tmp_path / "before")
+    Forward(model, TrainerConfig())
+    model.save_pretrained(tmp_path / "after")
+    assert load_model(tmp_path / "after", "cpu").config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "sequences", "expected"),
+    [
+        ("Llama", 100, 32, [[3, 1, 2, 0, 4]]),
+        ("Llama", 47, 32, [[3, 1], [2, 0, 4]]),
+        ("Llama", 100, 2, [[3, 1], [2, 0], [4]]),
+        ("Llama", 1, 32, [[3], [1], [2], [0], [4]]),
+        ("Bloom", 60, 32, [[3, 1], [2, 0, 4]]),  # padded to 30 + 30, and to 9 + 9 + 9
+        ("Bloom", 59, 32, [[3], [1, 2, 0], [4]]),
+    ],
+)
+def test_micro_batches_hold_so_many_tokens_and_sequences(
+    kind: str, tokens: int, sequences: int, expected: list[list[int]]
+) -> None:
+    config = TrainerConfig(micro_batch_tokens=tokens, micro_batch_size=sequences)
+    assert Forward(of(kind), config).micro_batches(payloads()) == expected
+
+
+def test_micro_batches_never_part_a_pair() -> None:
+    rows = payloads()[:4]  # 5 and 17 tokens, 9 and 30
+    for tokens, expected in ((61, [[2, 3, 0, 1]]), (60, [[2, 3], [0, 1]]), (1, [[2, 3], [0, 1]])):
+        config = TrainerConfig(micro_batch_tokens=tokens)
+        assert Forward(of("Llama"), config).micro_batches(rows, width=2) == expected
+
+
+def test_stored_values_stand_where_their_tokens_scores_stand() -> None:
+    first = Payload(
+        np.arange(4, dtype=np.int32),
+        np.array([True, False, True, True]),
+        np.array([-1.0, -2.0, -3.0], np.float32),
+        np.array([1, 2, 3], np.int32),
+    )
+    other = Payload(np.arange(3, dtype=np.int32), np.array([False, True, False]))
+    assert trained_mask([first, other]).tolist() == [[True, True], [True, False]]
+    assert trained_values([first, other], "logprobs").tolist() == [[-2, -3], [0, 0]]
+    assert trained_values([first, other], "versions").tolist() == [[2, 3], [0, 0]]

@@ -1,0 +1,166 @@
+"""Parts: their options and functions agree, and a user's own is checked as far as its signature tells."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic.fields import FieldInfo
+
+from tests.recipes import recipe
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.settings import Settings, sections_below
+from trinity_db.trainer import offline_options, options
+from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.parts import KINDS, keyword_only, part, positional
+from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.recipes import PolicyGradientConfig, PreferenceConfig, SupervisedConfig
+
+FIELDS: dict[str, tuple[type[Settings], str]] = {
+    "advantage": (PolicyGradientConfig, "advantage"),
+    "policy loss": (PolicyGradientConfig, "loss"),
+    "correction": (PolicyGradientConfig, "correction"),
+    "kl": (PolicyGradientConfig, "kl"),
+    "aggregation": (PolicyGradientConfig, "aggregation"),
+    "preference loss": (PreferenceConfig, "loss"),
+    "supervised loss": (SupervisedConfig, "loss"),
+}
+OURS = [
+    pytest.param(kind, section, id=f"{kind} {section.model_fields['name'].default}")
+    for kind, field in FIELDS.items()
+    for section in sections_below(*field)
+    if not issubclass(section, options.Own)
+]
+BASES = (options.ImportanceWeight, options.Divergence, offline_options.PairLoss)
+
+
+def options_of(section: type[Settings]) -> dict[str, FieldInfo]:
+    """The fields that are the function's: not its name, nor what the composition reads."""
+    others = {name for base in BASES if issubclass(section, base) for name in base.model_fields}
+    return {name: field for name, field in section.model_fields.items() if name not in others | {"name"}}
+
+
+def test_every_kind_of_part_is_looked_at() -> None:
+    assert FIELDS.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize(("kind", "section"), OURS)
+def test_the_options_of_a_part_are_those_of_its_function(kind: str, section: Any) -> None:
+    function = getattr(KINDS[kind].module, section.model_fields["name"].default)
+    fields = options_of(section)
+    parameters = keyword_only(function)
+    assert fields.keys() == parameters.keys()
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty:
+            assert fields[name].is_required()
+        else:
+            assert fields[name].default == parameter.default
+
+
+@pytest.mark.parametrize(("kind", "section"), OURS)
+def test_a_part_reads_what_its_kind_can_read(kind: str, section: Any) -> None:
+    function = getattr(KINDS[kind].module, section.model_fields["name"].default)
+    assert set(positional(function)) <= set(KINDS[kind].columns)
+
+
+LOSS = """
+def mine(logprobs, advantages, mask, *, scale: float = 2.0, mode: str):
+    return {"loss": -scale * advantages * logprobs}
+
+def broken(logprobs):
+    raise RuntimeError("no")
+
+def wrong(logprobs):
+    return logprobs.sum()
+
+def unknown(logprobs, values):
+    return {"loss": logprobs}
+
+def options(logprobs, **others):
+    return {"loss": logprobs}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    file = tmp_path / "losses.py"
+    file.write_text(LOSS)
+    return file
+
+
+def test_a_loss_of_ones_own_says_by_its_signature_what_it_needs(own: Path) -> None:
+    algorithm = create(recipe("policy_gradient", loss={"name": f"{own}:mine", "mode": "a"}))
+    assert set(algorithm.needs) == {"advantages", "mask"}
+
+
+def test_a_loss_of_ones_own_is_called_with_its_options(own: Path) -> None:
+    function = options.Own(function=f"{own}:mine", options={"scale": 3, "mode": "a"})
+    loss = part("policy loss", function)(
+        {"logprobs": torch.ones(2, 3), "advantages": torch.ones(2, 1), "mask": torch.ones(2, 3).bool()}
+    )
+    assert torch.equal(loss["loss"], torch.full((2, 3), -3.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("mien", {}, "has no function 'mien'; did you mean 'mine'"),
+        ("mine", {"mode": "a", "scael": 1}, "unknown key 'scael'; did you mean 'scale'"),
+        ("mine", {"mode": "a", "scale": "much"}, "scale: Input should be a valid number"),
+        ("mine", {}, "mode: Field required"),
+        ("unknown", {}, "it reads 'values', and a policy loss can read logprobs, mask, "),
+        ("options", {}, r"it takes \*\*others; name its options"),
+    ],
+)
+def test_what_is_wrong_with_a_loss_of_ones_own_is_said_before_the_first_step(
+    own: Path, name: str, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        create(recipe("grpo", loss={"name": f"{own}:{name}", **given}))
+    assert "\n" not in str(error.value)
+    assert "olicy loss" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("broken", r"RuntimeError\('no'\)"), ("wrong", r"must return a dict with 'loss', a.* shape \[2, 3\]")],
+)
+def test_a_loss_of_ones_own_that_fails_is_named(own: Path, name: str, message: str) -> None:
+    loss = part("policy loss", options.Own(function=f"{own}:{name}"))
+    with pytest.raises(TrinityError, match=message):
+        loss({"logprobs": torch.ones(2, 3), "mask": torch.ones(2, 3).bool()})
+
+
+def test_every_kind_of_part_can_be_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def advantage(rewards, groups): return rewards\n"
+        "def correction(mask): return mask.float()\n"
+        "def divergence(logprobs, reference): return (logprobs - reference) ** 2\n"
+        "def aggregation(values, mask, totals): return (values * mask).sum() / totals.tokens\n"
+        "def pairs(chosen, rejected): return rejected - chosen\n"
+        "def tokens(logprobs): return -logprobs\n"
+    )
+    create(
+        recipe(
+            "grpo",
+            advantage=f"{file}:advantage",
+            correction=f"{file}:correction",
+            kl={"name": f"{file}:divergence", "coefficient": 2.0},
+            aggregation=f"{file}:aggregation",
+        )
+    )
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    rows = {"mask": mask, "logprobs": -torch.ones(2, 3), "weight": torch.ones(2)}
+    rows |= {"entropy": torch.ones(2, 3), "correct": mask}
+    totals = Totals(tokens=6, sequences=2, items=2)
+    assert create(recipe("sft", loss=f"{file}:tokens")).shares(rows, totals)["loss"].item() == 1.0
+    losses = ["cpo", {"name": f"{file}:pairs", "weight": 0.5}]
+    assert create(recipe("dpo", loss=losses)).needs == {}
+
+
+def test_unions_name_every_class_of_options() -> None:
+    named = {section for kind in FIELDS.values() for section in sections_below(*kind)}
+    names = vars(options) | vars(offline_options)
+    defined = {one for one in names.values() if isinstance(one, type) and issubclass(one, Settings)}
+    assert defined - set(BASES) - {Settings} == named

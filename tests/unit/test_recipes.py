@@ -1,0 +1,155 @@
+"""Recipes: how they are written down, and what they become."""
+
+from typing import Any
+
+import pytest
+
+from tests.recipes import recipe
+from trinity_db.errors import ConfigError
+from trinity_db.settings import Settings, validate
+from trinity_db.trainer import offline_options as offline
+from trinity_db.trainer import options as part
+from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.config import AlgorithmConfig
+from trinity_db.trainer.recipes import (
+    RECIPES,
+    Composition,
+    PolicyGradientConfig,
+    PreferenceConfig,
+    SupervisedConfig,
+)
+
+IMPORTANCE = {"name": "truncated_importance_sampling", "proximal": "interpolated"}
+
+
+class Run(Settings):
+    algorithm: AlgorithmConfig
+
+
+def read(algorithm: Any) -> Composition:
+    return validate(Run, {"algorithm": algorithm}, "run.yaml").algorithm
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_its_name_and_can_be_stored_and_made(name: str) -> None:
+    config = read(name)
+    assert config == RECIPES[name].model_copy(update={"name": name})
+    assert read(config.model_dump(mode="json")) == config
+    create(config)
+
+
+def test_recipes_draw_groups_rows_or_pairs() -> None:
+    drawn = {kind: {name for name, one in RECIPES.items() if one.draws == kind} for kind in ("rows", "pairs")}
+    assert drawn == {"rows": {"sft", "dft"}, "pairs": {"dpo", "orpo", "simpo", "cpo"}}
+    assert RECIPES["raft"].draws == "groups"
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("grpo", {"mask", "behaviour", "advantages"}),
+        ("opmd", {"mask", "advantages"}),
+        ("reinforce_plus_plus", {"mask", "behaviour", "advantages", "reference", "rewards", "groups"}),
+        ("dpo", {"reference"}),
+        ("simpo", set()),
+        ("sft", set()),
+    ],
+)
+def test_what_an_algorithm_needs_follows_from_its_parts(name: str, columns: set[str]) -> None:
+    assert set(create(recipe(name)).needs) == columns
+
+
+def test_a_correction_asks_for_the_policy_at_the_start_of_the_step() -> None:
+    needs = create(recipe("grpo", correction=IMPORTANCE)).needs
+    assert set(needs) == {"mask", "advantages", "behaviour", "proximal", "staleness"}
+    assert needs["staleness"] == "correction 'truncated_importance_sampling'"
+    assert "staleness" not in create(recipe("grpo", correction="m2po")).needs
+
+
+def test_an_option_of_one_part_stands_flat() -> None:
+    changed = read({"name": "grpo", "clip_low": 0.1, "clip_high": 0.28, "scale_rewards": "batch"})
+    assert changed == PolicyGradientConfig(
+        name="grpo",
+        advantage=part.Group(scale_rewards="batch"),
+        loss=part.PpoClip(clip_low=0.1, clip_high=0.28),
+    )
+    assert read({"name": "orpo", "beta": 0.7}) == PreferenceConfig(
+        name="orpo", loss=(offline.OddsRatio(beta=0.7), offline.ChosenNll())
+    )
+
+
+@pytest.mark.parametrize(("scale_by_std", "scale_rewards"), [(True, "group"), (False, "none")])
+def test_a_configuration_of_an_earlier_version_keeps_its_meaning(
+    scale_by_std: bool, scale_rewards: str
+) -> None:
+    stored = {"name": "grpo", "clip_low": 0.2, "clip_high": 0.3, "scale_by_std": scale_by_std}
+    assert read(stored) == recipe("grpo", clip_high=0.3, scale_rewards=scale_rewards)
+    assert read({"name": "dpo", "beta": 0.2}) == PreferenceConfig(
+        name="dpo", loss=(offline.Sigmoid(beta=0.2),)
+    )
+
+
+def test_a_part_is_a_name_or_a_mapping_and_keeps_its_options_where_its_name_stays() -> None:
+    assert read({"name": "grpo", "loss": "cispo", "kl": "k3"}) == PolicyGradientConfig(
+        name="grpo", loss=part.Cispo(), kl=part.K3()
+    )
+    assert read({"name": "dapo", "loss": {"clip_low": 0.1}}) == PolicyGradientConfig(
+        name="dapo", loss=part.PpoClip(clip_low=0.1, clip_high=0.28)
+    )
+    changed = read({"name": "dapo", "loss": {"name": "gspo", "clip_low": 0.1}, "clip_high": 0.3})
+    assert changed == PolicyGradientConfig(name="dapo", loss=part.Gspo(clip_low=0.1, clip_high=0.3))
+    without = read({"name": "reinforce_plus_plus", "kl": None})
+    assert without == PolicyGradientConfig(name="reinforce_plus_plus", advantage=part.Reward(), whiten=True)
+
+
+def test_losses_of_pairs_may_be_several() -> None:
+    several = read({"name": "dpo", "loss": [{"name": "hinge", "weight": 0.8}, "chosen_nll"]})
+    assert several == PreferenceConfig(name="dpo", loss=(offline.Hinge(weight=0.8), offline.ChosenNll()))
+
+
+def test_a_part_of_ones_own_has_its_options_beside_it() -> None:
+    changed = read({"name": "grpo", "loss": {"name": "a/b.py:mine", "scale": 2}, "advantage": "a/b.py:best"})
+    assert isinstance(changed, PolicyGradientConfig)
+    assert changed.loss == part.Own(function="a/b.py:mine", options={"scale": 2})
+    assert changed.advantage == part.Own(function="a/b.py:best")
+    kl = {"name": "a/b.py:far", "coefficient": 0.1, "scale": 2}
+    changed = read({"name": "grpo", "kl": kl})
+    assert isinstance(changed, PolicyGradientConfig)
+    assert changed.kl == part.OwnDivergence(function="a/b.py:far", options={"scale": 2}, coefficient=0.1)
+    assert read(changed.model_dump(mode="json")) == changed
+
+
+def test_raft_learns_above_a_limit() -> None:
+    assert read({"name": "raft", "reward_above": 0.5}) == SupervisedConfig(name="raft", reward_above=0.5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ("gprpo", "algorithm: there is no 'gprpo'; did you mean 'grpo'?"),
+        ({"name": ["a"]}, r"algorithm: there is no '\['a'\]'; known: policy_gradient, grpo, "),
+        ({"name": "grpo", "loss": "cipso"}, "algorithm.loss: there is no 'cipso'; did you mean 'cispo'?"),
+        ({"name": "grpo", "clip_hihg": 1}, "unknown key 'clip_hihg'; did you mean 'clip_high'?"),
+        (
+            {"name": "grpo", "loss": {"name": "cispo", "clip_hgih": 1}},
+            "unknown key 'algorithm.loss.clip_hgih'; did you mean 'clip_high'?",
+        ),
+        ({"name": "sft", "clip_low": 1}, "unknown key 'clip_low'; known keys: aggregation, loss, name"),
+        (
+            {"name": "opmd", "loss": "rec", "temperature": 3},
+            "algorithm: 'temperature' is an option of advantage opmd and of loss rec: write it into the one",
+        ),
+        ({"name": "grpo", "kl": {"coefficient": 1}}, r"name it, as in kl: {name: k1, ...}"),
+        ({"name": "grpo", "kl": {"name": "k1", "applies_to": "loss"}}, "algorithm.kl: k1 as a loss"),
+        ({"name": "dpo", "beta": 0}, r"algorithm.loss.0.beta: Input should be greater than 0 \(got 0\)"),
+        ({"name": "dpo", "loss": []}, "algorithm.loss: .*name one loss or more"),
+        ({"name": "dpo", "loss": ["sigmiod"]}, "algorithm.loss.0: there is no 'sigmiod'; did you mean 'sig"),
+        ({"name": "grpo", "scale_by_std": [1]}, "algorithm.advantage.scale_rewards: Input should be"),
+        ({"name": "grpo", "loss": 3}, "algorithm.loss: Input should be"),
+        (3, "algorithm: Input should be"),
+    ],
+)
+def test_a_wrong_algorithm_is_explained_in_one_line(algorithm: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        read(algorithm)
+    assert "\n" not in str(error.value)

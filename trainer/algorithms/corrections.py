@@ -1,0 +1,160 @@
+"""Corrections for rows that an older policy, or another engine, has sampled: weights of the policy loss.
+
+Three policies are told apart: `behaviour` sampled the tokens (stored with the row), `proximal` is the one
+that the optimizer step starts from, `logprobs` the one being trained. A correction that reads `proximal`
+weighs a token by w = proximal/behaviour, and the loss then takes its ratios to `proximal`: decoupled PPO,
+arXiv 2110.00641, and for language models AReaL, 2505.24298. One that does not is a mask and no more: beside
+it ratios stay those to `behaviour`, which correct already.
+
+Shapes: B sequences, K token columns. Weights are [B, K], without gradient, in float32 or better, 0 where the
+mask is False. They multiply the loss before it is aggregated: what they take away is still counted in the
+denominators, as all peers but verl's rejection have it, so that the rest weighs no more for it. A log-ratio
+that is not finite (an engine that could not score a token says NaN or -inf; it did sample it) is no evidence
+and counts as 0, as in AReaL (TRL: NaN only; verl: not handled).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trinity_db.trainer.algorithms.aggregation import token_mean
+from trinity_db.trainer.algorithms.rows import Totals
+
+MAX_LOG_RATIO = 20.0  # nats, as verl: e^20 is far above any bound, and finite in float32
+
+
+def truncated_importance_sampling(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    *,
+    level: Literal["token", "sequence"] = "token",
+    high: float = 2.0,
+) -> Tensor:
+    """[B, K] min(w, high), w = proximal/behaviour: a little bias for a bounded variance.
+
+    Args:
+        level: "token", one ratio a token; "sequence", the product over a sequence's trained tokens for each
+            of them, as verl and TRL have it. AReaL takes the geometric mean there.
+        high: 2 as in verl; TRL takes 3, AReaL 5.
+
+    Sources: IMPALA, arXiv 1802.01561 section 4.1; for language models F. Yao et al., "Your efficient RL
+    framework secretly brings you off-policy RL training" (2025).
+    """
+    return _ratios(proximal, behaviour, mask, level).clamp(max=high)
+
+
+def masked_importance_sampling(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    *,
+    level: Literal["token", "sequence"] = "token",
+    low: float = 0.5,
+    high: float = 5.0,
+) -> Tensor:
+    """[B, K] w = proximal/behaviour where low <= w <= high, else 0: what is too far away teaches nothing.
+
+    Args:
+        level: as in `truncated_importance_sampling`; with "sequence" whole sequences fall.
+        low, high: 0.5 and 5 as in OpenRLHF; TRL masks by sequence, above 3 only (low: 0, high: 3).
+
+    Source: IcePop, arXiv 2510.18855.
+    """
+    ratios = _ratios(proximal, behaviour, mask, level)
+    return ratios.masked_fill((ratios < low) | (ratios > high), 0.0)
+
+
+def off_policy_sequence_masking(
+    logprobs: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    *,
+    threshold: float = 0.1,
+) -> Tensor:
+    """[B, K] 0 where A < 0 and mean_t(behaviour - logprobs) > threshold, else 1.
+
+    One's own mistakes teach; those of a policy that is far away only disturb. The mean is over a
+    sequence's trained tokens, in nats. Advantages are [B, 1], or [B, K] and then judged token by token.
+
+    Source: DeepSeek-V3.2, arXiv 2512.02556 section 3.1. The threshold of 0.1 is Trinity-RFT's;
+    TRL wants it stated.
+    """
+    drift = -_log_ratios(logprobs, behaviour).masked_fill(~mask, 0.0)
+    mean = drift.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return (mask & ((advantages >= 0) | (mean <= threshold))).to(drift.dtype)
+
+
+def m2po(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    *,
+    threshold: float = 0.04,
+) -> Tensor:
+    """[B, K] w = proximal/behaviour, 0 for the largest (log w)² until the mean of the rest is low enough.
+
+    Only tokens count and fall that an update would take still further away (A > 0 and w > 1, or A < 0 and
+    w < 1). Of these the largest (log w)² fall until the mean over the remaining ones is at most `threshold`;
+    equal ones fall together, so that the order of rows changes nothing. B is that of the whole optimizer
+    step: by micro-batch, as in AReaL, what falls would depend on how rows happen to be split.
+
+    Source: M2PO, arXiv 2510.01161 algorithm 1; its threshold. AReaL counts tokens in all four quadrants.
+    """
+    log_ratios = _log_ratios(proximal, behaviour).masked_fill(~mask, 0.0)
+    squares = log_ratios.square()
+    counts = mask & (advantages * log_ratios > 0)
+    ascending = squares[counts].double().sort().values
+    means = ascending.cumsum(dim=0) / torch.arange(1, len(ascending) + 1, device=ascending.device)
+    falling = ascending[means > threshold]
+    falls = counts & (squares >= falling[0]) if len(falling) else torch.zeros_like(counts)
+    return _ratios(proximal, behaviour, mask, "token").masked_fill(falls, 0.0)
+
+
+def interpolated_proximal(logprobs: Tensor, behaviour: Tensor, staleness: Tensor) -> Tensor:
+    """[B, K] behaviour + α(logprobs - behaviour), α = s/(s + 1): the proximal policy without a forward pass.
+
+    No gradient. A row of the newest version (s = 0) is its own proximal policy; the staler a row, the nearer
+    the proximal policy is to the one being trained, since that is one update ahead of it.
+
+    Args:
+        staleness: [B] s, published versions between the one that sampled the row and now. AReaL has a
+            version for each token; a row's is that of its oldest token.
+
+    Source: A-3PO, arXiv 2512.06547 (AReaL's "loglinear").
+    """
+    num_updates = staleness.clamp(min=0)[:, None] + 1  # a row of a version withdrawn since may be ahead
+    return logprobs.detach() - _log_ratios(logprobs, behaviour) / num_updates
+
+
+def importance_metrics(weights: Tensor, mask: Tensor, totals: Totals) -> dict[str, Tensor]:
+    """Shares of means over the step's trained tokens, and extremes: /min and /max are not to be added.
+
+    The ratio is the weight as applied, truncated and masked, as TRL shows it. Where the level is a sequence,
+    the mean is over tokens here, over sequences in TRL.
+    """
+    ratio = "sampling/importance_sampling_ratio"
+    return {
+        f"{ratio}/mean": token_mean(weights, mask, totals),
+        f"{ratio}/min": weights.masked_fill(~mask, torch.inf).amin(),
+        f"{ratio}/max": weights.masked_fill(~mask, -torch.inf).amax(),
+        "sampling/masked_fraction": token_mean((weights == 0).to(weights.dtype), mask, totals),
+    }
+
+
+def _ratios(proximal: Tensor, behaviour: Tensor, mask: Tensor, level: Literal["token", "sequence"]) -> Tensor:
+    """[B, K] proximal/behaviour within e^±20; 0 outside the mask."""
+    log_ratios = _log_ratios(proximal, behaviour).masked_fill(~mask, 0.0)
+    if level == "sequence":
+        log_ratios = log_ratios.sum(dim=1, keepdim=True).expand_as(mask)
+    return log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().masked_fill(~mask, 0.0)
+
+
+def _log_ratios(policy: Tensor, behaviour: Tensor) -> Tensor:
+    """[B, K] log(policy/behaviour) in float32 or better, without gradient; 0 where it is not finite."""
+    dtype = torch.promote_types(policy.dtype, torch.float32)
+    log_ratios = policy.detach().to(dtype) - behaviour.detach().to(dtype)
+    return log_ratios.where(log_ratios.isfinite(), 0.0)

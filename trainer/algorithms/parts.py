@@ -1,0 +1,162 @@
+"""The parts that algorithms are composed of: found by kind and name, or in a user's own file.
+
+A part is a function. Its positional parameters are named after what it reads, columns of
+`rows.Columns` for most kinds, so that its signature says what it needs; its keyword-only parameters
+are its options. Those of a part of ours have a class in `trainer/options.py`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from pydantic import create_model
+
+from trinity_db import functions
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.settings import Settings, validate
+from trinity_db.trainer.algorithms import (
+    advantages,
+    aggregation,
+    corrections,
+    kl,
+    policy_losses,
+    preference_losses,
+    supervised_losses,
+)
+from trinity_db.trainer.options import Own
+
+_POLICY = ("logprobs", "mask", "old", "behaviour", "proximal", "reference", "advantages", "rewards")
+_PAIRS = ("chosen", "rejected", "chosen_reference", "rejected_reference", "chosen_length", "rejected_length")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the parts of a kind have in common."""
+
+    module: ModuleType
+    """Where they are, each under its name."""
+    columns: tuple[str, ...]
+    """What there is to be read."""
+    shaped_like: str | None
+    """Which of them the result has the shape of; None: it is one number."""
+
+
+KINDS = {
+    "advantage": Kind(advantages, ("rewards", "groups"), "rewards"),
+    "policy loss": Kind(policy_losses, (*_POLICY, "entropy", "staleness"), "mask"),
+    "correction": Kind(
+        corrections, ("logprobs", "proximal", "behaviour", "mask", "advantages", "staleness"), "mask"
+    ),
+    "kl": Kind(kl, ("logprobs", "reference", "old", "mask"), "mask"),
+    "aggregation": Kind(aggregation, ("values", "mask", "totals"), None),
+    "preference loss": Kind(preference_losses, _PAIRS, "chosen"),
+    "supervised loss": Kind(supervised_losses, ("logprobs", "mask", "entropy", "correct"), "mask"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A function with its options, to be called with everything there is to read."""
+
+    kind: str
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+    is_own: bool
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What it reads."""
+        return tuple(positional(self.function))
+
+    def __call__(self, columns: Mapping[str, Any]) -> Any:
+        """What the function makes of those of the columns that it reads.
+
+        Raises:
+            TrinityError: the function is a user's own, and failed or returned something else.
+        """
+        arguments = [columns[name] for name in self.columns]
+        if not self.is_own:
+            return self.function(*arguments, **self.options)
+        try:
+            result = self.function(*arguments, **self.options)
+        except Exception as error:
+            raise TrinityError(f"{self}: {error!r}") from error
+        self._check(result, columns)
+        return result
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.name}'"
+
+    def _check(self, result: Any, columns: Mapping[str, Any]) -> None:
+        like = KINDS[self.kind].shaped_like
+        expected = tuple(columns[like].shape) if like else ()
+        what = f"an array of shape {list(expected)}"
+        if self.kind == "policy loss":
+            what = f"a dict with 'loss', {what}"
+            result = result.get("loss") if isinstance(result, dict) else None
+        if tuple(getattr(result, "shape", (-1,))) != expected:
+            raise TrinityError(f"{self}: it must return {what}.")
+
+
+def part(kind: str, options: Settings) -> Part:
+    """The part that these options belong to.
+
+    Raises:
+        ConfigError: it is a user's own, and there is none, or it reads or takes something else.
+    """
+    if isinstance(options, Own):
+        function: Callable[..., Any] = functions.find(options.function, kind, {})
+        return _own(kind, options.function, function, options.options)
+    name: str = options.name  # type: ignore[attr-defined]
+    function = getattr(KINDS[kind].module, name)
+    values = {key: getattr(options, key) for key in keyword_only(function)}
+    return Part(kind, name, function, values, is_own=False)
+
+
+def needs(parts: Iterable[Part | None]) -> dict[str, str]:
+    """The columns that parts read, each with the first that does."""
+    readers: dict[str, str] = {}
+    for one in parts:
+        for column in one.columns if one else ():
+            readers.setdefault(column, str(one))
+    return readers
+
+
+@cache
+def positional(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters that stand for what a part reads."""
+    parameters = inspect.signature(function).parameters
+    return {name: one for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY}
+
+
+@cache
+def keyword_only(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters that stand for a part's options."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    return {name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+
+
+def _own(kind: str, name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> Part:
+    known = KINDS[kind].columns
+    for one in positional(function).values():
+        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
+            raise ConfigError(f"{kind} '{name}': it takes {one}; name its options, after a *.")
+    unknown = [column for column in positional(function) if column not in known]
+    if unknown:
+        raise ConfigError(
+            f"{kind} '{name}': it reads '{unknown[0]}', and a {kind} can read {', '.join(known)}; "
+            "make an option of it with a * before it."
+        )
+    fields: dict[str, Any] = {
+        key: (
+            Any if one.annotation is one.empty else one.annotation,
+            ... if one.default is one.empty else one.default,
+        )
+        for key, one in keyword_only(function).items()
+    }
+    options = validate(create_model("Options", __base__=Settings, **fields), dict(given), f"{kind} '{name}'")
+    return Part(kind, name, function, {key: getattr(options, key) for key in fields}, is_own=True)

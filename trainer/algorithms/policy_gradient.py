@@ -1,0 +1,166 @@
+"""Policy gradient: advantages, a loss per token, and what may be added to it.
+
+The loss is the mean of the policy loss, times the correction's weights, plus coefficient times the
+divergence from the starting model, less coefficient times the entropy; everything is a sum over
+trained tokens divided by a count of the whole optimizer step.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trinity_db.trainer.algorithms.advantages import returns_to_go, whiten
+from trinity_db.trainer.algorithms.aggregation import seq_mean_token_mean, token_mean
+from trinity_db.trainer.algorithms.corrections import importance_metrics, interpolated_proximal
+from trinity_db.trainer.algorithms.kl import adapted_coefficient, penalised_rewards
+from trinity_db.trainer.algorithms.parts import needs, part
+from trinity_db.trainer.algorithms.policy_losses import log_ratio
+from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
+from trinity_db.trainer.recipes import PolicyGradientConfig
+
+FROM_FORWARD = {"logprobs", "correct"}
+"""Columns that are there in any case, once the policy has been asked."""
+
+
+class PolicyGradient(Algorithm):
+    """Rows of rollout groups, weighed by their advantages."""
+
+    def __init__(self, config: PolicyGradientConfig) -> None:
+        self._config = config
+        self._advantage = part("advantage", config.advantage)
+        self._loss = part("policy loss", config.loss)
+        self._correction = part("correction", config.correction) if config.correction else None
+        self._kl = part("kl", config.kl) if config.kl else None
+        self._mean = part("aggregation", config.aggregation)
+        self._coefficient = config.kl.coefficient if config.kl else 0.0
+        reads_proximal = self._correction is not None and "proximal" in self._correction.columns
+        self._old = "proximal" if reads_proximal else "behaviour"
+        self._interpolates = reads_proximal and getattr(config.correction, "proximal", None) == "interpolated"
+        self._penalises = config.kl is not None and config.kl.applies_to == "reward"
+
+    @property
+    def needs(self) -> dict[str, str]:
+        readers = needs([self._loss, self._correction, self._kl])
+        if self._penalises:
+            readers |= {name: str(self._kl) for name in ("rewards", "groups", "old")}
+        if "old" in readers:
+            readers.setdefault(self._old, readers.pop("old"))
+        if self._correction:
+            # What the loss reads of the policy at the start of the step is what the correction weighs.
+            readers |= {"proximal": str(self._correction)}
+        if self._interpolates:
+            readers |= {name: str(self._correction) for name in ("behaviour", "staleness")}
+        if self._config.entropy_coefficient:
+            readers["entropy"] = "entropy_coefficient"
+        return {name: reader for name, reader in readers.items() if name not in FROM_FORWARD}
+
+    def advantages(self, rewards: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
+        values: NDArray[np.float64] = self._advantage({"rewards": rewards, "groups": groups})
+        return values
+
+    def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
+        """Advantages as the tokens see them, what ratios are relative to, the correction's weights."""
+        rows, metrics = dict(rows), {}
+        start = rows.get("proximal")
+        if self._interpolates:
+            rows["proximal"] = interpolated_proximal(rows["proximal"], rows["behaviour"], rows["staleness"])
+        if self._old in rows:
+            rows["old"] = rows[self._old]
+        if self._penalises:
+            metrics["kl"] = self._penalise(rows)
+        if self._config.whiten:
+            rows["advantages"] = _whitened(rows["advantages"], rows["mask"])
+        if self._correction and start is not None:
+            rows["correction"] = self._correction(rows | {"logprobs": start})
+        return rows, metrics
+
+    def shares(self, rows: Columns, totals: Totals) -> Shares:
+        mask = rows["mask"]
+        terms = self._loss(rows)
+        values, shares = terms["loss"], _distances(rows, totals)
+        if "correction" in rows:
+            values = values * rows["correction"]
+            shares |= importance_metrics(rows["correction"], mask, totals)
+        weight = rows["weight"][:, None]
+        loss = shares["policy_loss"] = self._mean(_values(values * weight, mask, totals))
+        if self._kl and not self._penalises:
+            estimates = self._kl(rows)
+            shares["kl"] = seq_mean_token_mean(estimates, mask, totals)
+            loss = loss + self._coefficient * self._mean(_values(estimates * weight, mask, totals))
+        if coefficient := self._config.entropy_coefficient:
+            loss = loss - coefficient * self._mean(_values(rows["entropy"] * weight, mask, totals))
+        if "clip_ratio" in terms:
+            shares["clip_ratio"] = token_mean(terms["clip_ratio"], mask, totals)
+        return shares | {"loss": loss, "entropy": token_mean(rows["entropy"], mask, totals)}
+
+    def learned(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
+        """After a step: the next one's coefficient of the divergence; metrics of that."""
+        kl = self._config.kl
+        if kl is None or kl.target is None or "kl" not in metrics:
+            return {}
+        used = self._coefficient
+        self._coefficient = adapted_coefficient(
+            used, metrics["kl"], target=kl.target, horizon=kl.horizon, sequences=totals.sequences
+        )
+        return {"kl_coefficient": used}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl_coefficient": self._coefficient}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._config.kl is not None and self._config.kl.target is not None:
+            self._coefficient = state["kl_coefficient"]
+
+    def _penalise(self, rows: dict[str, Tensor]) -> float:
+        """Take the divergence at the start of the step off the rewards; its mean over sequences."""
+        assert self._kl is not None
+        mask = rows["mask"]
+        estimates = self._kl(rows | {"logprobs": rows["old"]})
+        if self._advantage.name == "reward":
+            rows["advantages"] = _returns(rows["rewards"], self._coefficient * estimates, mask)
+        else:
+            rewards = penalised_rewards(rows["rewards"], estimates, mask, coefficient=self._coefficient)
+            anew = self.advantages(rewards.double().cpu().numpy(), rows["groups"].cpu().numpy())
+            rows["advantages"] = torch.from_numpy(anew).to(estimates)[:, None]
+        lengths = mask.sum(dim=1)
+        sequences = int((lengths > 0).sum())
+        return seq_mean_token_mean(estimates, mask, Totals(int(lengths.sum()), sequences, sequences)).item()
+
+
+def _values(values: Tensor, mask: Tensor, totals: Totals) -> dict[str, Any]:
+    return {"values": values, "mask": mask, "totals": totals}
+
+
+def _distances(rows: Columns, totals: Totals) -> Shares:
+    """How far the policy has moved from `old`; r - 1 - log r estimates KL(old ‖ now)."""
+    if "old" not in rows:
+        return {}
+    mask = rows["mask"]
+    log_ratios = log_ratio(rows["logprobs"].detach(), rows["old"], mask)
+    ratios = log_ratios.exp()
+    return {
+        "approx_kl": token_mean(ratios - 1 - log_ratios, mask, totals),
+        "ratio_mean": token_mean(ratios, mask, totals),
+    }
+
+
+def _returns(rewards: Tensor, penalties: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] What each token still earns; see `returns_to_go`."""
+    lengths = mask.sum(dim=1).tolist()
+    each = zip(rewards.tolist(), penalties.double().cpu().numpy(), lengths, strict=True)
+    return _tokens([returns_to_go(reward, row[:length]) for reward, row, length in each], penalties, mask)
+
+
+def _whitened(advantages: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] from [B, 1] or [B, K], normalised over the trained tokens; see `whiten`."""
+    rows = advantages.expand_as(mask).double().cpu().numpy()
+    return _tokens(
+        whiten([row[kept] for row, kept in zip(rows, mask.cpu().numpy(), strict=True)]), advantages, mask
+    )
+
+
+def _tokens(rows: list[NDArray[np.float64]], like: Tensor, mask: Tensor) -> Tensor:
+    return like.new_zeros(mask.shape).masked_scatter(mask, torch.from_numpy(np.concatenate(rows)).to(like))

@@ -1,0 +1,282 @@
+"""Policy losses: from log-probabilities and advantages to one loss per token.
+
+Each is a pure function of columns, named by its parameters, and gives back "loss" [B, K] and, where it
+limits how far one token may pull, "clip_ratio" [B, K]: 1.0 where it did. B sequences of a micro-batch,
+K token columns; advantages are [B, 1] or [B, K]. What stands where the mask is False reaches neither a
+loss nor a gradient: it is 0 before anything is computed of it, since 0 times infinity is no number.
+r is the ratio of probabilities now/old, A the advantage, sg(.) cuts the gradient off.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0  # nats; e^20 is far outside any clip range and still finite in float32
+
+
+def log_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] log(now/old) of each token, kept within ±20 so that its exponential stays finite."""
+    return _kept(logprobs - old, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def ppo_clip(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> dict[str, Tensor]:
+    """max(-A·r, -A·clamp(r, 1 - clip_low, 1 + clip_high)): no gain from leaving the range.
+
+    With `dual_clip`, at most -A·dual_clip where A < 0, so that a token which has become much likelier
+    cannot pull without bound. It is off, as in PPO and TRL; verl and Trinity-RFT always have it, at 3.
+
+    Sources: PPO, arXiv 1707.06347 equation 7; two widths, DAPO, arXiv 2503.14476 section 3.1; dual-clip
+    PPO, arXiv 1912.09729.
+    """
+    ratio, advantages = log_ratio(logprobs, old, mask).exp(), _kept(advantages, mask)
+    loss, cut = _clipped(ratio, advantages, clip_low, clip_high)
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+        cut = cut | ((advantages < 0) & (ratio > dual_clip))
+    return {"loss": loss, "clip_ratio": cut.float()}
+
+
+def policy_gradient(
+    logprobs: Tensor, advantages: Tensor, mask: Tensor, *, tau: float = 0.0
+) -> dict[str, Tensor]:
+    """-A·log p / (1 + tau): REINFORCE, of whatever sampled the tokens.
+
+    `tau` is how strongly OPMD holds to the current policy, which in this form only scales the loss: 1 in
+    Trinity-RFT's OPMD and AsymRE; verl's gpg is without.
+
+    Sources: REINFORCE, Williams 1992; OPMD, Trinity-RFT, arXiv 2505.17826; AsymRE, arXiv 2506.20520.
+    """
+    return {"loss": -_kept(advantages, mask) * _kept(logprobs, mask) / (1 + tau)}
+
+
+def sequence_clip(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> dict[str, Tensor]:
+    """`ppo_clip` of the whole sequence's ratio, exp(Σ_t log r_t), the same at each of its tokens.
+
+    A response is one action here, as in RLOO. Aggregated by seq_mean_token_mean, it is TRL's RLOO: the
+    mean over sequences of one clipped term each. verl, Trinity-RFT and OpenRLHF clip RLOO by token:
+    `ppo_clip`. Long responses leave the range at once; `gspo` takes the mean over tokens for that.
+
+    Sources: RLOO, arXiv 2402.14740; the clipping, TRL's RLOOTrainer.
+    """
+    total = log_ratio(logprobs, old, mask).sum(dim=1, keepdim=True)
+    ratio = total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    loss, cut = _clipped(ratio, _kept(advantages, mask), clip_low, clip_high)
+    return {"loss": loss, "clip_ratio": cut.float()}
+
+
+def gspo(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> dict[str, Tensor]:
+    """`ppo_clip` of w_t = sg(s)·p_t/sg(p_t), where s = exp(mean_t log r_t) is the sequence's ratio.
+
+    All tokens of a sequence are clipped together, and each passes the gradient of its own probability
+    only. With one advantage a sequence, value and gradient are those of the sequence form (TRL, AReaL,
+    OpenRLHF) where they are aggregated by seq_mean_token_mean; verl and Trinity-RFT have this one.
+
+    Source: GSPO, arXiv 2507.18071 section 4.3 (GSPO-token); the widths, its section 5.1.
+    """
+    sequence = _mean_log_ratio(logprobs, old, mask)
+    trained = _kept(logprobs, mask)
+    ratio = (trained - trained.detach() + sequence).exp()
+    loss, cut = _clipped(ratio, _kept(advantages, mask), clip_low, clip_high)
+    return {"loss": loss, "clip_ratio": cut.float()}
+
+
+def cispo(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 0.28,
+) -> dict[str, Tensor]:
+    """-sg(clamp(r, 1 - clip_low, 1 + clip_high))·A·log p: the weight is clipped, no token is left out.
+
+    "clip_ratio" is 1.0 where the weight was clipped; its gradient stays. The upper bound is 1 + clip_high
+    as in the paper, verl and Trinity-RFT; TRL's epsilon_high is the bound itself, so that its 5.0 is
+    clip_high = 4.0 here. clip_low = 1.0 is no lower bound, as the paper and TRL have it.
+
+    Source: CISPO, MiniMax-M1, arXiv 2506.13585 equations 4 and 5.
+    """
+    ratio = log_ratio(logprobs, old, mask).exp().detach()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = -weight * _kept(advantages, mask) * _kept(logprobs, mask)
+    return {"loss": loss, "clip_ratio": (weight != ratio).float()}
+
+
+def sapo(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    temperature_positive: float = 1.0,
+    temperature_negative: float = 1.05,
+) -> dict[str, Tensor]:
+    """-A·(4/τ)·sigmoid(τ·(r - 1)): a gate that closes smoothly as r leaves 1, in place of clipping.
+
+    τ is temperature_positive where A > 0, else temperature_negative. At r = 1 the gradient is the policy
+    gradient's. It flows through the gate, as in the paper, TRL, verl and AReaL; Trinity-RFT detaches the
+    gate and multiplies it by log p, which doubles the gradient at r = 1 and never closes.
+
+    Source: SAPO, arXiv 2511.20347.
+    """
+    ratio, advantages = log_ratio(logprobs, old, mask).exp(), _kept(advantages, mask)
+    temperature = torch.full_like(advantages, temperature_negative)
+    temperature = temperature.masked_fill(advantages > 0, temperature_positive)
+    return {"loss": -advantages * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature}
+
+
+def sppo(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, *, clip_range: float = 0.3
+) -> dict[str, Tensor]:
+    """-A·log r while 1/(1 + clip_range) <= r <= 1 + clip_range, else 0: PPO's surrogate of the logarithm.
+
+    Tokens outside the range are left out whatever the sign of A, unlike PPO's. The softmax form of mirror
+    ascent; not self-play preference optimisation, which goes by the same letters.
+
+    Sources: softmax PPO, arXiv 2108.05828; the range, Trinity-RFT's sPPO.
+    """
+    change = log_ratio(logprobs, old, mask)
+    ratio = change.exp()
+    cut = (ratio < 1 / (1 + clip_range)) | (ratio > 1 + clip_range)
+    return {"loss": -_kept(advantages, mask) * change.masked_fill(cut, 0.0), "clip_ratio": cut.float()}
+
+
+def topr(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, *, threshold: float = 0.0
+) -> dict[str, Tensor]:
+    """-sg(α)·A·log p, with α = min(r, 1) where A <= threshold, else 1: a taper for bad responses only.
+
+    Good responses are learned whoever sampled them; bad ones are pushed down no further once unlikely.
+    The paper's A is the reward itself, and its r the whole sequence's, which over long responses is near 0
+    or above 1 throughout; by token as in Trinity-RFT. "clip_ratio" is 1.0 where r was cut down to 1.
+
+    Source: TOPR, arXiv 2503.14286.
+    """
+    ratio, advantages = log_ratio(logprobs, old, mask).exp().detach(), _kept(advantages, mask)
+    bad = advantages <= threshold
+    weight = torch.where(bad, ratio.clamp(max=1.0), 1.0)
+    return {"loss": -weight * advantages * _kept(logprobs, mask), "clip_ratio": (bad & (ratio > 1)).float()}
+
+
+def dppo(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    max_ratio: float = 20.0,
+) -> dict[str, Tensor]:
+    """-sg(min(r, max_ratio))·A·log p, left out where the probability itself has moved too far.
+
+    That is p - p_old > clip_high where A > 0, and p - p_old < -clip_low where A < 0: the total variation
+    of a token, which unlike the ratio does not run off for rare tokens. As verl's dppo_tv; the gradient is
+    that of prime-rl's default loss too, which has no `max_ratio` and whose (log r)² is a part of its own.
+
+    Source: DPPO, arXiv 2602.04879, binary total variation; max_ratio, its section 5.4.
+    """
+    change, advantages = log_ratio(logprobs, old, mask).detach(), _kept(advantages, mask)
+    trained, start = _kept(logprobs, mask), _kept(old, mask)
+    moved = trained.detach().exp() - start.exp()
+    cut = ((advantages > 0) & (moved > clip_high)) | ((advantages < 0) & (moved < -clip_low))
+    loss = -change.exp().clamp(max=max_ratio) * advantages * trained
+    return {"loss": loss.masked_fill(cut, 0.0), "clip_ratio": cut.float()}
+
+
+def rec(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_mode: Literal["none", "two_side", "one_side", "sequence_one_side", "ring"] = "none",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    outer_low: float = 0.6,
+    outer_high: float = 2.0,
+    weight: Literal["none", "ratio", "sequence_ratio", "advantage"] = "none",
+    temperature: float = 1.0,
+    regularizer: Literal["none", "k2", "forward_kl"] = "none",
+    coefficient: float = 0.0,
+) -> dict[str, Tensor]:
+    """-sg(w)·A·log p for the tokens that are kept, plus a regulariser: REINFORCE with clipping.
+
+    w = 1, r, s = exp(mean_t log r_t), or exp(A/temperature), by `weight`. Kept, by `clip_mode`: all; those
+    with r in [1 - clip_low, 1 + clip_high]; those not beyond it in the direction of A; the same of s; or
+    those in it and those far back: r < 1 - outer_low with A > 0, r > 1 + outer_high with A < 0.
+    The regulariser, of all tokens: coefficient·(log r)², or -coefficient·log p.
+
+    Trinity-RFT aggregates sequence_one_side by seq_mean_token_mean, all others by token_mean.
+    Source: REC, arXiv 2509.24203, as Trinity-RFT has it.
+    """
+    change = log_ratio(logprobs, old, mask)
+    trained, advantages = _kept(logprobs, mask), _kept(advantages, mask)
+    ratio, sequence_ratio = change.detach().exp(), _mean_log_ratio(logprobs, old, mask).exp()
+    outside = (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
+    cut = {
+        "none": torch.zeros_like(mask),
+        "two_side": outside,
+        "one_side": _beyond(ratio, advantages, clip_low, clip_high),
+        "sequence_one_side": _beyond(sequence_ratio, advantages, clip_low, clip_high),
+        "ring": outside & ~_beyond(ratio, -advantages, outer_low, outer_high),
+    }[clip_mode]
+    weights = {
+        "none": torch.ones_like(ratio),
+        "ratio": ratio,
+        "sequence_ratio": sequence_ratio,
+        "advantage": (advantages / temperature).exp(),
+    }[weight]
+    penalty = {"none": torch.zeros_like(change), "k2": change.square(), "forward_kl": -trained}[regularizer]
+    loss = (-weights * advantages * trained).masked_fill(cut, 0.0) + coefficient * penalty
+    return {"loss": loss, "clip_ratio": cut.float()}
+
+
+def _kept(values: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] The values, spread over the tokens where they are [B, 1], and 0 where the mask is False."""
+    return values.masked_fill(~mask, 0.0)
+
+
+def _mean_log_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """[B, 1] The mean of a sequence's log-ratios over its trained tokens. No gradient."""
+    change = log_ratio(logprobs.detach(), old, mask)
+    return change.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate [B, K], and True where it is flat, so that the token adds no gradient."""
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+    return loss, _beyond(ratio, advantages, clip_low, clip_high)
+
+
+def _beyond(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """[B, K] True where the ratio has left the range in the direction of the advantage."""
+    return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))

@@ -1,0 +1,71 @@
+"""Preference: losses of pairs, of the log-probabilities of both responses, mean over pairs."""
+
+from torch import Tensor
+
+from trinity_db.trainer.algorithms.parts import Part, needs, part
+from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
+from trinity_db.trainer.recipes import PreferenceConfig
+
+
+class Preference(Algorithm):
+    """Rows hold pairs: chosen, rejected, chosen, rejected, ..."""
+
+    width = 2
+
+    def __init__(self, config: PreferenceConfig) -> None:
+        self._losses = [(part("preference loss", loss), loss.weight) for loss in config.loss]
+
+    @property
+    def needs(self) -> dict[str, str]:
+        readers = needs(loss for loss, _ in self._losses)
+        asks = [reader for name, reader in readers.items() if name.endswith("_reference")]
+        return {"reference": asks[0]} if asks else {}
+
+    def shares(self, rows: Columns, totals: Totals) -> Shares:
+        pairs = _pairs(rows)
+        losses = [(loss.name, weight, loss(pairs)) for loss, weight in self._losses]
+        rewards = self._rewards({name: values.detach() for name, values in pairs.items()})
+        margins = rewards["chosen"] - rewards["rejected"]
+        per_pair = {
+            "loss": sum(weight * values for _, weight, values in losses),
+            "rewards/chosen": rewards["chosen"],
+            "rewards/rejected": rewards["rejected"],
+            "rewards/margins": margins,
+            "rewards/accuracies": (margins > 0).to(margins),
+            "logps/chosen": pairs["chosen"].detach(),
+            "logps/rejected": pairs["rejected"].detach(),
+        }
+        for values in [values for name, _, values in losses if name == "chosen_nll"]:
+            per_pair["nll_loss"] = values.detach()
+        return {name: values.sum() / totals.items for name, values in per_pair.items()}
+
+    def _rewards(self, pairs: Columns) -> dict[str, Tensor]:
+        """What a pair's responses earn by the first loss: beta times their log-ratios to the reference.
+
+        Without a reference their log-probabilities, per token where the loss has them so; as TRL reports.
+        """
+        loss: Part = self._losses[0][0]
+        beta = loss.options.get("beta", 1.0)
+        if "chosen_reference" in loss.columns:
+            return {
+                side: beta * (pairs[side] - pairs[f"{side}_reference"]) for side in ("chosen", "rejected")
+            }
+        per_token = "chosen_length" in loss.columns
+        return {
+            side: beta * pairs[side] / (pairs[f"{side}_length"] if per_token else 1)
+            for side in ("chosen", "rejected")
+        }
+
+
+def _pairs(rows: Columns) -> dict[str, Tensor]:
+    """The columns of pairs: sums over trained tokens, and how many there are."""
+    mask = rows["mask"]
+    columns = {"": rows["logprobs"], "_length": mask.to(rows["logprobs"])}
+    if "reference" in rows:
+        columns["_reference"] = rows["reference"]
+    sums = {name: values.masked_fill(~mask, 0.0).sum(dim=1) for name, values in columns.items()}
+    return {
+        f"{side}{name}": values[first::2]
+        for name, values in sums.items()
+        for first, side in enumerate(("chosen", "rejected"))
+    }

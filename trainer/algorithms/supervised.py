@@ -1,0 +1,42 @@
+"""Supervised: the likelihood of demonstrated responses, or of one's own best."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinity_db.trainer.algorithms.aggregation import token_mean
+from trinity_db.trainer.algorithms.parts import needs, part
+from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
+from trinity_db.trainer.recipes import SupervisedConfig
+
+
+class Supervised(Algorithm):
+    """Imported rows, all of them; or those rows of rollout groups whose reward is above a limit."""
+
+    def __init__(self, config: SupervisedConfig) -> None:
+        self._limit = config.reward_above
+        self._loss = part("supervised loss", config.loss)
+        self._mean = part("aggregation", config.aggregation)
+
+    @property
+    def needs(self) -> dict[str, str]:
+        readers = needs([self._loss])
+        return {"entropy": readers["entropy"]} if "entropy" in readers else {}
+
+    def advantages(self, rewards: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
+        assert self._limit is not None
+        return (rewards > self._limit).astype(np.float64)
+
+    def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
+        """Only what has an advantage is trained, and counts."""
+        if self._limit is None:
+            return rows, {}
+        return {**rows, "mask": rows["mask"] & (rows["advantages"] > 0)}, {}
+
+    def shares(self, rows: Columns, totals: Totals) -> Shares:
+        mask = rows["mask"]
+        values = self._loss(rows) * rows["weight"][:, None]
+        return {
+            "loss": self._mean({"values": values, "mask": mask, "totals": totals}),
+            "mean_token_accuracy": token_mean(rows["correct"].to(values), mask, totals),
+            "entropy": token_mean(rows["entropy"], mask, totals),
+        }

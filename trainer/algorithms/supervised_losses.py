@@ -1,0 +1,28 @@
+"""Losses of demonstrated tokens: pure functions of log-probabilities, one loss per token.
+
+Shapes: B sequences, K token columns. The mean is `aggregation.py`'s; over the tokens of the whole
+optimiser step it is the usual one.
+"""
+
+from torch import Tensor
+
+
+def nll(logprobs: Tensor) -> Tensor:
+    """[B, K] -log p: the negative log-likelihood.
+
+    Args:
+        logprobs: [B, K] of the demonstrated tokens under the policy being trained.
+    """
+    return -logprobs
+
+
+def dft(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] -p·log p, p as a constant: the gradient is that of -p, which does not chase unlikely tokens.
+
+    Args:
+        logprobs: [B, K] of the demonstrated tokens under the policy being trained.
+        mask: [B, K] True where a token is trained; anything may stand elsewhere.
+
+    Source: DFT, arXiv 2508.05629.
+    """
+    return -logprobs.detach().masked_fill(~mask, 0.0).exp() * logprobs

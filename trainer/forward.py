@@ -1,0 +1,203 @@
+"""From payloads and a causal language model to what losses read of each trained token.
+
+    forward = Forward(model, config, temperature=0.7)
+    for chosen in forward.micro_batches(payloads, width=2):  # indices; every 2 neighbours stay together
+        scored = forward([payloads[i] for i in chosen])      # .mask .logprobs .entropy .correct
+        frozen.logprobs([payloads[i] for i in chosen])       # of a reference, or of a proximal policy
+
+B sequences, K the most trained tokens of one: a row's trained tokens stand at its left, in order,
+and the mask says where. A sequence's first token never trains, since nothing predicts it.
+
+Sequences are laid end to end, without padding, where the model computes the same so (`attention.py`
+finds out); else they are padded to the right. Logits exist for a part of the trained tokens at a
+time (`head.py`), where the model's logits are its output embedding's and nothing else.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from trinity_db.arrays import Payload
+from trinity_db.errors import ConfigError
+from trinity_db.trainer.attention import can_pack, pack
+from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.head import ChunkedHead, Entropy, Scores, from_logits, is_plain
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a model says about the trained tokens of a micro-batch. What stands where mask is False is 0."""
+
+    mask: Tensor
+    """[B, K] bool."""
+    logprobs: Tensor
+    """[B, K] Log-probability of each token at the temperature it was sampled at; with gradient."""
+    entropy: Tensor
+    """[B, K] Entropy in nats of the distribution each token is from; with gradient where it was asked for."""
+    correct: Tensor
+    """[B, K] bool, True where no token is likelier."""
+
+
+class Forward:
+    """A model's forward pass over whole payloads.
+
+    Args:
+        model: a causal language model of transformers, in evaluation mode; its layers are made to
+            recompute themselves if the configuration asks for it.
+        temperature: logits are divided by it.
+
+    Raises:
+        ConfigError: gradient checkpointing is asked of a model that transformers cannot do it for.
+    """
+
+    def __init__(self, model: Any, config: TrainerConfig, *, temperature: float = 1.0) -> None:
+        self._model = model
+        self._device = next(model.parameters()).device
+        self._dtype = torch.bfloat16 if config.dtype == "bfloat16" else next(model.parameters()).dtype
+        self._temperature = temperature
+        self._max_sequences = config.micro_batch_size
+        self._max_tokens = config.micro_batch_tokens
+        self._packs = can_pack(model)
+        self._plain = is_plain(model)
+        if not self._packs:
+            logger.warning("%s cannot take sequences end to end: they are padded", type(model).__name__)
+        if not self._plain:
+            logger.info("%s changes its logits: they are computed whole", type(model).__name__)
+        if config.gradient_checkpointing:
+            _recompute_layers(model)
+
+    def micro_batches(self, payloads: Sequence[Payload], width: int = 1) -> list[list[int]]:
+        """Which payloads go through the model together, by index; `width` neighbours are never parted.
+
+        The longest come first, so that a step that does not fit into memory fails at its beginning, and
+        padding, where there is any, stays low.
+        """
+        lengths = np.array([payload.num_tokens for payload in payloads]).reshape(-1, width)
+        batches: list[list[int]] = []  # of items
+        for item in np.argsort(-lengths.max(axis=1), kind="stable").tolist():
+            grown = [*batches[-1], item] if batches else []
+            if grown and len(grown) * width <= self._max_sequences and self._fits(lengths[grown]):
+                batches[-1] = grown
+            else:
+                batches.append([item])
+        return [[item * width + member for item in items for member in range(width)] for items in batches]
+
+    def _fits(self, lengths: NDArray[np.int64]) -> bool:
+        tokens = lengths.sum() if self._packs else lengths.max() * lengths.size
+        return bool(tokens <= self._max_tokens)
+
+    def __call__(self, payloads: Sequence[Payload], *, entropy_gradient: bool = False) -> Scored:
+        """Score the trained tokens; `entropy_gradient` where a loss reads the entropy."""
+        mask, scores = self._scores(payloads, "gradient" if entropy_gradient else "value")
+        logprobs, entropy, correct = (_rectangle(values, mask) for values in scores)
+        return Scored(mask, logprobs, entropy, correct)
+
+    @torch.no_grad()
+    def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
+        """[B, K] Only the log-probabilities, without gradient."""
+        mask, scores = self._scores(payloads, "none")
+        return _rectangle(scores[0], mask)
+
+    def _scores(self, payloads: Sequence[Payload], entropy: Entropy) -> tuple[Tensor, Scores]:
+        """The mask [B, K], and the scores [N] of the N trained tokens, row after row."""
+        tokens, places, targets = (array.to(self._device) for array in _laid_out(payloads, self._packs))
+        mask = torch.from_numpy(trained_mask(payloads)).to(self._device)
+        inputs = {"input_ids": tokens, "use_cache": False}
+        if self._packs:
+            inputs |= pack([payload.num_tokens for payload in payloads], self._device)
+        if self._plain:
+            with self._autocast():
+                hidden = self._model.get_decoder()(**inputs)[0].flatten(0, 1)[places]
+            head = self._model.get_output_embeddings()
+            how = (self._temperature, self._dtype, entropy)
+            scores: Scores = ChunkedHead.apply(  # type: ignore[no-untyped-call]
+                hidden, head.weight, head.bias, targets, *how
+            )
+            return mask, scores
+        rows, columns = places // tokens.shape[1], places % tokens.shape[1]
+        kept, columns = torch.unique(columns, return_inverse=True)
+        with self._autocast():
+            logits = self._model(**inputs, logits_to_keep=kept).logits[rows, columns]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return mask, from_logits(logits / self._temperature, targets, entropy)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, self._dtype, enabled=self._dtype == torch.bfloat16)
+
+
+def trained_values(payloads: Sequence[Payload], name: Literal["logprobs", "versions"]) -> NDArray[Any]:
+    """[B, K] A stored array of the trained tokens, 0 elsewhere and for sequences that have none."""
+    rows = [getattr(payload, name) for payload in payloads]
+    first = [int(payload.action_mask[:1].sum()) for payload in payloads]
+    mask = trained_mask(payloads)
+    values = np.zeros(mask.shape, np.float32 if name == "logprobs" else np.int32)
+    for row, (stored, skipped) in enumerate(zip(rows, first, strict=True)):
+        if stored is not None:
+            values[row, : len(stored) - skipped] = stored[skipped:]
+    return values
+
+
+def trained_mask(payloads: Sequence[Payload]) -> NDArray[np.bool_]:
+    """[B, K] Each row's trained tokens, at its left."""
+    counts = np.array([np.count_nonzero(payload.action_mask[1:]) for payload in payloads])
+    mask: NDArray[np.bool_] = np.arange(counts.max()) < counts[:, None]
+    return mask
+
+
+def _laid_out(payloads: Sequence[Payload], packs: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [1, total] or padded [B, T], the flat places [N] that predict trained tokens, and these [N].
+
+    There is no attention mask for padding, since it stands on the right and attention looks left.
+    """
+    lengths = [payload.num_tokens for payload in payloads]
+    width = max(lengths)
+    starts = np.cumsum([0, *lengths[:-1]]) if packs else np.arange(len(lengths)) * width
+    tokens = np.zeros(sum(lengths) if packs else len(lengths) * width, np.int64)
+    where = []
+    for start, payload in zip(starts.tolist(), payloads, strict=True):
+        tokens[start : start + payload.num_tokens] = payload.token_ids
+        where.append(start + np.flatnonzero(payload.action_mask[1:]))
+    places = np.concatenate(where)
+    rows = 1 if packs else len(lengths)
+    return (
+        torch.from_numpy(tokens.reshape(rows, -1)),
+        torch.from_numpy(places),
+        torch.from_numpy(tokens[places + 1]),
+    )
+
+
+def _rectangle(values: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] from [N], row after row."""
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+
+def _recompute_layers(model: Any) -> None:
+    """Keep only what enters each layer, and compute the rest again in the backward pass.
+
+    By hand, since transformers does it in training mode only, which would switch on dropout.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"trainer.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out."
+        )
+    for layer in layers:
+        layer.forward = _recomputed(layer.forward)
+
+
+def _recomputed(forward: Any) -> Any:
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return recomputed

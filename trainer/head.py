@@ -1,0 +1,119 @@
+"""Log-probabilities from hidden states, without the logits of all tokens at once.
+
+Logits are the largest array of a step: N trained tokens times V words. Here they exist for a part of
+the tokens at a time, in the forward pass, and again in the backward pass, which computes them anew.
+Shapes: N tokens, H the width of the model, V the vocabulary, n the tokens of one part.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Entropy = Literal["none", "value", "gradient"]
+"""Whether entropies are wanted, and whether their gradient is."""
+Scores = tuple[Tensor, Tensor, Tensor]
+"""[N] each: log-probability and entropy of the targets, and whether no token is likelier."""
+CPU_PART_BYTES = 16 << 20  # float32 logits that exist at a time: what caches hold, and malloc keeps
+GPU_PART_BYTES = 256 << 20  # enough to keep it busy
+
+
+def is_plain(model: Any) -> bool:
+    """Whether logits are the output embedding of the decoder's hidden states, and nothing is done to them.
+
+    Tried out on a few tokens: the same operations in the same order give the same bits.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear):
+        return False
+    tokens = torch.arange(8, device=head.weight.device)[None] * 7 % head.out_features
+    with torch.no_grad():
+        hidden = model.get_decoder()(input_ids=tokens, use_cache=False)[0]
+        return torch.equal(head(hidden), model(input_ids=tokens, use_cache=False).logits)
+
+
+def from_logits(logits: Tensor, targets: Tensor, entropy: Entropy) -> Scores:
+    """Scores of the targets [N] by logits [N, V] in float32, all at once.
+
+    log p = z - logsumexp(z), H = -Σ p·log p in nats, 0 where it is not wanted.
+    """
+    log_p = logits.log_softmax(-1)
+    logprobs = log_p.gather(-1, targets[:, None])[:, 0]
+    hits = logprobs >= log_p.amax(-1)
+    if entropy == "none":
+        return logprobs, torch.zeros_like(logprobs), hits
+    read = log_p if entropy == "gradient" else log_p.detach()
+    return logprobs, -torch.linalg.vecdot(read.exp(), read), hits
+
+
+class ChunkedHead(torch.autograd.Function):
+    """`from_logits` of z = (hidden · weightᵀ + bias) / temperature, with its gradient, part by part.
+
+    With p = softmax(z): ∂ log p_y / ∂z_j = [j = y] - p_j and ∂H / ∂z_j = -p_j · (log p_j + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        dtype: torch.dtype,
+        entropy: Entropy,
+    ) -> Scores:
+        """hidden [N, H], weight [V, H], bias [V] or None, targets [N]. Products are computed in `dtype`."""
+        used = weight.to(dtype)
+        found = [
+            from_logits(_logits(part, used, bias, temperature), ids, entropy)
+            for part, ids in _parts(len(weight), hidden, targets)
+        ]
+        logprobs, entropies, hits = (torch.cat(values) for values in zip(*found, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, targets, logprobs, entropies)
+        ctx.temperature, ctx.dtype, ctx.entropy = temperature, dtype, entropy
+        ctx.mark_non_differentiable(hits, *([] if entropy == "gradient" else [entropies]))
+        return logprobs, entropies, hits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_logprobs: Tensor, by_entropies: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, *scored = ctx.saved_tensors
+        used = weight.to(ctx.dtype)
+        by_hidden, by_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        by_bias = None if bias is None else torch.zeros_like(bias)
+        columns = (hidden, *scored, by_logprobs / ctx.temperature, by_entropies / ctx.temperature, by_hidden)
+        for part, ids, logprob, entropy, by_logprob, by_entropy, by_part in _parts(len(weight), *columns):
+            # log p of all words: what was subtracted from the target's logit is subtracted from each.
+            log_p = _logits(part, used, bias, ctx.temperature)
+            log_p.sub_((log_p.gather(1, ids[:, None])[:, 0] - logprob)[:, None])
+            by_p = by_logprob[:, None]
+            if ctx.entropy == "gradient":
+                by_p = by_entropy[:, None] * (log_p + entropy[:, None]) + by_p
+            by_logits = log_p.exp_().mul_(by_p.neg()).scatter_add_(1, ids[:, None], by_logprob[:, None])
+            if by_bias is not None:
+                by_bias += by_logits.sum(0)
+            by_logits = by_logits.to(ctx.dtype)
+            by_part.copy_(by_logits @ used)
+            if ctx.dtype == by_weight.dtype:
+                by_weight.addmm_(by_logits.T, part)
+            else:
+                by_weight += by_logits.T @ part.to(ctx.dtype)
+        return by_hidden, by_weight, by_bias, None, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """[n, V] in float32 or better, whatever the weight's dtype."""
+    logits = (hidden.to(weight.dtype) @ weight.T).to(torch.promote_types(weight.dtype, torch.float32))
+    if bias is not None:
+        logits += bias
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _parts(vocabulary: int, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Columns [N, ...] cut alike, into parts whose logits take so many bytes."""
+    part_bytes = CPU_PART_BYTES if columns[0].device.type == "cpu" else GPU_PART_BYTES
+    size = max(1, part_bytes // (4 * vocabulary))
+    return zip(*(torch.split(column, size) for column in columns), strict=True)

@@ -1,0 +1,197 @@
+"""Options of the losses of pairs and of demonstrations, which mostly are imported: as `options.py` says."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trinity_db.settings import Settings
+from trinity_db.trainer.options import Own
+
+# Preference losses: algorithms/preference_losses.py
+
+
+class PairLoss(Settings):
+    """A loss of preference pairs, one of several that may be added up."""
+
+    weight: float = Field(1.0, gt=0)
+    """What it is multiplied by where several are added. The algorithm's own: the function does not see it."""
+
+
+class Sigmoid(PairLoss):
+    """Direct preference optimisation (DPO)."""
+
+    name: Literal["sigmoid"] = "sigmoid"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model: more is stronger."""
+
+
+class Hinge(PairLoss):
+    """A margin to the starting model's that is wide enough earns nothing more (SLiC)."""
+
+    name: Literal["hinge"] = "hinge"
+    beta: float = Field(0.1, gt=0)
+    """The margin that is wide enough is 1/beta, in nats."""
+
+
+class Ipo(PairLoss):
+    """Draws the margin per token to a finite one, so that no pair is overfitted (IPO)."""
+
+    name: Literal["ipo"] = "ipo"
+    beta: float = Field(0.1, gt=0)
+    """The margin it is drawn to is 1/(2 beta), in nats a token."""
+
+
+class Robust(PairLoss):
+    """DPO's loss, unbiased where labels are flipped with a known chance."""
+
+    name: Literal["robust"] = "robust"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model: more is stronger."""
+    label_smoothing: float = Field(0.1, ge=0, lt=0.5)
+    """Chance that a label is flipped."""
+
+
+class Cdpo(PairLoss):
+    """Conservative DPO: each label is taken as true with a chance below one."""
+
+    name: Literal["cdpo"] = "cdpo"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model: more is stronger."""
+    label_smoothing: float = Field(0.1, ge=0, lt=0.5)
+    """Chance that a label is flipped."""
+
+
+class SigmoidNorm(PairLoss):
+    """DPO of log-probabilities per token, so that length alone earns nothing."""
+
+    name: Literal["sigmoid_norm"] = "sigmoid_norm"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model. Of means over tokens: 5 is a usual value."""
+
+
+class ExoPair(PairLoss):
+    """The policy's choice between the two, by reverse KL to the label (EXO)."""
+
+    name: Literal["exo_pair"] = "exo_pair"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model: more is stronger."""
+    label_smoothing: float = Field(1e-3, gt=0, lt=0.5)
+    """Chance that a label is flipped; the divergence is infinite at 0."""
+
+
+class NcaPair(PairLoss):
+    """Each response against noise, which keeps the chosen one's likelihood up (NCA)."""
+
+    name: Literal["nca_pair"] = "nca_pair"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model: more is stronger."""
+
+
+class ApoZero(PairLoss):
+    """Chosen up and rejected down: for chosen responses better than the model's own (APO)."""
+
+    name: Literal["apo_zero"] = "apo_zero"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model: more is stronger."""
+
+
+class ApoDown(PairLoss):
+    """Both down, rejected more: for chosen responses worse than the model's own (APO)."""
+
+    name: Literal["apo_down"] = "apo_down"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model: more is stronger."""
+
+
+class Cpo(PairLoss):
+    """DPO's loss without a reference (CPO); chosen_nll beside it takes the reference's part."""
+
+    name: Literal["cpo"] = "cpo"
+    beta: float = Field(0.1, gt=0)
+    """What the difference of log-probabilities is multiplied by."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Chance that a label is flipped."""
+
+
+class CpoHinge(PairLoss):
+    """CPO where a margin that is wide enough earns nothing more."""
+
+    name: Literal["cpo_hinge"] = "cpo_hinge"
+    beta: float = Field(0.1, gt=0)
+    """The margin that is wide enough is 1/beta, in nats."""
+
+
+class CpoIpo(PairLoss):
+    """CPO that draws the margin per token to a finite one."""
+
+    name: Literal["cpo_ipo"] = "cpo_ipo"
+    beta: float = Field(0.1, gt=0)
+    """The margin it is drawn to is 1/(2 beta), in nats a token."""
+
+
+class Simpo(PairLoss):
+    """Log-probabilities per token without a reference, and a margin to be reached (SimPO)."""
+
+    name: Literal["simpo"] = "simpo"
+    beta: float = Field(2.0, gt=0)
+    """What the difference of log-probabilities per token is multiplied by; its authors use 2 to 10."""
+    gamma: float = Field(0.5, ge=0)
+    """The margin that the product is to exceed; its authors start from a quarter of beta."""
+
+
+class OddsRatio(PairLoss):
+    """The ratio of the odds of chosen and rejected response (ORPO); chosen_nll stands beside it."""
+
+    name: Literal["odds_ratio"] = "odds_ratio"
+    beta: float = Field(0.1, gt=0)
+    """How much it weighs beside the likelihood of the chosen response: the paper's lambda."""
+
+
+class ChosenNll(PairLoss):
+    """The chosen response's negative log-likelihood per token, beside another loss."""
+
+    name: Literal["chosen_nll"] = "chosen_nll"
+
+
+class OwnPairLoss(PairLoss, Own):
+    """A loss of one's own, of preference pairs."""
+
+
+PreferenceLoss = Annotated[
+    Sigmoid
+    | Hinge
+    | Ipo
+    | Robust
+    | Cdpo
+    | SigmoidNorm
+    | ExoPair
+    | NcaPair
+    | ApoZero
+    | ApoDown
+    | Cpo
+    | CpoHinge
+    | CpoIpo
+    | Simpo
+    | OddsRatio
+    | ChosenNll
+    | OwnPairLoss,
+    Field(discriminator="name"),
+]
+
+
+# Supervised losses: algorithms/supervised_losses.py
+
+
+class Nll(Settings):
+    """The negative log-likelihood of each trained token."""
+
+    name: Literal["nll"] = "nll"
+
+
+class Dft(Settings):
+    """The negative log-likelihood, each token weighed by its probability (dynamic fine-tuning)."""
+
+    name: Literal["dft"] = "dft"
+
+
+SupervisedLoss = Annotated[Nll | Dft | Own, Field(discriminator="name")]

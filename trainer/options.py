@@ -1,0 +1,398 @@
+"""Options of the parts that algorithms are composed of: a class for each part, without torch.
+
+A class is named in the configuration by its `name`, which is also the name of the function in
+`trainer/algorithms/` that it belongs to; its fields are that function's keyword-only parameters,
+with the same defaults (a test holds them together). Each kind of part has a section, which ends in
+the union of its classes: a new part is a class and its name in the union. Here are those of policy
+gradients, and those that all share; losses of pairs and of demonstrations are in `offline_options.py`.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trinity_db.settings import Settings
+
+
+class Own(Settings):
+    """A part of one's own, in the configuration `path/to/file.py:function` with its options beside it."""
+
+    name: Literal["own"] = "own"
+    function: str
+    """Where it is: path/to/file.py:function."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+
+
+# Advantages: algorithms/advantages.py
+
+
+class Group(Settings):
+    """Rewards compared within their rollout group (GRPO)."""
+
+    name: Literal["group"] = "group"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divide by the standard deviation of the group's rewards, of all rewards of the batch, or by nothing
+    (Dr. GRPO)."""
+    unbiased: bool = True
+    """The standard deviation with n - 1; false: with n."""
+
+
+class LeaveOneOut(Settings):
+    """A reward less the mean of the others in its rollout group (RLOO)."""
+
+    name: Literal["leave_one_out"] = "leave_one_out"
+
+
+class Reward(Settings):
+    """The reward as it is (REINFORCE, TOPR)."""
+
+    name: Literal["reward"] = "reward"
+
+
+class Opmd(Settings):
+    """A reward less a value of its rollout group (OPMD)."""
+
+    name: Literal["opmd"] = "opmd"
+    baseline: Literal["mean", "logavgexp"] = "mean"
+    """The value: mean, or logavgexp, which lies between the mean and the highest reward."""
+    temperature: float = Field(1.0, gt=0)
+    """Of logavgexp, in units of reward: towards 0 the highest reward, large the mean."""
+
+
+class Asymre(Settings):
+    """A reward less the mean of its rollout group, which is shifted (AsymRE)."""
+
+    name: Literal["asymre"] = "asymre"
+    baseline_shift: float = Field(-0.1, allow_inf_nan=False)
+    """Added to the mean, in units of reward. Below 0, good responses weigh more than bad ones."""
+
+
+Advantage = Annotated[
+    Group | LeaveOneOut | Reward | Opmd | Asymre | Own,
+    Field(discriminator="name"),
+]
+
+
+# Policy losses: algorithms/policy_losses.py
+
+
+class PpoClip(Settings):
+    """The clipped probability ratio of PPO."""
+
+    name: Literal["ppo_clip"] = "ppo_clip"
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """The probability ratio new/old earns nothing more below 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """The probability ratio new/old earns nothing more above 1 + clip_high (DAPO takes 0.28)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """With a negative advantage, the ratio pulls no more above this (verl takes 3). None: it always does."""
+
+
+class PolicyGradient(Settings):
+    """Advantage times log-probability, without a ratio (REINFORCE)."""
+
+    name: Literal["policy_gradient"] = "policy_gradient"
+    tau: float = Field(0.0, ge=0)
+    """The loss is divided by 1 + tau: how strongly OPMD holds to the current policy."""
+
+
+class SequenceClip(Settings):
+    """The clipped ratio of the probabilities of the whole response."""
+
+    name: Literal["sequence_clip"] = "sequence_clip"
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio earns nothing more below 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """The ratio earns nothing more above 1 + clip_high."""
+
+
+class Gspo(Settings):
+    """The clipped ratio of a response per token: the geometric mean of its tokens' ratios (GSPO)."""
+
+    name: Literal["gspo"] = "gspo"
+    clip_low: float = Field(3e-4, gt=0, lt=1)
+    """The mean ratio earns nothing more below 1 - clip_low; it moves far less than a token's."""
+    clip_high: float = Field(4e-4, gt=0)
+    """The mean ratio earns nothing more above 1 + clip_high."""
+
+
+class Cispo(Settings):
+    """Policy gradient weighed by a clipped ratio; every token keeps its gradient (CISPO)."""
+
+    name: Literal["cispo"] = "cispo"
+    clip_low: float = Field(1.0, gt=0, le=1)
+    """The weight is at least 1 - clip_low; 1 sets no bound."""
+    clip_high: float = Field(0.28, gt=0)
+    """The weight is at most 1 + clip_high. TRL's epsilon_high is the bound itself: its 5 is 4 here."""
+
+
+class Sapo(Settings):
+    """A smooth gate in place of clipping (SAPO)."""
+
+    name: Literal["sapo"] = "sapo"
+    temperature_positive: float = Field(1.0, gt=0)
+    """How fast the gate closes where the advantage is positive: more is faster."""
+    temperature_negative: float = Field(1.05, gt=0)
+    """How fast it closes elsewhere."""
+
+
+class Sppo(Settings):
+    """Advantage times log-ratio within a range, nothing outside (softmax PPO)."""
+
+    name: Literal["sppo"] = "sppo"
+    clip_range: float = Field(0.3, gt=0)
+    """The range is from 1 / (1 + clip_range) to 1 + clip_range."""
+
+
+class Topr(Settings):
+    """Bad responses weigh less the less likely they have become, good ones always wholly (TOPR)."""
+
+    name: Literal["topr"] = "topr"
+    threshold: float = 0.0
+    """Bad are those whose advantage is at most this."""
+
+
+class Dppo(Settings):
+    """Leaves tokens out by how far their probability has moved, not by the ratio (DPPO)."""
+
+    name: Literal["dppo"] = "dppo"
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """A token with a negative advantage is left out once its probability has fallen by more than this."""
+    clip_high: float = Field(0.2, gt=0, le=1)
+    """A token with a positive advantage is left out once its probability has risen by more than this."""
+    max_ratio: float = Field(20.0, gt=1)
+    """The weight of a token, its ratio, is at most this."""
+
+
+class Rec(Settings):
+    """REINFORCE with a choice of clipping, weights and regularisers (REC)."""
+
+    name: Literal["rec"] = "rec"
+    clip_mode: Literal["none", "two_side", "one_side", "sequence_one_side", "ring"] = "none"
+    """Tokens that are left out: those with a ratio outside the range; those outside in the direction of their
+    advantage; the same of the geometric mean of a response's ratios; or those outside but not far back."""
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """The range reaches down to 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """The range reaches up to 1 + clip_high."""
+    outer_low: float = Field(0.6, gt=0, le=1)
+    """With ring: far back, for a positive advantage, is at most 1 - outer_low."""
+    outer_high: float = Field(2.0, gt=0)
+    """With ring: far back, for a negative advantage, is at least 1 + outer_high."""
+    weight: Literal["none", "ratio", "sequence_ratio", "advantage"] = "none"
+    """What a token is weighed by: its ratio, its response's geometric mean, or exp(advantage/temperature)."""
+    temperature: float = Field(1.0, gt=0)
+    """With weight advantage: in units of advantage."""
+    regularizer: Literal["none", "k2", "forward_kl"] = "none"
+    """Beside it: the squared log-ratio, or the negative log-likelihood of what was sampled."""
+    coefficient: float = Field(0.0, ge=0)
+    """What the regulariser is multiplied by."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.weight == "sequence_ratio" and self.clip_mode != "sequence_one_side":
+            raise ValueError("weight sequence_ratio goes with clip_mode sequence_one_side")
+        if (self.regularizer == "none") != (self.coefficient == 0):
+            raise ValueError("a regularizer needs a coefficient above 0, and a coefficient a regularizer")
+        return self
+
+
+PolicyLoss = Annotated[
+    PpoClip | PolicyGradient | SequenceClip | Gspo | Cispo | Sapo | Sppo | Topr | Dppo | Rec | Own,
+    Field(discriminator="name"),
+]
+
+
+# Corrections: algorithms/corrections.py
+
+
+class ImportanceWeight(Settings):
+    """A correction that weighs a token by proximal/behaviour; ratios are then relative to proximal."""
+
+    proximal: Literal["recomputed", "interpolated"] = "recomputed"
+    """The policy between the one that sampled a row and the one being trained: recomputed, the policy at the
+    start of the step; interpolated, nearer to that one the staler a row is, so that the clip sees a part of
+    the distance. The algorithm's own: the function does not see it."""
+
+
+class TruncatedImportanceSampling(ImportanceWeight):
+    """Weighs each token by proximal/behaviour, up to a bound."""
+
+    name: Literal["truncated_importance_sampling"] = "truncated_importance_sampling"
+    level: Literal["token", "sequence"] = "token"
+    """One ratio a token, or the product over a sequence for each of its tokens."""
+    high: float = Field(2.0, gt=0)
+    """The bound."""
+
+
+class MaskedImportanceSampling(ImportanceWeight):
+    """Weighs each token by proximal/behaviour, and leaves out what lies outside a range (IcePop)."""
+
+    name: Literal["masked_importance_sampling"] = "masked_importance_sampling"
+    level: Literal["token", "sequence"] = "token"
+    """One ratio a token, or the product over a sequence for each of its tokens."""
+    low: float = Field(0.5, ge=0)
+    """Ratios below it are left out."""
+    high: float = Field(5.0, gt=0)
+    """Ratios above it are left out."""
+
+    @model_validator(mode="after")
+    def _range_is_not_empty(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}, which leaves nothing; swap them")
+        return self
+
+
+class OffPolicySequenceMasking(Settings):
+    """Leaves out bad responses that are hardly likely any more; ratios stay relative to behaviour."""
+
+    name: Literal["off_policy_sequence_masking"] = "off_policy_sequence_masking"
+    threshold: float = Field(0.1, ge=0)
+    """Nats a token by which a response may have become less likely, in the mean."""
+
+
+class M2po(ImportanceWeight):
+    """Weighs each token by proximal/behaviour, and leaves out those that stray most (M2PO).
+
+    What remains is not clipped while a batch makes one step, as the paper has it.
+    """
+
+    name: Literal["m2po"] = "m2po"
+    threshold: float = Field(0.04, gt=0)
+    """What the mean of squared log-ratios may be among tokens that an update takes further away, in nats²."""
+
+    @model_validator(mode="after")
+    def _knows_the_whole_step(self) -> Self:
+        if self.proximal == "interpolated":
+            raise ValueError(
+                "m2po compares all tokens of a step before its first update, where there is nothing to "
+                "interpolate; leave proximal: recomputed"
+            )
+        return self
+
+
+class OwnCorrection(ImportanceWeight, Own):
+    """A correction of one's own."""
+
+
+Correction = Annotated[
+    TruncatedImportanceSampling | MaskedImportanceSampling | OffPolicySequenceMasking | M2po | OwnCorrection,
+    Field(discriminator="name"),
+]
+
+
+# Divergence from the reference: algorithms/kl.py
+
+
+class Divergence(Settings):
+    """How an estimate of the divergence is used: the algorithm's own, the functions do not see it."""
+
+    coefficient: float = Field(0.001, ge=0)
+    """What a nat of divergence costs, in units of the loss or of reward. 0.001 as verl and Trinity-RFT; the
+    paper of GRPO has 0.04, TRL's RLOO 0.05."""
+    applies_to: Literal["loss", "reward"] = "loss"
+    """Added to each token's loss, or its sum over a response taken off the reward."""
+    target: float | None = Field(None, gt=0)
+    """Nats a token at which the divergence is to be held, by changing the coefficient from step to step.
+    None: the coefficient stays."""
+    horizon: int = Field(10_000, ge=1)
+    """Sequences over which a changing coefficient moves by a fifth at most."""
+
+
+class K1(Divergence):
+    """The log-ratio itself: unbiased, and in the reward only."""
+
+    name: Literal["k1"] = "k1"
+    applies_to: Literal["loss", "reward"] = "reward"
+    """Only reward: as a loss its expected gradient is zero."""
+
+    @model_validator(mode="after")
+    def _is_no_loss(self) -> Self:
+        if self.applies_to == "loss":
+            raise ValueError(
+                "k1 as a loss has an expected gradient of zero; "
+                "take k2 or corrected_k3, or set applies_to: reward"
+            )
+        return self
+
+
+class K2(Divergence):
+    """Half the square of the log-ratio; as a loss it has the gradient of KL(policy ‖ reference)."""
+
+    name: Literal["k2"] = "k2"
+
+
+class K3(Divergence):
+    """Unbiased and never negative; as a loss it has the gradient of KL(reference ‖ policy)."""
+
+    name: Literal["k3"] = "k3"
+
+
+class LowVar(Divergence):
+    """k3 within bounds, which verl calls low_var_kl."""
+
+    name: Literal["low_var"] = "low_var"
+
+
+class Abs(Divergence):
+    """The size of the log-ratio."""
+
+    name: Literal["abs"] = "abs"
+
+
+class CorrectedK3(Divergence):
+    """k3 times the probability ratio: as a loss it has the gradient of KL(policy ‖ reference)."""
+
+    name: Literal["corrected_k3"] = "corrected_k3"
+
+    @model_validator(mode="after")
+    def _is_a_loss(self) -> Self:
+        if self.applies_to == "reward":
+            raise ValueError("corrected_k3 in the reward is k3, since nothing has moved yet; take k3")
+        return self
+
+
+class OwnDivergence(Divergence, Own):
+    """A divergence of one's own."""
+
+
+Kl = Annotated[
+    K1 | K2 | K3 | LowVar | Abs | CorrectedK3 | OwnDivergence,
+    Field(discriminator="name"),
+]
+
+
+# Aggregation: algorithms/aggregation.py
+
+
+class TokenMean(Settings):
+    """Each trained token of the step weighs alike."""
+
+    name: Literal["token_mean"] = "token_mean"
+
+
+class SeqMeanTokenSum(Settings):
+    """The mean over sequences of the sums over their tokens."""
+
+    name: Literal["seq_mean_token_sum"] = "seq_mean_token_sum"
+
+
+class SeqMeanTokenMean(Settings):
+    """The mean over sequences of the means over their tokens: each sequence weighs alike."""
+
+    name: Literal["seq_mean_token_mean"] = "seq_mean_token_mean"
+
+
+class SeqMeanTokenSumNorm(Settings):
+    """The mean over sequences of the sums over their tokens, divided by one length for all (Dr. GRPO)."""
+
+    name: Literal["seq_mean_token_sum_norm"] = "seq_mean_token_sum_norm"
+    length: int = Field(ge=1)
+    """Tokens: usually the most that a response may have."""
+
+
+Aggregation = Annotated[
+    TokenMean | SeqMeanTokenSum | SeqMeanTokenMean | SeqMeanTokenSumNorm | Own,
+    Field(discriminator="name"),
+]
