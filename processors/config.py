@@ -1,6 +1,6 @@
 """Settings of the processors."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,14 +13,16 @@ class CleanConfig(Settings):
     max_response_length: int | None = Field(None, ge=1)
     """Tokens; a longer response is dropped. None: any length."""
     drop_truncated: bool = False
-    """Drop responses that ended because no more tokens were allowed."""
+    """Drop responses that ended because no more tokens were allowed (DAPO's overlong filtering). The rest of
+    their group is compared without them; where TRL masks them, they stay in the mean."""
 
 
 class RewardConfig(Settings):
     """One reward function and its share in the reward."""
 
     function: str
-    """exact_match, position_match, regex_match, number_match, or one of your own as path/to/file.py:name."""
+    """exact_match, position_match, regex_match, number_match, overlong_penalty, or one of your own as
+    path/to/file.py:name."""
     weight: float = Field(1.0, allow_inf_nan=False)
     """The reward is the sum of each function's value times its weight."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -46,9 +48,20 @@ class GroupConfig(Settings):
 
     min_size: int = Field(2, ge=1)
     """Members a group needs after cleaning and scoring; a smaller one is dropped."""
+    drop_equal_rewards: bool = False
+    """Drop groups whose rewards are all equal, so that all advantages would be 0, and explore others in their
+    place (DAPO's dynamic sampling). Whole rewards are compared, every function's share included, where verl's
+    recipe takes correctness alone. Where no rewards differ any more, as once every task is solved, the run
+    explores on and never draws."""
     priority: Literal["even", "reward_std"] = "even"
     """What the prioritized sampler weighs a group by. even: all the same, 1, unless somebody sets it by SQL;
     reward_std: the standard deviation of its rewards, at least 0.01, which follows them when they change."""
+
+    @model_validator(mode="after")
+    def one_reward_is_equal_to_itself(self) -> Self:
+        if self.drop_equal_rewards and self.min_size < 2:
+            raise ValueError("drop_equal_rewards drops every group of one: set min_size to 2 or more")
+        return self
 
 
 class PairConfig(Settings):

@@ -1,17 +1,19 @@
 """Reward functions: from a response and its task to a number.
 
 A function takes the response's text and the task's payload, and returns a finite number, by
-custom 1 for right and 0 for wrong. Options from the configuration arrive as keyword arguments.
+custom 1 for right and 0 for wrong. Options from the configuration arrive as keyword arguments; so does
+the response's length in tokens, where a function has a parameter `response_length`.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from trinity_db import functions
 
-RewardFunction = Callable[[str, Mapping[str, Any]], float]
+RewardFunction = Callable[[Mapping[str, Any]], float]
+"""From a row, of which it reads `response`, `task` and `response_length`."""
 
 # A number as people write it: sign, thousands separators, decimals; 1,234.50 and -3 and .5.
 NUMBER = re.compile(r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
@@ -51,6 +53,28 @@ def number_match(response: str, task: Mapping[str, Any], after: str = "####") ->
     return float(given is not None and given == wanted)
 
 
+def overlong_penalty(
+    response: str,
+    task: Mapping[str, Any],
+    *,
+    response_length: int,
+    max_response_length: int,
+    buffer_length: int,
+) -> float:
+    """0 while `buffer_length` tokens are left to the longest response, from there falling evenly to -1.
+
+    A function of the length alone, added to one that says what is right; its weight is the size of the
+    penalty. It stays at -1 beyond the longest response, as in the paper, Trinity-RFT and OpenRLHF; verl and
+    AReaL let it fall on, which makes no difference where explorers stop there.
+
+    Source: soft overlong punishment of DAPO, arXiv 2503.14476 section 3.4.
+    """
+    if not 0 < buffer_length <= max_response_length:
+        raise ValueError(f"buffer_length {buffer_length} is not between 1 and {max_response_length} tokens")
+    left = max_response_length - response_length
+    return min(max(left / buffer_length - 1.0, -1.0), 0.0)
+
+
 def final_number(text: str, after: str) -> float | None:
     """The last number in the text behind the last `after`; None where there is none."""
     numbers = NUMBER.findall(text.rsplit(after, 1)[-1])
@@ -58,7 +82,8 @@ def final_number(text: str, after: str) -> float | None:
 
 
 FUNCTIONS: dict[str, Callable[..., float]] = {
-    function.__name__: function for function in (exact_match, position_match, regex_match, number_match)
+    function.__name__: function
+    for function in (exact_match, position_match, regex_match, number_match, overlong_penalty)
 }
 
 
@@ -69,6 +94,12 @@ def load(name: str, options: Mapping[str, Any]) -> RewardFunction:
         ConfigError: there is no such function, or it does not take these options.
     """
     function = functions.find(name, "reward function", FUNCTIONS)
+    measured = {"response_length"} & inspect.signature(function).parameters.keys()
     how = "(response, task, **options)"
-    functions.check_call(function, f"Reward function '{name}'", how, ("", {}), options)
-    return partial(function, **options)
+    trial = {**options, **dict.fromkeys(measured)}
+    functions.check_call(function, f"Reward function '{name}'", how, ("", {}), trial)
+
+    def reward(row: Mapping[str, Any]) -> float:
+        return function(row["response"], row["task"], **{**options, **{key: row[key] for key in measured}})
+
+    return reward

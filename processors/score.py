@@ -26,7 +26,7 @@ class Scorer:
         events = []
         for name, weight, function in self._functions:
             try:
-                value = float(function(row["response"], row["task"]))
+                value = float(function(row))
             except Exception as error:  # a user's function may raise anything; the row keeps the error
                 return _failed(row, f"{name} raised {type(error).__name__}: {error}")
             if not math.isfinite(value):

@@ -129,6 +129,7 @@ class Processors(Service):
                 self._config.claim_size,
                 self._requires_reward,
                 group_ids,
+                self._config.group.drop_equal_rewards,
             )
 
     def _pair(self) -> bool:

@@ -133,9 +133,21 @@ class Scene:
             rows.finish(tx, stage, self.run.id, self.processor, verdicts, max_attempts=3)
         return [row["id"] for row in claimed]
 
-    def settle(self, min_group_size: int = 2, requires_reward: str | None = None) -> int:
+    def settle(
+        self,
+        min_group_size: int = 2,
+        requires_reward: str | None = None,
+        drop_equal_rewards: bool = False,
+    ) -> int:
         with self.database.transaction() as tx:
-            return rows.settle_groups(tx, self.run.id, min_group_size, 1000, requires_reward)
+            return rows.settle_groups(
+                tx,
+                self.run.id,
+                min_group_size,
+                1000,
+                requires_reward,
+                drop_equal_rewards=drop_equal_rewards,
+            )
 
     def process(self) -> None:
         """Clean, score and settle all there is."""

@@ -71,7 +71,7 @@ ORDER BY e.id
 SELECT e.id, e.attempt,
        e.attempt - 1 - coalesce((SELECT max(v.attempt) FROM trinity.processing v WHERE v.experience_id = e.id), 0)
            AS unanswered,
-       e.rollout_id, e.group_id, x.response, t.payload AS task
+       e.rollout_id, e.group_id, x.response, e.response_length, t.payload AS task
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = e.id
 JOIN trinity.rollout_group g ON g.id = e.group_id
@@ -160,8 +160,9 @@ LIMIT %(limit)s
 FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: settle_groups
--- Settle picked groups: with enough members left they are ready, otherwise dropped. A statement after the one that
--- locks them, so that it sees every reward that was committed before the lock; it checks again what it relies on.
+-- Settle picked groups: ready, or dropped with a reason, as those with too few members left, and where that is asked
+-- for those whose rewards are all equal. A statement after the one that locks them, so that it sees every reward that
+-- was committed before the lock; it checks again what it relies on.
 WITH members AS (
     SELECT g.id,
            count(e.id) FILTER (WHERE e.state IN ('raw', 'clean')) AS unprocessed,
@@ -176,25 +177,34 @@ WITH members AS (
            count(e.id) FILTER (WHERE e.state = 'scored' AND e.reward >= 1) AS solved,
            count(e.reward) FILTER (WHERE e.state = 'scored') AS reward_count,
            avg(e.reward) FILTER (WHERE e.state = 'scored') AS reward_mean,
-           var_samp(e.reward) FILTER (WHERE e.state = 'scored') AS reward_variance
+           var_samp(e.reward) FILTER (WHERE e.state = 'scored') AS reward_variance,
+           min(e.reward) FILTER (WHERE e.state = 'scored') AS lowest,
+           max(e.reward) FILTER (WHERE e.state = 'scored') AS highest
     FROM trinity.rollout_group g
     LEFT JOIN trinity.experience e ON e.group_id = g.id
     WHERE g.id = ANY(%(group_ids)s)
     GROUP BY g.id
+),
+verdict AS (
+    SELECT m.*,
+           CASE WHEN m.size < %(min_group_size)s THEN 'group_too_small'
+                WHEN %(drop_equal_rewards)s AND m.lowest = m.highest THEN 'equal_rewards'
+           END AS reason
+    FROM members m
 )
 UPDATE trinity.rollout_group g
-SET state = CASE WHEN members.size >= %(min_group_size)s THEN 'ready' ELSE 'dropped' END::trinity.group_state,
-    ready_xact = CASE WHEN members.size >= %(min_group_size)s THEN pg_current_xact_id()::text::bigint END,
-    reward_count = members.reward_count,
-    reward_mean = members.reward_mean,
-    reward_variance = members.reward_variance,
+SET state = CASE WHEN v.reason IS NULL THEN 'ready' ELSE 'dropped' END::trinity.group_state,
+    ready_xact = CASE WHEN v.reason IS NULL THEN pg_current_xact_id()::text::bigint END,
+    reward_count = v.reward_count,
+    reward_mean = v.reward_mean,
+    reward_variance = v.reward_variance,
     priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
                           WHERE r.id = g.run_id) = 'reward_std'
-                    THEN least(greatest(sqrt(members.reward_variance), 0.01), 1e18) ELSE g.priority END
-FROM members
-WHERE g.id = members.id AND g.state = 'complete' AND members.unprocessed = 0
-  AND (%(requires_reward)s IS NULL OR members.unrewarded = 0 OR members.size < %(min_group_size)s)
-RETURNING g.id, g.task_id, g.state, members.size, members.solved
+                    THEN least(greatest(sqrt(v.reward_variance), 0.01), 1e18) ELSE g.priority END
+FROM verdict v
+WHERE g.id = v.id AND g.state = 'complete' AND v.unprocessed = 0
+  AND (%(requires_reward)s IS NULL OR v.unrewarded = 0 OR v.size < %(min_group_size)s)
+RETURNING g.id, g.task_id, v.reason, v.size, v.solved, v.lowest
 
 -- name: ready_members
 -- Under the lock of their groups, as all that follows: members need no order of their own. Now they can be paired.
@@ -209,12 +219,12 @@ SELECT DISTINCT m.run_id, m.group_id FROM ready m JOIN trinity.run r ON r.id = m
 -- The members of groups that are dropped as a whole.
 UPDATE trinity.experience e SET state = 'dropped'
 WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
-RETURNING e.id
+RETURNING e.id, e.group_id
 
 -- name: record_group_drops
 INSERT INTO trinity."drop" (run_id, group_id, stage, reason, detail)
-SELECT %(run_id)s, d.id, %(stage)s, %(reason)s, d.detail
-FROM unnest(%(group_ids)s::bigint[], %(details)s::jsonb[]) AS d (id, detail)
+SELECT %(run_id)s, d.id, %(stage)s, d.reason, d.detail
+FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[], %(details)s::jsonb[]) AS d (id, reason, detail)
 ON CONFLICT (group_id) DO NOTHING
 
 -- name: count_solved

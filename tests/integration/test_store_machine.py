@@ -70,6 +70,7 @@ class OnlineRun(Machine):
         publish_every=st.integers(1, 2),
         group_size=st.integers(1, 3),
         min_group_size=st.sampled_from([1, 1, 2]),
+        drop_equal_rewards=st.sampled_from([False, False, True]),
         max_uses=st.sampled_from([1, 1, 2]),
     )
     def begin(
@@ -79,12 +80,14 @@ class OnlineRun(Machine):
         publish_every: int,
         group_size: int,
         min_group_size: int,
+        drop_equal_rewards: bool,
         max_uses: int,
     ) -> None:
         self.open("online", num_tasks=NUM_TASKS)
         self.max_staleness, self.batch_size, self.publish_every = max_staleness, batch_size, publish_every
         self.pace = groups.Pace(max_staleness, batch_size * publish_every)
         self.min_group_size = min(min_group_size, group_size)
+        self.drop_equal_rewards = drop_equal_rewards
         tasks = self.scene.values(
             "SELECT id FROM trinity.task WHERE taskset_id = %s", self.scene.selection.taskset_id
         )
@@ -159,9 +162,15 @@ class OnlineRun(Machine):
     @rule()
     def settle(self) -> None:
         settled = self.perform(
-            lambda tx: rows.settle_groups(tx, self.scene.run.id, self.min_group_size, limit=1000)
+            lambda tx: rows.settle_groups(
+                tx,
+                self.scene.run.id,
+                self.min_group_size,
+                limit=1000,
+                drop_equal_rewards=self.drop_equal_rewards,
+            )
         )
-        assert settled == self.model.settle(self.min_group_size)
+        assert settled == self.model.settle(self.min_group_size, self.drop_equal_rewards)
 
     @precondition(lambda self: self.model.groups_in("complete") or self.model.unprocessed())
     @rule(processor=WHICH, num_stages=st.sampled_from([1, 2, 2]), values=SCORES)

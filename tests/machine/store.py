@@ -134,20 +134,25 @@ class Store(History):
                 self._drop(row, "dropped", stage.processor, f"{stage.processor}_failed")
         return held
 
-    def settle(self, min_group_size: int) -> int:
-        """Complete groups of which no member is being processed are ready, or too small."""
+    def settle(self, min_group_size: int, drop_equal_rewards: bool) -> int:
+        """Complete groups of which no member is being processed are ready, or dropped with a reason."""
         whole = {k: g for k, g in self.groups.items() if g.state == "complete" and not g.rows("raw", "clean")}
         for key, group in whole.items():
             scored, task = group.rows("scored"), self.tasks[group.task]
             task.scored += len(scored)
             task.solved += sum(row.reward is not None and row.reward >= 1 for row in scored)
-            group.state = "ready" if len(scored) >= min_group_size else "dropped"
+            reason = None
+            if len(scored) < min_group_size:
+                reason = "group_too_small"
+            elif drop_equal_rewards and len({row.reward for row in scored}) == 1:
+                reason = "equal_rewards"
+            group.state = "ready" if reason is None else "dropped"
             for row in scored:
                 row.state = "ready"
-                if group.state == "dropped":
-                    self._drop(row, "dropped", "group", "group_too_small")
-            if group.state == "dropped":
-                self.drops["group", key] = ("group", "group_too_small")
+                if reason is not None:
+                    self._drop(row, "dropped", "group", reason)
+            if reason is not None:
+                self.drops["group", key] = ("group", reason)
         return len(whole)
 
     def release(self, workers: set[int]) -> tuple[int, int]:

@@ -119,14 +119,21 @@ def settle_groups(
     limit: int,
     requires_reward: str | None = None,
     group_ids: Collection[int] | None = None,
+    drop_equal_rewards: bool = False,
 ) -> int:
-    """Make complete, wholly processed groups ready, or drop those with too few members; returns how many.
+    """Make complete, wholly processed groups ready, or drop those that are unfit; returns how many.
 
+    Unfit is one with too few members left, and with `drop_equal_rewards` one whose rewards are all equal.
     Of these groups, or up to `limit` of the run. It looks at each complete group, the oldest first.
     With `requires_reward` a group waits until that source has said something of each member that is left; one
     that has too few members waits for nobody.
     """
-    values = {"run_id": run_id, "min_group_size": min_group_size, "requires_reward": requires_reward}
+    values = {
+        "run_id": run_id,
+        "min_group_size": min_group_size,
+        "requires_reward": requires_reward,
+        "drop_equal_rewards": drop_equal_rewards,
+    }
     among = None if group_ids is None else list(group_ids)
     limits = {"among": among, "limit": limit if among is None else len(among)}
     picked = [row["id"] for row in tx.execute(query("pick_groups"), values | limits)]
@@ -135,7 +142,7 @@ def settle_groups(
     settled = tx.execute(query("settle_groups"), {**values, "group_ids": picked}).fetchall()
     if not settled:
         return 0
-    ready = [group["id"] for group in settled if group["state"] == "ready"]
+    ready = [group["id"] for group in settled if group["reason"] is None]
     tx.execute(query("ready_members"), {"group_ids": ready})
     tx.execute(
         query("count_solved"),
@@ -146,7 +153,7 @@ def settle_groups(
             "solved": [group["solved"] for group in settled],
         },
     )
-    _drop_groups(tx, run_id, [group for group in settled if group["state"] == "dropped"], min_group_size)
+    _drop_groups(tx, run_id, [group for group in settled if group["reason"] is not None], min_group_size)
     runs.announce(tx, run_id)
     return len(settled)
 
@@ -234,16 +241,21 @@ def _record_drops(tx: Transaction, stage: Stage, run_id: int, verdicts: Sequence
 def _drop_groups(tx: Transaction, run_id: int, groups: Sequence[DictRow], min_group_size: int) -> None:
     if not groups:
         return
-    group_ids = [group["id"] for group in groups]
-    details = [json.dumps({"members": group["size"], "needed": min_group_size}) for group in groups]
-    members = [row["id"] for row in tx.execute(query("drop_members"), {"group_ids": group_ids})]
+    reasons = {group["id"]: group["reason"] for group in groups}
+    details = [
+        {"members": group["size"], "needed": min_group_size}
+        if group["reason"] == "group_too_small"
+        else {"members": group["size"], "reward": group["lowest"]}
+        for group in groups
+    ]
+    members = tx.execute(query("drop_members"), {"group_ids": list(reasons)}).fetchall()
     tx.execute(
         query("record_drops"),
         {
             "run_id": run_id,
             "stage": "group",
-            "ids": members,
-            "reasons": ["group_too_small"] * len(members),
+            "ids": [member["id"] for member in members],
+            "reasons": [reasons[member["group_id"]] for member in members],
             "details": [None] * len(members),
         },
     )
@@ -252,8 +264,8 @@ def _drop_groups(tx: Transaction, run_id: int, groups: Sequence[DictRow], min_gr
         {
             "run_id": run_id,
             "stage": "group",
-            "reason": "group_too_small",
-            "group_ids": group_ids,
-            "details": details,
+            "group_ids": list(reasons),
+            "reasons": list(reasons.values()),
+            "details": [json.dumps(detail) for detail in details],
         },
     )

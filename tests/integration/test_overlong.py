@@ -1,0 +1,71 @@
+"""Responses that are too long: punished by their length as an event of its own, or kept out of training."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.rows import Scene, rollout
+from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors.service import Processors
+
+PENALTY = {
+    "function": "overlong_penalty",
+    "weight": 0.5,
+    "options": {"max_response_length": 8, "buffer_length": 4},
+}
+
+
+def explore(scene: Scene, responses: Sequence[tuple[str, int, str]]) -> None:
+    """One group; of each response the text, the length in tokens and how it ended."""
+    [group] = scene.claim(1, group_size=len(responses))
+    scene.write(
+        [
+            replace(rollout(group, member, text, versions=(0,) * length), finish_reason=reason)
+            for member, (text, length, reason) in enumerate(responses)
+        ]
+    )
+
+
+def process(scene: Scene, config: dict[str, Any]) -> None:
+    processors = Processors(scene.database, scene.run, ProcessorsConfig.model_validate(config))
+    processors.worker_id = scene.processor
+    while processors.work():
+        pass
+
+
+def test_a_long_response_loses_reward_by_an_event_of_its_own(scene: Scene) -> None:
+    explore(scene, [("0", 4, "stop"), ("0", 6, "stop"), ("0", 8, "length"), ("1", 7, "stop")])
+    process(scene, {"score": {"functions": ["exact_match", PENALTY]}})
+    events = (
+        "SELECT e.response_length, v.value, v.weight FROM trinity.reward_event v"
+        " JOIN trinity.experience e ON e.rollout_id = v.rollout_id"
+        " WHERE v.name = 'overlong_penalty' ORDER BY e.id"
+    )
+    assert scene.rows(events) == [(4, 0.0, 0.5), (6, -0.5, 0.5), (8, -1.0, 0.5), (7, -0.75, 0.5)]
+    assert scene.values("SELECT reward FROM trinity.experience ORDER BY id") == [1.0, 0.75, 0.5, -0.375]
+
+
+def test_lengths_make_a_difference_between_answers_that_are_all_right(scene: Scene) -> None:
+    config = {"score": {"functions": ["exact_match", PENALTY]}, "group": {"drop_equal_rewards": True}}
+    for lengths in ((2, 3), (2, 8)):
+        [group] = scene.claim(1)
+        scene.write(
+            [
+                rollout(group, member, str(group.task["answer"]), versions=(0,) * length)
+                for member, length in zip(group.members, lengths, strict=True)
+            ]
+        )
+        process(scene, config)
+    assert scene.values("SELECT state FROM trinity.rollout_group ORDER BY id") == ["dropped", "ready"]
+
+
+def test_a_truncated_response_is_kept_out_of_training_and_of_the_mean_of_its_group(scene: Scene) -> None:
+    explore(scene, [("0", 2, "stop"), ("1", 2, "stop"), ("1", 8, "length")])
+    process(scene, {"clean": {"drop_truncated": True}})
+    assert scene.rows('SELECT stage, reason FROM trinity."drop"') == [("clean", "truncated")]
+    assert scene.draw(step=1, size=1) is not None
+    drawn = (
+        "SELECT e.response_length, i.reward, i.advantage FROM trinity.batch_item i"
+        " JOIN trinity.experience e ON e.id = i.experience_id ORDER BY i.ordinal"
+    )
+    assert scene.rows(drawn) == [(2, 1.0, 0.5), (2, 0.0, -0.5)]
