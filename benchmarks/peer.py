@@ -28,7 +28,8 @@ class Answer:
 
     who: str
     repetitions: list[dict[str, Any]] = field(default_factory=list)
-    """Each has `seconds`, `rows` and `bytes`, or `latencies` in seconds; claims also `duplicates`, `lost`."""
+    """Each has `seconds`, `rows` and `bytes`, or `latencies` in seconds; claims also `duplicates`, `lost`;
+    training `seconds`, `tokens`, and megabytes `loaded` and `peak`."""
     note: str = ""
 
     def rates(self) -> list[float]:
@@ -48,13 +49,18 @@ class Answer:
         return sum(repetition[name] for repetition in self.repetitions)
 
 
-def ask(context: Context, name: str, specification: Mapping[str, Any]) -> Answer:
-    """Run a peer's script; `specification` as the module's docstring in `peers/frame.py` says."""
-    if context.peers_python is None:
-        return Answer(name, note="not installed: run make bench, which makes .venv-bench")
+def ask(context: Context, name: str, specification: Mapping[str, Any], python: Path | None = None) -> Answer:
+    """Run a peer's script; `specification` as the module's docstring in `peers/frame.py` says.
+
+    Args:
+        python: the interpreter of another environment than `.venv-bench`.
+    """
+    python = python or context.peers_python
+    if python is None or not python.exists():
+        return Answer(name, note="not installed: run make bench, which makes the peers' environments")
     with tempfile.TemporaryDirectory(dir=context.scratch, prefix="trinity-db-peer-") as scratch:
         asked = {**specification, "repetitions": context.repetitions, "scratch": scratch}
-        command = [str(context.peers_python), "-m", f"benchmarks.peers.{name}", json.dumps(asked)]
+        command = [str(python), "-m", f"benchmarks.peers.{name}", json.dumps(asked)]
         output, error = _run(command)
     lines = [line for line in output.splitlines() if line.startswith("{")]
     if not lines:
