@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,24 +68,16 @@ class Database:
     def transaction(self, read_only: bool = False) -> Iterator[Transaction]:
         """One transaction: commits at the end, rolls back on an error. Never hold it across model work.
 
-        The first statement begins it: in a pipeline that costs no round trip of its own.
-
         Raises:
             DatabaseUnavailable: the server is gone, or undid the transaction for the sake of another; what
                 the block did is undone, or its commit is unclear.
             TrinityError: the server takes no writes, as when its disk is full; with what to do.
         """
         connection = self._connection()
-        with in_our_words(connection):
-            try:
-                if read_only:
-                    connection.execute("SET TRANSACTION READ ONLY")
-                yield connection
-                connection.commit()
-            except BaseException:
-                with suppress(psycopg.Error):  # of a connection that is lost there is nothing to undo
-                    connection.rollback()
-                raise
+        with in_our_words(connection), connection.transaction():
+            if read_only:
+                connection.execute("SET TRANSACTION READ ONLY")
+            yield connection
 
     def retry(self, decide: Callable[[], Result], give_up: Callable[[], bool] = lambda: False) -> Result:
         """Call until the database answers; for a role, which needs no other name of this module for it."""
@@ -194,6 +186,9 @@ def in_our_words(connection: psycopg.Connection[Any]) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         state = error.sqlstate or ""
+        masks = isinstance(error.__context__, psycopg.Error) and not state
+        if masks and isinstance(error, psycopg.OperationalError):
+            connection.close()  # it was lost in the middle of a pipeline's answers, which could not be left
         if connection.closed or connection.broken:
             raise DatabaseUnavailable(f"The database went away: {_first_line(error)}") from error
         if state.startswith(PASSING):

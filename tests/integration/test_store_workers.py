@@ -6,12 +6,13 @@ import subprocess
 import sys
 from contextlib import closing
 
+import psycopg
 import pytest
 
 from tests.acceptance.command import wait_until
 from tests.rows import WAIT_SECONDS, Scene, at_once, in_a_thread, wait_until_blocked
-from trinity_db.database import Transaction, connect
-from trinity_db.errors import LeaseLost
+from trinity_db.database import Database, Transaction, connect
+from trinity_db.errors import DatabaseUnavailable, LeaseLost
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
@@ -297,3 +298,19 @@ def test_the_lease_view_s_lease_is_that_of_the_roles(scene: Scene, seconds: floa
     fall_silent(scene, scene.explorer, seconds)
     held = scene.values("SELECT alive FROM trinity.lease_view WHERE worker = %s", scene.explorer)
     assert held == [alive]
+
+
+def lose_within_a_pipeline(database: Database) -> None:
+    """What psycopg says when the server ends a session between two answers of a pipeline."""
+    with database.transaction() as tx:
+        tx.execute("SELECT 1")
+        try:
+            raise psycopg.errors.AdminShutdown("terminating connection due to administrator command")
+        except psycopg.Error:
+            raise psycopg.OperationalError("cannot exit pipeline mode while busy")  # noqa: B904
+
+
+def test_a_pipeline_that_cannot_even_be_left_is_a_lost_connection(scene: Scene) -> None:
+    with pytest.raises(DatabaseUnavailable, match="went away"):
+        lose_within_a_pipeline(scene.database)
+    assert scene.value("SELECT 1") == 1

@@ -174,9 +174,7 @@ def read(tx: Transaction, batch_id: int) -> list[Row]:
     Raises:
         NotFound: a row's arrays are gone.
     """
-    with tx.pipeline():  # BEGIN travels along
-        cursor = tx.execute(query("read_batch"), {"batch_id": batch_id}, binary=True)
-    rows = cursor.fetchall()
+    rows = tx.execute(query("read_batch"), {"batch_id": batch_id}, binary=True).fetchall()
     gone = [row["experience_id"] for row in rows if row["codec"] is None]
     if gone or not rows:
         which = f"experience {gone[0]}" if len(gone) == 1 else f"{len(gone) or 'all'} of its rows"
