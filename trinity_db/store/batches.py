@@ -136,7 +136,7 @@ def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
         LeaseLost: another trainer draws for this run.
     """
     version = _begin(tx, draw)
-    rows = _select(tx, draw, "draw_rows", {})
+    rows = _select(tx, draw, "draw_rows")
     if not rows:
         return None
     epoch = rows[0]["use_count"]
@@ -153,7 +153,7 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
         LeaseLost: another trainer draws for this run.
     """
     version = _begin(tx, draw)
-    rows = _select(tx, draw, "draw_pairs", {})
+    rows = _select(tx, draw, "draw_pairs")
     if not rows:
         return None
     epoch = rows[0]["use_count"]
@@ -294,9 +294,9 @@ class _Drawn:
     """What the sampler was given and chose, so that the draw can be run again."""
 
 
-def _select(tx: Transaction, draw: Draw, name: str, values: dict[str, int | None]) -> list[DictRow]:
+def _select(tx: Transaction, draw: Draw, name: str) -> list[DictRow]:
     limits = {"run_id": draw.run_id, "limit": draw.batch_size}
-    return tx.execute(query(name), limits | values).fetchall()
+    return tx.execute(query(name), limits).fetchall()
 
 
 def _record(
