@@ -72,7 +72,7 @@ def save(folder: Path, learner: Learner, tokenizer: Any) -> str:
     """Write a checkpoint and return its digest; as `place` does it."""
 
     def write(aside: Path) -> None:
-        learner.model.save_pretrained(aside)
+        learner.policy.save(aside)
         tokenizer.save_pretrained(aside)
         # Through a file of ours: torch's own says nothing about a full disk but "unexpected pos".
         with (aside / STATE_FILE).open("wb") as file:

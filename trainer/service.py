@@ -27,6 +27,7 @@ from trinity_db.service import Service
 from trinity_db.store import batches, policies, runs, samplers, workers
 from trinity_db.trainer import checkpoint, start
 from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import (
     AlgorithmConfig,
     FifoConfig,
@@ -35,7 +36,7 @@ from trinity_db.trainer.config import (
     TrainerConfig,
 )
 from trinity_db.trainer.encode import encode_adopted
-from trinity_db.trainer.step import Abandoned, Batch, Learner
+from trinity_db.trainer.step import Abandoned, Learner
 
 logger = logging.getLogger(__name__)
 

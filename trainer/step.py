@@ -1,37 +1,23 @@
-"""The learner: model, optimizer and step counter, and what one optimizer step does with a batch.
+"""The learner: policy, optimizer and step counter, and what one optimizer step does with a batch.
 
 It owns everything a checkpoint holds. It reads payloads and gives metrics back; drawing batches,
-committing and publishing is the service's work, the loss is the algorithm's, and how a model is asked
-is `forward.py`'s. A step has two phases: the whole batch is prepared without gradient, then trained on
-micro-batch by micro-batch. Shapes: N sequences of the step, B of a micro-batch, K trained tokens.
+committing and publishing is the service's work, the loss is the algorithm's, and the models are the
+policy's. A step has two phases: of the whole batch columns are gathered and prepared without gradient
+(`columns.py`), then it is trained on micro-batch by micro-batch.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from trinity_db.arrays import Payload
-from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.models import default_device, load_model
+from trinity_db.errors import TrinityError
 from trinity_db.trainer.algorithms import Columns, Shares, Totals, create
+from trinity_db.trainer.columns import Batch, gathered
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.forward import Forward, trained_mask, trained_values
-
-_MEANINGS = {
-    "behaviour": "log-probabilities of the policy that sampled them (behaviour)",
-    "advantages": "advantages",
-    "rewards": "rewards",
-    "groups": "rollout groups (groups)",
-    "staleness": "staleness",
-}
-"""What a batch may lack, in words."""
+from trinity_db.trainer.policy import Policy
 
 
 class NonFiniteLoss(TrinityError):
@@ -40,16 +26,6 @@ class NonFiniteLoss(TrinityError):
 
 class Abandoned(Exception):
     """A step or an evaluation was given up between two micro-batches; the learner is as it was before."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What one optimizer step learns from. Pairs stand as chosen, rejected, chosen, rejected, ..."""
-
-    payloads: Sequence[Payload]
-    """Each trains at least one token."""
-    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """[N] A number a row, by the names in `rows.Columns`: advantages, rewards, groups, staleness, weight."""
 
 
 class Learner:
@@ -77,20 +53,19 @@ class Learner:
     ) -> None:
         self.config = config
         self.algorithm = create(algorithm)
-        self.device = device or default_device()
-        # Evaluation mode throughout: dropout would make the ratio of unchanged weights differ from 1.
-        self.model = load_model(model, self.device)
+        self.policy = Policy(
+            model,
+            config,
+            reference=(reference or model) if "reference" in self.algorithm.needs else None,
+            temperature=temperature,
+            device=device,
+        )
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+            self.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
         self.steps_done = 0
         self._total_steps = total_steps
         self._should_stop = should_stop
-        self._forward = Forward(self.model, config, temperature=temperature)
-        self._reference: Forward | None = None
-        if "reference" in self.algorithm.needs:
-            frozen = load_model(reference or model, self.device).requires_grad_(False)
-            self._reference = Forward(frozen, config, temperature=temperature)
 
     def step(self, batch: Batch) -> dict[str, float]:
         """One optimizer step.
@@ -114,7 +89,7 @@ class Learner:
             self.optimizer.zero_grad()
             raise
         metrics |= _added(parts)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
         metrics["grad_norm"] = norm.item()
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
             raise NonFiniteLoss(
@@ -158,40 +133,12 @@ class Learner:
 
     def _prepared(self, batch: Batch) -> tuple[Columns, Totals, dict[str, float]]:
         """The whole step's rows as the algorithm wants them, what there is of them, and metrics."""
-        rows, metrics = self.algorithm.prepare(self._columns(batch))
+        rows, metrics = self.algorithm.prepare(
+            gathered(batch, self.algorithm, self.policy, self._unless_stopped)
+        )
         lengths = rows["mask"].sum(dim=1)
         items = (lengths.reshape(-1, self.algorithm.width) > 0).any(dim=1)
         return rows, Totals(int(lengths.sum()), int((lengths > 0).sum()), int(items.sum())), metrics
-
-    @torch.no_grad()
-    def _columns(self, batch: Batch) -> dict[str, Tensor]:
-        """What there is to read of the whole step without a gradient."""
-        payloads, needs = batch.payloads, self.algorithm.needs
-        found = {"weight": np.ones(len(payloads)), **batch.columns}
-        columns = {name: torch.from_numpy(values) for name, values in found.items()}
-        columns = {name: one.float() if one.is_floating_point() else one for name, one in columns.items()}
-        if "advantages" in columns:
-            columns["advantages"] = columns["advantages"][:, None]
-        if all(payload.logprobs is not None for payload in payloads):
-            columns["behaviour"] = torch.from_numpy(trained_values(payloads, "logprobs"))
-        columns["mask"] = torch.from_numpy(trained_mask(payloads))
-        columns = {name: one.to(self.device) for name, one in columns.items()}
-        _check_has(columns, needs)
-        if "reference" in needs:
-            assert self._reference is not None
-            columns["reference"] = self._scored(self._reference, payloads, columns["mask"])
-        if "proximal" in needs:
-            columns["proximal"] = self._scored(self._forward, payloads, columns["mask"])
-        return columns
-
-    def _scored(self, forward: Forward, payloads: Sequence[Payload], mask: Tensor) -> Tensor:
-        """[N, K] Log-probabilities without gradient."""
-        scores = torch.zeros(mask.shape, device=self.device)
-        # In the micro-batches of the second phase, so that a policy that has not moved differs by exactly 0.
-        for chosen in self._unless_stopped(forward.micro_batches(payloads, self.algorithm.width)):
-            logprobs = forward.logprobs([payloads[i] for i in chosen])
-            scores[chosen, : logprobs.shape[1]] = logprobs
-        return scores
 
     def _shares(self, batch: Batch, rows: Columns, totals: Totals) -> Iterator[Shares]:
         """The algorithm's shares, micro-batch by micro-batch, until it is time to stop."""
@@ -199,8 +146,8 @@ class Learner:
         trains = rows["mask"].any(dim=1).reshape(-1, width).any(dim=1).repeat_interleave(width)
         kept = trains.nonzero()[:, 0].tolist()
         payloads = [batch.payloads[i] for i in kept]
-        for places in self._unless_stopped(self._forward.micro_batches(payloads, width)):
-            scored = self._forward(
+        for places in self._unless_stopped(self.policy.forward.micro_batches(payloads, width)):
+            scored = self.policy.forward(
                 [payloads[place] for place in places], entropy_gradient="entropy" in self.algorithm.needs
             )
             chosen = [kept[place] for place in places]
@@ -228,13 +175,7 @@ def learning_rate(config: TrainerConfig, step: int, total_steps: int) -> float:
     return config.learning_rate * factor
 
 
-def _check_has(columns: Columns, needs: Mapping[str, str]) -> None:
-    for name, reader in needs.items():
-        if name not in columns and name not in ("reference", "proximal", "entropy"):
-            raise ConfigError(f"The rows have no {_MEANINGS[name]}, which {reader} needs.")
-
-
-def _taken(rows: Columns, chosen: list[int], width: int) -> dict[str, Tensor]:
+def _taken(rows: Columns, chosen: list[int], width: int) -> dict[str, torch.Tensor]:
     """A micro-batch's rows, as wide as its longest one; what is one number a row stays so."""
     tokens = rows["mask"].shape
     taken = {name: values[chosen] for name, values in rows.items()}

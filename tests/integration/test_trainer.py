@@ -15,10 +15,11 @@ from trinity_db.models import load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, policies, runs, workers
 from trinity_db.trainer import checkpoint
+from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.encode import encode_adopted
 from trinity_db.trainer.service import Trainer, TrainerSetup
-from trinity_db.trainer.step import Batch, Learner
+from trinity_db.trainer.step import Learner
 
 VERSIONS = """
 SELECT version, step, checkpoint IS NOT NULL FROM trinity.policy_version WHERE run_id = %s ORDER BY version

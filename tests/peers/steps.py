@@ -19,8 +19,9 @@ from tests.peers.cases import DIFFERENCES
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.models import build_scratch, load_model
+from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.step import Batch, Learner
+from trinity_db.trainer.step import Learner
 
 STEP_TOLERANCE = 1e-5  # float32; the weights' changes are up to 1
 REPORTED = ["loss", *(f"rewards/{name}" for name in ("chosen", "rejected", "margins", "accuracies"))]
@@ -104,9 +105,9 @@ def our_step(models: Models, algorithm: Any, batch: Batch) -> Step:
         reference=models.reference,
         device="cpu",
     )
-    one.optimizer = torch.optim.SGD(one.model.parameters(), lr=1.0)  # type: ignore[assignment]
+    one.optimizer = torch.optim.SGD(one.policy.model.parameters(), lr=1.0)  # type: ignore[assignment]
     metrics = one.step(batch)
-    return Step(_change(one.model, models), metrics)
+    return Step(_change(one.policy.model, models), metrics)
 
 
 def agree(name: str, ours: Step, theirs: Step) -> None:

@@ -22,7 +22,7 @@ from tests.peers.steps import (
 )
 from trinity_db.arrays import Payload
 from trinity_db.models import load_model, load_tokenizer
-from trinity_db.trainer.step import Batch
+from trinity_db.trainer.columns import Batch
 
 PAIRS = {
     # One token to a prompt: TRL's ORPO learns the prompt too, and nothing predicts the first token.

@@ -15,8 +15,9 @@ from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.trainer import checkpoint
+from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.step import Batch, Learner
+from trinity_db.trainer.step import Learner
 
 
 @pytest.fixture
@@ -63,7 +64,8 @@ def test_a_checkpoint_is_a_model_folder(start: Path, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "v1", trained, load_tokenizer(start))
     tokens = torch.arange(8)[None]
     with torch.no_grad():
-        expected, seen = trained.model(tokens).logits, load_model(tmp_path / "v1", "cpu")(tokens).logits
+        expected = trained.policy.model(tokens).logits
+        seen = load_model(tmp_path / "v1", "cpu")(tokens).logits
     assert torch.equal(expected, seen)
     assert load_tokenizer(tmp_path / "v1").encode("301") == [3, 0, 1]
 

@@ -14,8 +14,9 @@ from trinity_db.errors import ConfigError
 from trinity_db.explorer.engine import Request
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch, load_model
+from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.step import Abandoned, Batch, Learner, NonFiniteLoss, learning_rate
+from trinity_db.trainer.step import Abandoned, Learner, NonFiniteLoss, learning_rate
 
 ALGORITHMS = {
     "grpo": recipe("grpo"),
@@ -83,7 +84,7 @@ def learner(
 
 
 def gradients(learner: Learner) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()])
+    return torch.cat([parameter.grad.flatten() for parameter in learner.policy.model.parameters()])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
@@ -138,7 +139,7 @@ def test_a_step_follows_the_sign_of_the_advantage(model: Path) -> None:
 
     def likelihoods() -> list[float]:
         judge = learner(model, recipe("sft"))
-        judge.model.load_state_dict(one.model.state_dict())
+        judge.policy.model.load_state_dict(one.policy.model.state_dict())
         return [-judge.evaluate(Batch([row]))["loss"] for row in rows]
 
     before = likelihoods()
@@ -196,11 +197,11 @@ def test_the_gradient_is_shortened_to_the_configured_norm(model: Path) -> None:
 def test_a_loss_that_is_no_number_names_the_step_and_leaves_the_weights(model: Path) -> None:
     one = learner(model, recipe("grpo"))
     one.step(batch())
-    before = torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])
+    before = torch.cat([parameter.detach().flatten() for parameter in one.policy.model.parameters()])
     rows = batch()
     with pytest.raises(NonFiniteLoss, match="Step 2: the loss is nan"):
         one.step(Batch(rows.payloads, {"advantages": np.full(len(rows.payloads), np.nan)}))
-    after = torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])
+    after = torch.cat([parameter.detach().flatten() for parameter in one.policy.model.parameters()])
     assert torch.equal(before, after)
     assert one.steps_done == 1
 
@@ -208,7 +209,7 @@ def test_a_loss_that_is_no_number_names_the_step_and_leaves_the_weights(model: P
 def test_evaluating_learns_nothing(model: Path) -> None:
     one = learner(model, recipe("sft"))
     assert one.evaluate(batch()) == one.evaluate(batch())
-    assert all(parameter.grad is None for parameter in one.model.parameters())
+    assert all(parameter.grad is None for parameter in one.policy.model.parameters())
     assert one.steps_done == 0
 
 
@@ -237,7 +238,7 @@ def test_an_abandoned_step_leaves_no_trace(model: Path) -> None:
         one.step(batch(size=6))
     assert not answers
     assert one.steps_done == 0
-    assert all(parameter.grad is None for parameter in one.model.parameters())
+    assert all(parameter.grad is None for parameter in one.policy.model.parameters())
     answers[:] = [False, False]
     assert one.step(batch(size=6)) == learner(model, recipe("sft"), micro_batch_size=2).step(batch(size=6))
     # One that has only one micro-batch is finished: nobody is asked.
@@ -283,10 +284,10 @@ def test_raft_learns_from_the_good_rows_alone(model: Path) -> None:
 
 def test_a_batch_without_a_good_row_is_a_step_that_changes_nothing(model: Path) -> None:
     one = learner(model, recipe("raft"))
-    before = [parameter.detach().clone() for parameter in one.model.parameters()]
+    before = [parameter.detach().clone() for parameter in one.policy.model.parameters()]
     metrics = one.step(Batch(batch().payloads, {"advantages": np.zeros(6)}))
     assert (metrics["loss"], metrics["grad_norm"], one.steps_done) == (0.0, 0.0, 1)
-    assert all(map(torch.equal, before, one.model.parameters()))
+    assert all(map(torch.equal, before, one.policy.model.parameters()))
 
 
 def test_an_adaptive_coefficient_follows_the_divergence_and_goes_on_from_a_checkpoint(
