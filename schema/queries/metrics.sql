@@ -1,0 +1,61 @@
+-- name: record_metrics
+-- The lock, which all who write metrics of a run share, is taken before the first id is. Nobody waits for it; it shows
+-- that ids are given out whose rows cannot be seen yet, see metrics_in_flight.
+WITH writing AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock_shared(hashtextextended('trinity metrics', %(run_id)s)) AS is_locked
+)
+INSERT INTO trinity.metric (run_id, role, step, name, value)
+SELECT %(run_id)s, %(role)s, %(step)s, m.name, m.value
+FROM writing CROSS JOIN unnest(%(names)s::text[], %(values)s::double precision[]) AS m (name, value)
+
+-- name: last_metric_id
+-- The highest id that was given out, whether or not its row can be seen, or ever will be.
+SELECT s.last_value AS id FROM trinity.metric_id_seq s
+
+-- name: metrics_in_flight
+-- Whether somebody writes metrics of the run right now. Asked after last_metric_id, in a statement of its own: if nobody
+-- does, whoever took an id up to that one has ended, and statements from now on see all rows there will be up to it.
+SELECT EXISTS (
+    SELECT FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.objsubid = 1
+      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+      AND (l.classid::bigint << 32) | l.objid::bigint = hashtextextended('trinity metrics', %(run_id)s)
+) AS is_so
+
+-- name: read_metrics
+-- Metrics of a run between two ids, in their order.
+SELECT m.id, m.role, m.step, m.name, m.value, m.created_at
+FROM trinity.metric m
+WHERE m.run_id = %(run_id)s AND m.id > %(after)s AND m.id <= %(upto)s
+ORDER BY m.id
+LIMIT %(limit)s
+
+-- name: measure_batch
+-- What only the store knows of a batch's rollouts: the share that ended by its length, and for each name under which they
+-- or their steps were rewarded the mean and the deviation of the latest values, not weighed.
+WITH item AS MATERIALIZED (
+    SELECT e.id, e.rollout_id
+    FROM trinity.batch_item i
+    JOIN trinity.experience e ON e.id = i.experience_id
+    WHERE i.batch_id = %(batch_id)s AND e.source_id IS NULL AND i.weight > 0 -- what is only compared with has none
+),
+attempt AS MATERIALIZED (
+    SELECT DISTINCT item.rollout_id AS id FROM item
+),
+about AS (
+    SELECT v.id, v.rollout_id, v.experience_id, v.name, v.value
+    FROM attempt JOIN trinity.reward_event v ON v.rollout_id = attempt.id
+    UNION ALL
+    SELECT v.id, v.rollout_id, v.experience_id, v.name, v.value
+    FROM item JOIN trinity.reward_event v ON v.experience_id = item.id
+),
+latest AS (
+    SELECT DISTINCT ON (about.rollout_id, about.experience_id, about.name) about.name, about.value
+    FROM about
+    ORDER BY about.rollout_id, about.experience_id, about.name, about.id DESC
+)
+SELECT (SELECT avg(CASE WHEN m.finish_reason = 'length' THEN 1.0 ELSE 0.0 END)::float8
+        FROM attempt JOIN trinity.rollout m ON m.id = attempt.id) AS clipped,
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('name', n.name, 'mean', n.mean, 'std', n.std)), '[]')
+        FROM (SELECT name, avg(value) AS mean, coalesce(stddev_samp(value), 0) AS std
+              FROM latest GROUP BY name ORDER BY name) n) AS rewards

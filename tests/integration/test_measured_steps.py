@@ -1,0 +1,107 @@
+"""What the store and the trainer's service measure of a step, beside the algorithm."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.recipes import recipe
+from tests.rows import Scene, import_records, reward, rollout, trajectory
+from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import batches, rewards, runs, workers
+from trinity_db.store.metrics import Outcomes, outcomes_of
+from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
+from trinity_db.trainer.service import Trainer, TrainerSetup
+
+TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
+METRICS = "SELECT name, value FROM trinity.metric WHERE run_id = %s AND step = %s"
+
+
+def outcomes(scene: Scene, batch: batches.Batch | None) -> Outcomes:
+    assert batch is not None
+    with scene.database.transaction() as tx:
+        return outcomes_of(tx, batch.id)
+
+
+def ready_groups(scene: Scene) -> None:
+    """Two groups of rewards 1 and 0, of which the second member ended by its length."""
+    for group in scene.claim(2):
+        first, second = (
+            rollout(group, member, text) for member, text in zip(group.members, "10", strict=True)
+        )
+        scene.write([first, replace(second, finish_reason="length")])
+    scene.process()
+
+
+def trainer(
+    scene: Scene, run: runs.Run, algorithm: AlgorithmConfig, folder: Path, **settings: int
+) -> Trainer:
+    setup = TrainerSetup(
+        trainer=TrainerConfig.model_validate({"batch_size": 2, **settings}),
+        algorithm=algorithm,
+        model=TINY,
+        seed=0,
+        max_staleness=None,
+        temperature=1.0,
+        checkpoints=folder,
+    )
+    one = Trainer(scene.database, run, setup)
+    with scene.database.transaction() as tx:
+        one.worker_id = workers.register(tx, run.id, WorkerRole.TRAIN)
+    return one
+
+
+def test_what_the_store_knows_of_a_batch_are_ends_and_rewards_by_name(scene: Scene) -> None:
+    ready_groups(scene)
+    first = scene.value("SELECT min(id) FROM trinity.rollout")
+    with scene.database.transaction() as tx:
+        for value in (5.0, 7.0):  # the latest of a name counts
+            rewards.record(tx, scene.run.id, "people", [reward(first, value, "style", 0.1)])
+    found = outcomes(scene, scene.draw(1, 2))
+    assert found.clipped == 0.5
+    assert found.rewards["style"] == (7.0, 0.0)
+    assert found.rewards["score"] == pytest.approx((0.5, (1 / 3) ** 0.5))
+
+
+def test_a_batch_of_imported_rows_has_no_rollouts(scene: Scene) -> None:
+    import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(2)])
+    scene.adopt_again("set")
+    scene.encode()
+    assert outcomes(scene, scene.draw_rows(1, 2)) == Outcomes(None, {})
+
+
+def test_a_step_on_rollout_groups_has_their_measures(scene: Scene, tmp_path: Path) -> None:
+    with scene.database.transaction() as tx:
+        run = runs.open_run(tx, "live", {}, [], holdout=0.0)
+        explorer = workers.register(tx, run.id, WorkerRole.EXPLORE)
+        processor = workers.register(tx, run.id, WorkerRole.PROCESS)
+    one = trainer(scene, run, recipe("grpo"), tmp_path, steps=2)
+    one.start()
+    live = replace(scene, run=run, explorer=explorer, processor=processor, trainer=one.worker_id)
+    ready_groups(live)
+    assert one.work()
+    found = dict(scene.rows(METRICS, run.id, 1))
+    assert found["reward"] == found["completions/clipped_ratio"] == found["rewards/score/mean"] == 0.5
+    assert (found["frac_reward_zero_std"], found["sample/staleness_max"]) == (0.0, 0.0)
+    assert (found["completions/mean_length"], found["num_tokens"]) == (2.0, 20.0)
+    assert found["step_time"] == found["time/step"] + found["time/wait_for_batch"]
+    assert found["perf/throughput"] == pytest.approx(20 / found["step_time"])
+    assert "epoch" not in found
+
+
+def test_passes_and_tokens_are_counted_on_after_a_restart(scene: Scene, tmp_path: Path) -> None:
+    import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(4)])
+    with scene.database.transaction() as tx:
+        run = runs.open_run(tx, "imitation", {}, ["set"], holdout=0.0)
+    first = trainer(scene, run, recipe("sft"), tmp_path, epochs=2)
+    first.start()
+    assert first.work()
+    first.release()
+    second = trainer(scene, run, recipe("sft"), tmp_path, epochs=2)
+    second.start()
+    assert second.work()
+    found = [dict(scene.rows(METRICS, run.id, step)) for step in (1, 2)]
+    assert [one["epoch"] for one in found] == [0.5, 1.0]
+    assert found[1]["num_tokens"] == 2 * found[0]["num_tokens"] > 0
+    assert "reward" not in found[0]

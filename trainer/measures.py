@@ -1,0 +1,62 @@
+"""What a step's rows and its clock say, beside what the algorithm says of its loss.
+
+Pure functions; names and meanings are TRL's where it has one (version 1.16), verl's for the rate. All of
+them, and those of the algorithms, stand in METRICS.md.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinity_db.store.metrics import Outcomes
+from trinity_db.trainer.columns import Batch
+
+
+def of_rollouts(batch: Batch, outcomes: Outcomes) -> dict[str, float]:
+    """Rewards, lengths and staleness of the rollout groups in a batch.
+
+    Rows of experts do not count, nor those that are only compared with, which have no weight.
+    """
+    live = ~batch.columns.get("is_expert", np.zeros(len(batch.payloads), np.bool_))
+    live &= batch.columns.get("weight", np.ones(len(batch.payloads))) > 0
+    lengths = [payload.num_trained for payload, is_live in zip(batch.payloads, live, strict=True) if is_live]
+    found: dict[str, Any] = {
+        "completions/mean_length": np.mean(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+    }
+    if outcomes.clipped is not None:
+        found["completions/clipped_ratio"] = outcomes.clipped
+    if "rewards" in batch.columns:  # nobody gives any where a teacher alone is learned from
+        found |= _of_rewards(batch.columns["rewards"][live], batch.columns["groups"][live])
+    for name, (mean, deviation) in outcomes.rewards.items():
+        found |= {f"rewards/{name}/mean": mean, f"rewards/{name}/std": deviation}
+    if "staleness" in batch.columns:
+        staleness = batch.columns["staleness"][live]
+        found |= {"sample/staleness_mean": staleness.mean(), "sample/staleness_max": staleness.max()}
+    return {name: float(value) for name, value in found.items()}
+
+
+def of_time(batch: Batch, *, waited: float, computed: float, ranks: int) -> dict[str, float]:
+    """Seconds, and tokens per second and process, prompts included, of waiting and computing together."""
+    num_tokens = sum(payload.num_tokens for payload in batch.payloads)
+    return {
+        "time/wait_for_batch": waited,
+        "time/step": computed,
+        "step_time": waited + computed,
+        "perf/throughput": num_tokens / (waited + computed) / ranks,
+    }
+
+
+def _of_rewards(rewards: NDArray[np.float64], groups: NDArray[np.int64]) -> dict[str, float]:
+    """The last one is the share of rows that nothing is learned from by comparison with others of a group."""
+    _, places = np.unique(groups, return_inverse=True)
+    lowest, highest = np.full(places.max() + 1, np.inf), np.full(places.max() + 1, -np.inf)
+    np.minimum.at(lowest, places, rewards)
+    np.maximum.at(highest, places, rewards)
+    return {
+        "reward": rewards.mean(),
+        "reward_std": rewards.std(ddof=1) if len(rewards) > 1 else 0.0,
+        "frac_reward_zero_std": np.isclose(lowest, highest, rtol=0)[places].mean(),
+    }

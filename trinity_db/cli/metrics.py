@@ -1,0 +1,94 @@
+"""`trinity-db metrics`: what a run measured, in TensorBoard, Weights & Biases or MLflow."""
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity_db.cli import output
+from trinity_db.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trinity_db.database import Database
+    from trinity_db.sinks.sink import Sink
+    from trinity_db.store.runs import Run
+
+
+def metrics(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, finished or not.")],
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Event files, below it by the run's name.")
+    ] = None,
+    wandb: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="A run of this project at Weights & Biases.")
+    ] = None,
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="A tracking server, database or folder of MLflow.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is finished.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print how many as a JSON object.")] = False,
+) -> None:
+    """Show elsewhere what all roles of a run have measured: what is not there yet, and each number once.
+
+    The store's metric table has everything in any case. A run does this by itself where its configuration
+    says metrics: {tensorboard: FOLDER}.
+
+    Example:
+
+        trinity-db metrics my-run --tensorboard runs
+    """
+    from trinity_db.database import open_database
+    from trinity_db.schema.states import RunKind
+    from trinity_db.sinks.config import MetricsConfig, MlflowConfig, WandbConfig
+    from trinity_db.sinks.follow import sinks_of
+    from trinity_db.store import runs
+
+    sinks = sinks_of(
+        MetricsConfig(
+            tensorboard=tensorboard,
+            wandb=WandbConfig(project=wandb) if wandb else None,
+            mlflow=MlflowConfig(tracking_uri=mlflow) if mlflow else None,
+        )
+    )
+    if not sinks:
+        raise typer.BadParameter("name a place: --tensorboard, --wandb or --mlflow")
+    with closing(open_database()) as database:
+        with database.transaction(read_only=True) as tx:
+            run = runs.find(tx, name)
+        if run.kind != RunKind.TRAIN:
+            raise ConfigError(f"'{name}' is an imported data set, of which nothing is measured.")
+        if follow:
+            _follow(database, run, sinks)
+        else:
+            _catch_up(database, run, sinks, as_json)
+
+
+def _catch_up(database: "Database", run: "Run", sinks: "list[Sink]", as_json: bool) -> None:
+    from trinity_db.sinks.follow import SETTLE_SECONDS, Follower
+
+    counts = {}
+    for sink in sinks:
+        with closing(Follower(database, run, sink)) as follower:
+            counts[str(sink)] = follower.catch_up(SETTLE_SECONDS)
+    if as_json:
+        output.print_json(counts)
+        return
+    for place, count in counts.items():
+        print(f"{place}: {count} numbers of run '{run.name}'")
+
+
+def _follow(database: "Database", run: "Run", sinks: "list[Sink]") -> None:
+    from trinity_db.database import retry
+    from trinity_db.sinks.follow import LOOK_SECONDS, mirrored
+    from trinity_db.store import runs
+
+    def is_finished() -> bool:
+        with database.transaction(read_only=True) as tx:
+            return runs.is_finished(tx, run.id)
+
+    with mirrored(database, run, sinks):
+        while not retry(is_finished):
+            time.sleep(LOOK_SECONDS)
+        time.sleep(LOOK_SECONDS)  # explorers and processors hear of it and end meanwhile

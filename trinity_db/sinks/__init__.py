@@ -1,0 +1,13 @@
+"""Where metrics are shown beside the table: TensorBoard, Weights & Biases, MLflow.
+
+A sink is one class a place, a `Follower` brings it up to date from the table, and a `Mirror` does so in a
+thread while a run goes on. Sinks read what every role has recorded and know nobody; each keeps, at its
+place, up to which id it has taken metrics.
+
+    config           which ones, as the configuration names them
+    sink             what all of them are
+    follow           from the table to a sink, at once or while a run goes on
+    tensorboard      event files
+    wandb            a run at Weights & Biases, or offline
+    mlflow           a run at a tracking server, or in a folder
+"""

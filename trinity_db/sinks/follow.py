@@ -1,0 +1,177 @@
+"""From the metric table to sinks: at once, or while a run goes on.
+
+A sink that is slow or fails holds nobody up: each has a thread and a connection of its own, is told about
+once when it begins to fail, and tried again. What it did not take stays in the table.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from trinity_db.database import Database
+from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.sinks.config import MetricsConfig
+from trinity_db.sinks.mlflow import Mlflow
+from trinity_db.sinks.sink import Sink
+from trinity_db.sinks.tensorboard import TensorBoard
+from trinity_db.sinks.wandb import Wandb
+from trinity_db.store import metrics
+from trinity_db.store.runs import Run
+
+logger = logging.getLogger(__name__)
+
+PAGE = 10_000  # numbers read at a time, some megabytes
+LOOK_SECONDS = 3.0  # between two looks at the table while a run goes on
+SETTLE_SECONDS = 5.0  # for somebody who writes metrics at the end; that takes milliseconds
+SETTLE_PAUSE = 0.05  # seconds between two looks then
+END_SECONDS = 20.0  # for all sinks to take the rest when a run ends; a first upload takes a few
+
+
+def sinks_of(config: MetricsConfig) -> list[Sink]:
+    """The sinks that a configuration names; none of them is open.
+
+    Raises:
+        MissingExtra: the package of one is not installed.
+    """
+    sinks: list[Sink] = []
+    if config.tensorboard is not None:
+        sinks.append(TensorBoard(config.tensorboard))
+    if config.wandb is not None:
+        sinks.append(Wandb(config.wandb))
+    if config.mlflow is not None:
+        sinks.append(Mlflow(config.mlflow))
+    return sinks
+
+
+class Follower:
+    """Brings one sink up to date with a run's metrics."""
+
+    def __init__(self, database: Database, run: Run, sink: Sink) -> None:
+        self.sink = sink
+        self._database = database
+        self._run = run
+        self._position: int | None = None
+        """The id up to which the sink has everything; None: it is not open."""
+
+    def catch_up(self, patience: float = 0.0) -> int:
+        """Give the sink what it does not have yet; how many numbers that was.
+
+        Args:
+            patience: seconds to wait for somebody who writes metrics now; else they come the next time.
+
+        Raises:
+            DatabaseUnavailable: the store is away; the sink stays open.
+            TrinityError: the sink does not take them, and is closed.
+        """
+        position = self._opened()
+        upto = self._settled(patience)
+        if upto is None:
+            return 0
+        if position > upto:
+            self.close()
+            raise TrinityError(
+                f"{self.sink} has later metrics of run '{self._run.name}' than the store, "
+                "which was set back; move them away"
+            )
+        count = 0
+        while page := self._read(position, upto):
+            with self._in_our_words():
+                self.sink.write(page)
+            self._position = position = page[-1].id
+            count += sum(len(one.values) for one in page)
+        return count
+
+    def close(self) -> None:
+        """Let the sink go; what it says then is of no use any more, as it has taken everything."""
+        self._position = None
+        with suppress(Exception):  # a package of somebody else's, which may raise anything
+            self.sink.close()
+
+    def _opened(self) -> int:
+        if self._position is None:
+            with self._in_our_words():
+                self._position = self.sink.open(self._run)
+        return self._position
+
+    def _settled(self, patience: float) -> int | None:
+        """The id up to which nothing appears any more; None while somebody is writing."""
+        deadline = time.monotonic() + patience
+        while True:
+            # Each in a transaction, and so in a snapshot, of its own.
+            with self._database.transaction(read_only=True) as tx:
+                last_id = metrics.last_id(tx)
+            with self._database.transaction(read_only=True) as tx:
+                if metrics.is_settled(tx, self._run.id):
+                    return last_id
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(SETTLE_PAUSE)
+
+    def _read(self, position: int, upto: int) -> list[metrics.Measurement]:
+        with self._database.transaction(read_only=True) as tx:
+            return metrics.read(tx, self._run.id, position, upto, PAGE)
+
+    @contextmanager
+    def _in_our_words(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a package of somebody else's, over a network: it may raise anything
+            self.close()
+            if isinstance(error, TrinityError):
+                raise
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise TrinityError(f"{self.sink} does not take the metrics: {lines[0]}") from error
+
+
+class Mirror(threading.Thread):
+    """A follower at work until it is told to end, and once more then."""
+
+    def __init__(self, database: Database, follower: Follower) -> None:
+        super().__init__(name=f"metrics to {follower.sink}", daemon=True)
+        self._database = database
+        self._follower = follower
+        self._ending = threading.Event()
+        self._is_failing = False
+
+    def run(self) -> None:
+        while not self._ending.wait(LOOK_SECONDS):
+            self._look(patience=0.0)
+        self._look(patience=SETTLE_SECONDS)
+        self._follower.close()
+        self._database.close()  # this thread's connection
+
+    def end(self) -> None:
+        """Look once more, and end."""
+        self._ending.set()
+
+    def _look(self, patience: float) -> None:
+        try:
+            self._follower.catch_up(patience)
+        except DatabaseUnavailable:  # whoever has this thread beside him says so
+            return
+        except TrinityError as error:
+            if not self._is_failing:
+                logger.warning("%s; trying again, and nothing is lost meanwhile", error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+
+@contextmanager
+def mirrored(database: Database, run: Run, sinks: Sequence[Sink]) -> Iterator[None]:
+    """Keep sinks up to date while this lasts. It ends some seconds later at most, and never fails by them."""
+    mirrors = [Mirror(database, Follower(database, run, sink)) for sink in sinks]
+    for mirror in mirrors:
+        mirror.start()
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + END_SECONDS
+        for mirror in mirrors:
+            mirror.end()
+        for mirror in mirrors:
+            mirror.join(max(0.0, deadline - time.monotonic()))
+            if mirror.is_alive():
+                logger.warning("%s are not complete; later: trinity-db metrics %s", mirror.name, run.name)
