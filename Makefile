@@ -10,7 +10,7 @@ PEERS  := .venv-peers
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers scale chaos bench check format migration clean
+.PHONY: help demo test test-peers learning scale chaos bench check format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test: $(VENV)/.test ## Run all tests
 
 test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, verl and Trinity-RFT (about two minutes)
 	$(PEERS)/bin/python -m pytest tests/peers -q
+
+learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences (about a quarter of an hour)
+	$(BIN)/python -m pytest tests/learning
 
 scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million rows (about two minutes)
 	$(BIN)/python -m pytest tests/scale

@@ -9,11 +9,11 @@ transaction that it began before the phase, so that nothing that dies in it can 
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import psycopg
@@ -194,5 +194,5 @@ def _read(scene: Scene, ended: threading.Event) -> None:
                     connection.execute(statement).fetchall()
 
 
-def _no_advantage(reward: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.zeros(len(reward))
+def _no_advantage(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    return np.zeros(len(columns["rewards"]))

@@ -27,6 +27,8 @@ from trinity_db.processors.front import Front
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import batches, groups, policies, rewards, rows, runs
+from trinity_db.store.attempts import Advantage
+from trinity_db.trainer.advantage_options import Group
 
 MEASURE = "loop"
 BATCH = 1024  # rollouts
@@ -103,9 +105,10 @@ def _prepare(part: _Part) -> Callable[[], None]:
         return partial(_explore, part.scene, database, worker_id, members)
     if part.role is WorkerRole.PROCESS:
         return _Processor(part.scene, database, worker_id).work
-    from trinity_db.trainer.algorithms import advantages  # its package imports torch
+    from trinity_db.trainer.algorithms import parts  # its package imports torch
 
-    return partial(_train, part.scene, database, worker_id, part.num_batches, advantages.group)
+    advantage = parts.part("advantage", Group())
+    return partial(_train, part.scene, database, worker_id, part.num_batches, advantage)
 
 
 def _explore(scene: Scene, database: Database, worker_id: int, members: list[list[data.Experience]]) -> None:
@@ -161,9 +164,7 @@ def _events(rollout_id: int) -> tuple[rewards.RewardEvent, ...]:
     return (rewards.RewardEvent(rollout_id, "score", float(rollout_id % 2), 1.0),)
 
 
-def _train(
-    scene: Scene, database: Database, worker_id: int, num_batches: int, advantage: batches.Advantage
-) -> None:
+def _train(scene: Scene, database: Database, worker_id: int, num_batches: int, advantage: Advantage) -> None:
     for step in range(1, num_batches + 1):
         draw = batches.Draw(scene.run_id, worker_id, step, BATCH // data.GROUP_SIZE, seed=0)
         while (batch := _draw(database, draw, advantage)) is None:
@@ -177,7 +178,7 @@ def _train(
         runs.finish(tx, scene.run_id)
 
 
-def _draw(database: Database, draw: batches.Draw, advantage: batches.Advantage) -> batches.Batch | None:
+def _draw(database: Database, draw: batches.Draw, advantage: Advantage) -> batches.Batch | None:
     with database.transaction() as tx:
         batch = batches.draw_groups(tx, draw, None, advantage)
     if batch is not None:

@@ -52,7 +52,7 @@ class _Restarted(Service):
         """Draw and read one batch, tell, and wait for the end."""
         draw = batches.Draw(self.run.id, self.worker_id, self._step_number, BATCH_GROUPS, seed=0)
         with self.database.transaction() as tx:
-            batch = batches.draw_groups(tx, draw, 1_000_000, lambda rewards, groups: rewards)
+            batch = batches.draw_groups(tx, draw, 1_000_000, lambda columns: columns["rewards"])
         assert batch is not None
         self._clock.mark("drew")
         with self.database.transaction() as tx:

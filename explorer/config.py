@@ -14,7 +14,7 @@ class ExplorerConfig(Settings):
     """How tasks are attempted: single_turn (one prompt, one response), or a workflow of one's own as
     path/to/file.py:name."""
     group_size: int = Field(8, ge=1)
-    """Rollouts of one task that are compared with one another."""
+    """Rollouts of one task that are compared with one another; remax makes one more, at temperature 0."""
     batch_size: int = Field(32, ge=1)
     """Rollout groups explored together by one explorer. More use the hardware better; fewer end sooner."""
     order: Literal["shuffle", "sequential"] = "shuffle"

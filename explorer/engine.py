@@ -21,6 +21,8 @@ class Request:
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
+    greedy: bool = False
+    """Take the likeliest token each time, whatever the temperature of the others."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Engine(Protocol):
     ) -> Iterator[list[Completion]]:
         """Continue all prompts together; completions that end at one token are yielded at once, together.
 
-        Temperature 0 takes the likeliest token. When `should_stop` becomes true, asked before every
-        token, the responses not finished by then are given up.
+        Temperature 0 takes the likeliest token, of all of them. When `should_stop` becomes true, asked before
+        every token, the responses not finished by then are given up.
 
         Raises:
             PromptTooLong: at once, when a prompt does not fit.

@@ -27,7 +27,11 @@ FAILURES_IN_A_ROW = 256  # rollouts; by then it is not the task but the setup
 
 
 class Explorer(Service):
-    """One explorer with one engine."""
+    """One explorer with one engine.
+
+    Args:
+        greedy: each group has one more member, sampled at temperature 0, as the algorithm asks for.
+    """
 
     role = WorkerRole.EXPLORE
 
@@ -41,6 +45,7 @@ class Explorer(Service):
         pace: groups.Pace,
         selection: groups.Selection,
         prompt_template: str,
+        greedy: bool = False,
     ) -> None:
         super().__init__(database, run)
         self._config = config
@@ -49,6 +54,7 @@ class Explorer(Service):
         self._pace = pace
         self._selection = selection
         self._template = prompt_template
+        self._greedy = greedy
         self._loaded: int | None = None
         self._failures_in_a_row = 0
 
@@ -70,6 +76,7 @@ class Explorer(Service):
                 self._selection,
                 self._config.group_size,
                 self._config.batch_size,
+                self._greedy,
             )
         if claimed:
             self._explore(claimed)
@@ -104,7 +111,7 @@ class Explorer(Service):
         for finished in rollouts:
             self._tick_off(finished, missing)
             self._write(finished)
-            num_tokens += sum(r.payload.num_trained for r in finished if r.payload)
+            num_tokens += sum(step.payload.num_trained for r in finished for step in r.all_steps)
         if missing and not self.stopping:
             raise TrinityError(
                 f"Workflow '{self._config.workflow}' ended without {len(missing)} of the rollouts it was to "

@@ -25,6 +25,7 @@ from trinity_db.prompts import PromptTooLong
 class _Row:
     index: int
     num_tokens_left: int
+    is_greedy: bool
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -87,7 +88,11 @@ class TransformersEngine:
     ) -> Iterator[list[Completion]]:
         generator = torch.Generator(self.device).manual_seed(seed)
         rows = [
-            _Row(index, min(request.max_new_tokens, self.context - len(request.prompt_ids)))
+            _Row(
+                index,
+                min(request.max_new_tokens, self.context - len(request.prompt_ids)),
+                request.greedy or temperature == 0,
+            )
             for index, request in enumerate(requests)
         ]
         tokens, mask = self._left_padded([request.prompt_ids for request in requests])
@@ -101,7 +106,8 @@ class TransformersEngine:
                 past_key_values=cache,
                 logits_to_keep=1,
             ).logits[:, -1]
-            tokens, logprobs = _sample(logits, temperature, generator)
+            greedy = [place for place, row in enumerate(rows) if row.is_greedy]
+            tokens, logprobs = _sample(logits, temperature, greedy, generator)
             if finished := self._record(rows, tokens, logprobs):
                 yield finished
             unfinished = [i for i, row in enumerate(rows) if row.finish_reason is None]
@@ -146,11 +152,18 @@ class TransformersEngine:
         return torch.from_numpy(tokens).to(self.device), torch.from_numpy(mask).to(self.device)
 
 
-def _sample(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sampled tokens and their log-probabilities, [B, 1] each, from logits [B, V]."""
-    logprobs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
-    if temperature:
+def _sample(
+    logits: Tensor, temperature: float, greedy: Sequence[int], generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Tokens and their log-probabilities, [B, 1] each, from logits [B, V]; in `greedy` rows the likeliest."""
+    scale = logits.new_full((len(logits), 1), temperature or 1.0, dtype=torch.float32)
+    if greedy:
+        scale[greedy] = 1.0
+    logprobs = torch.log_softmax(logits.float() / scale, dim=-1)
+    if len(greedy) < len(logits):
         tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
+        if greedy:
+            tokens[greedy] = logprobs[greedy].argmax(dim=-1, keepdim=True)
     else:
         tokens = logprobs.argmax(dim=-1, keepdim=True)
     return tokens, logprobs.gather(-1, tokens)

@@ -35,10 +35,11 @@ class Workflow(Protocol):
         When the iterator is advanced again, everything that it yielded before is durable in the store:
         accepted, or, when the group was given to another explorer meanwhile, kept as refused.
 
-        Each member in `group.members` is yielded once, one that failed for good with its error. When
-        `should_stop` becomes true, asked at least before every token, the iterator ends; what it did not
-        yield by then is attempted again by another explorer. `template` is the text around a plain prompt,
-        `seed` differs with every call and is the same for the same groups and attempts.
+        Each member in `group.members` is yielded once, with all of its steps, or with its error where it
+        failed for good. The member `group.greedy`, where there is one, is asked for by requests that are
+        greedy. When `should_stop` becomes true, asked at least before every token, the iterator ends; what it
+        did not yield by then is attempted again by another explorer. `template` is the text around a plain
+        prompt, `seed` differs with every call and is the same for the same groups and attempts.
         """
 
 
@@ -91,8 +92,9 @@ def single_turn(
             now = datetime.now(UTC)
             yield [Rollout(group, member, started_at, now, prompt, error=error) for member in group.members]
         else:
-            request = Request(ids, config.max_new_tokens)
-            attempts += [_Attempt(group, member, prompt, request) for member in group.members]
+            for member in group.members:
+                request = Request(ids, config.max_new_tokens, greedy=member == group.greedy)
+                attempts.append(_Attempt(group, member, prompt, request))
     yield from _generate(engine, attempts, config, seed, should_stop, started_at)
 
 

@@ -1,5 +1,6 @@
 """Settings of the processors."""
 
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -37,10 +38,17 @@ class RewardConfig(Settings):
 class ScoreConfig(Settings):
     """How rewards are computed."""
 
-    functions: list[RewardConfig] = Field(
-        default_factory=lambda: [RewardConfig(function="exact_match")], min_length=1
-    )
-    """Reward functions; each writes a reward event of its name."""
+    functions: list[RewardConfig] = Field(default_factory=lambda: [RewardConfig(function="exact_match")])
+    """Reward functions; each writes a reward event of its name. None of them, []: rows have no reward, where
+    a teacher or somebody else says what they are worth."""
+
+
+class TeacherConfig(Settings):
+    """Another model that says how likely it finds each token of a response (on-policy distillation)."""
+
+    path: Path
+    """Folder of a causal language model in Hugging Face format that has the same tokens. Each processor loads
+    it, and asks it at explorer.temperature, with trainer.dtype and the trainer's micro-batches."""
 
 
 class GroupConfig(Settings):
@@ -86,6 +94,8 @@ class ProcessorsConfig(Settings):
     """Drops what is unfit."""
     score: ScoreConfig = ScoreConfig()
     """Computes rewards."""
+    teacher: TeacherConfig | None = None
+    """Stores with each row what a teacher says of it, before the row can be drawn. None: nobody is asked."""
     group: GroupConfig = GroupConfig()
     """Makes whole groups ready."""
     pair: PairConfig | None = None

@@ -1,8 +1,9 @@
 """Reward functions: from a response and its task to a number.
 
 A function takes the response's text and the task's payload, and returns a finite number, by
-custom 1 for right and 0 for wrong. Options from the configuration arrive as keyword arguments; so does
-the response's length in tokens, where a function has a parameter `response_length`.
+custom 1 for right and 0 for wrong. Options from the configuration arrive as keyword arguments; so do,
+where a function has parameters of that name, `response_length` in tokens, and of an attempt that has
+several responses the place of this one and of the last, `step` and `last_step`, from 0 on. Each is judged.
 """
 
 import inspect
@@ -13,7 +14,9 @@ from typing import Any
 from trinity_db import functions
 
 RewardFunction = Callable[[Mapping[str, Any]], float]
-"""From a row, of which it reads `response`, `task` and `response_length`."""
+"""From a row, of which it reads `response`, `task` and what is in MEASURED."""
+
+MEASURED = {"response_length", "step", "last_step"}
 
 # A number as people write it: sign, thousands separators, decimals; 1,234.50 and -3 and .5.
 NUMBER = re.compile(r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
@@ -94,7 +97,7 @@ def load(name: str, options: Mapping[str, Any]) -> RewardFunction:
         ConfigError: there is no such function, or it does not take these options.
     """
     function = functions.find(name, "reward function", FUNCTIONS)
-    measured = {"response_length"} & inspect.signature(function).parameters.keys()
+    measured = MEASURED & inspect.signature(function).parameters.keys()
     how = "(response, task, **options)"
     trial = {**options, **dict.fromkeys(measured)}
     functions.check_call(function, f"Reward function '{name}'", how, ("", {}), trial)

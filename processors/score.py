@@ -33,8 +33,15 @@ class Scorer:
                 return _failed(row, f"{name} returned {value}, not a finite number")
             if abs(value) * max(abs(weight), 1.0) > MAX_REWARD:
                 return _failed(row, f"{name} returned {value}, beyond {MAX_REWARD:g}")
-            events.append(RewardEvent(row["rollout_id"], name, value, weight))
+            events.append(_event(row, name, value, weight))
         return Verdict(row["id"], row["attempt"], events=events)
+
+
+def _event(row: DictRow, name: str, value: float, weight: float) -> RewardEvent:
+    """About the rollout; where that has several steps, about the step alone."""
+    if row["last_step"]:
+        return RewardEvent(None, name, value, weight, experience_id=row["id"])
+    return RewardEvent(row["rollout_id"], name, value, weight)
 
 
 def _failed(row: DictRow, error: str) -> Verdict:

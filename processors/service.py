@@ -16,9 +16,10 @@ from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.processors.front import Front, Sweep
 from trinity_db.processors.score import Scorer
+from trinity_db.processors.teacher import Teacher
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import rows, runs
+from trinity_db.store import payloads, rows, runs
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +36,12 @@ class Processors(Service):
         config: ProcessorsConfig,
         drain: bool = False,
         requires_reward: str | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         super().__init__(database, run)
         self._config = config
         self._scorer = Scorer(config.score)
+        self._teacher = teacher
         self._archiver = None
         if config.archive is not None:
             self._archiver = Archiver(database, run, config.archive, lambda: self.stopping)
@@ -71,9 +74,23 @@ class Processors(Service):
         return self._judge(rows.CLEAN, lambda row: clean.judge(row, self._config.clean))
 
     def _score(self) -> bool:
-        return self._judge(rows.SCORE, self._scorer.judge)
+        return self._judge(rows.SCORE, self._scorer.judge, self._ask_teacher)
 
-    def _judge(self, stage: rows.Stage, judge: Callable[[DictRow], rows.Verdict]) -> bool:
+    def _ask_teacher(self, verdicts: list[rows.Verdict]) -> list[rows.Verdict]:
+        """The verdicts with what the teacher, if there is one, says of rows that pass."""
+        if self._teacher is None:
+            return verdicts
+        ids = [verdict.id for verdict in verdicts if verdict.outcome == Outcome.PASSED]
+        with self.database.transaction() as tx:
+            found = payloads.read(tx, ids)
+        return self._teacher.judge(verdicts, found, lambda: self.stopping)
+
+    def _judge(
+        self,
+        stage: rows.Stage,
+        judge: Callable[[DictRow], rows.Verdict],
+        complete: Callable[[list[rows.Verdict]], list[rows.Verdict]] = list,
+    ) -> bool:
         """Claim rows, judge them, finish. What a signal leaves unjudged is given back with the goodbye."""
         max_attempts = self._config.max_attempts
         claimed = self._fronts[stage.processor].look(partial(self._claim, stage))
@@ -84,7 +101,7 @@ class Processors(Service):
                 break
             verdicts.append(rows.give_up(stage, row, max_attempts) or judge(row))
         if verdicts:
-            self._finish(stage, verdicts)
+            self._finish(stage, complete(verdicts))
         return bool(verdicts)
 
     def _claim(self, stage: rows.Stage, after: int) -> list[DictRow]:

@@ -11,6 +11,7 @@
     experience_text     explorer, import prompt and response for people
     payload             explorer, trainer, archiver  the token arrays, or where the archive has them
     archive             archiver         where a run's archive stands, and who may write it
+    score               score processor, trainer  what another model says of a row's tokens
     reward_event        score processor, import, people   one statement about a rollout
     processing          processors       what a processor did with a row
     preference          import, pair processor   two experiences of which one is better
@@ -28,4 +29,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0003"
+HEAD = "0004"

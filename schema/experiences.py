@@ -65,11 +65,15 @@ class Experience(Base):
     # The run's, in a row that passes over the data may use: not in one that is live, held out or the worse
     # one of a pair.
     seed: Mapped[int | None]
+    # The run's, in a row that it adopted.
+    draws_labels: Mapped[bool] = mapped_column(Boolean, server_default="false")
     # Where it stands in the shuffled order of its pass: another one after each use. NULL where it cannot be
-    # drawn now: a row without tokens, or with a reward of zero or less.
+    # drawn now: a row without tokens, or with a reward of zero or less. Where the run learns from labels, one
+    # without tokens or without a reward.
     place: Mapped[int | None] = mapped_column(
         Computed(
-            "CASE WHEN prompt_length IS NOT NULL AND (reward IS NULL OR reward > 0::double precision)"
+            "CASE WHEN prompt_length IS NOT NULL"
+            " AND (reward > 0::double precision OR (reward IS NOT NULL) = draws_labels)"
             " THEN hashint8extended(source_id, seed + use_count) ELSE NULL::bigint END",
             persisted=True,
         )
@@ -140,6 +144,10 @@ class ExperienceText(Base):
     messages: Mapped[list[dict[str, str]] | None] = mapped_column(JSONB)
     # Columns of an imported row that have no place of their own; an export gives them back.
     extra: Mapped[dict[str, Any] | None]
+    # Of the environment that the response is an action in, where the workflow says it; otherwise the prompt
+    # is. Here and not in the hot row: it is as long as a prompt, costs nothing where there is none, and is
+    # read where the prompt would be.
+    state: Mapped[str | None] = mapped_column(Text)
 
     # Bytes. Texts are compressed where two rows do not fit a page: to do it for all of them costs a write
     # more time than the fewer bytes save.

@@ -1,6 +1,16 @@
 """All tables at once, for Alembic."""
 
-from trinity_db.schema import batches, experiences, preferences, processing, rewards, rollouts, runs, tasks
+from trinity_db.schema import (
+    batches,
+    experiences,
+    preferences,
+    processing,
+    rewards,
+    rollouts,
+    runs,
+    scores,
+    tasks,
+)
 from trinity_db.schema.base import Base
 
 metadata = Base.metadata
@@ -15,5 +25,6 @@ __all__ = [
     "rewards",
     "rollouts",
     "runs",
+    "scores",
     "tasks",
 ]

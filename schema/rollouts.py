@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from sqlalchemy import (
+    Boolean,
     CheckConstraint,
     Computed,
     Double,
@@ -105,6 +106,8 @@ class Rollout(Base):
     group_id: Mapped[int] = mapped_column(ForeignKey("rollout_group.id", ondelete="CASCADE"))
     ordinal: Mapped[int] = mapped_column(SmallInteger)
     attempt: Mapped[int] = mapped_column(Integer)
+    # Sampled at temperature 0, for others of its group to be compared with; not trained on.
+    greedy: Mapped[bool] = mapped_column(Boolean, server_default="false")
     state: Mapped[RolloutState] = mapped_column(enum(RolloutState, "rollout_state"))
     # Whoever held the group then, which had to be a worker.
     worker_id: Mapped[int | None]

@@ -28,6 +28,16 @@ class Run(Base):
     derives_pairs: Mapped[bool] = mapped_column(
         Boolean, Computed("(config #>> '{processors,pair}'::text[]) IS NOT NULL", persisted=True)
     )
+    # Whether it learns from good rows and from bad ones, by their rewards, and from none without a reward;
+    # otherwise it passes by those that are known to be bad.
+    draws_labels: Mapped[bool] = mapped_column(
+        Boolean,
+        Computed(
+            """config @> '{"algorithm": {"name": "kto"}}'::jsonb"""
+            """ OR config @> '{"algorithm": "kto"}'::jsonb""",
+            persisted=True,
+        ),
+    )
     created_at: Mapped[Now]
     finished_at: Mapped[datetime | None]
 

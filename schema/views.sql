@@ -20,6 +20,7 @@ SELECT e.id,
        e.state,
        e.group_id,
        m.ordinal AS member,
+       e.step,
        t.key AS task,
        x.prompt,
        x.response,
@@ -32,6 +33,7 @@ SELECT e.id,
        e.response_length,
        m.model,
        m.finish_reason,
+       m.greedy,
        e.held_out,
        e.created_at
 FROM trinity.experience e
@@ -254,9 +256,11 @@ LANGUAGE sql STABLE AS $$
     )
     SELECT g.id,
            CASE WHEN b.has_derived_priorities
-                THEN (SELECT least(greatest(sqrt(var_samp(trinity.reward_in(e.id, b.seen))), 0.01), 1e18)
-                      FROM trinity.experience e
-                      WHERE e.group_id = g.id AND e.state <> 'dropped' AND e.source_id IS NULL)
+                THEN (SELECT least(greatest(sqrt(var_samp(m.reward)), 0.01), 1e18)
+                      FROM (SELECT sum(trinity.reward_in(e.id, b.seen)) AS reward
+                            FROM trinity.experience e
+                            WHERE e.group_id = g.id AND e.state <> 'dropped' AND e.source_id IS NULL
+                            GROUP BY e.rollout_id) m)
                 ELSE g.priority END
     FROM drawn b
     JOIN trinity.rollout_group g ON g.run_id = b.run_id

@@ -5,7 +5,7 @@ response is its reward, written out, so that scoring needs no function.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from psycopg.rows import DictRow, tuple_row
 from trinity_db.arrays import Payload
 from trinity_db.database import Database, Transaction, connect
 from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.records import Demonstration, Preference, Task, Trajectory
+from trinity_db.imports.records import Demonstration, Preference, Task, Trajectory, Unpaired
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, groups, offline, policies, rewards, rows, runs, samplers, workers
 
@@ -52,9 +52,11 @@ class Scene:
         data: Sequence[str] = (),
         holdout: float = 0.0,
         seed: int = 0,
+        algorithm: str = "sft",
     ) -> Self:
         """A run at policy version 0, over a taskset and the data sets that are named; it may derive pairs."""
         config = {"name": name, "seed": seed, "processors": {"pair": {"margin": 0.0}}}
+        config |= {"algorithm": {"name": algorithm}}
         open_writer(database, "tasks", "tasks")([task(number) for number in range(num_tasks)])
         with database.transaction() as tx:
             run = runs.open_run(tx, name, config, data, holdout)
@@ -88,6 +90,7 @@ class Scene:
         pace: groups.Pace = UNLIMITED,
         worker: int | None = None,
         selection: groups.Selection | None = None,
+        greedy: bool = False,
     ) -> list[groups.ClaimedGroup]:
         with self.database.transaction() as tx:
             return groups.claim(
@@ -99,6 +102,7 @@ class Scene:
                 selection or self.selection,
                 group_size,
                 limit,
+                greedy,
             )
 
     def write(self, rollouts: Sequence[groups.Rollout], worker: int | None = None) -> int:
@@ -172,9 +176,10 @@ class Scene:
         worker: int | None = None,
         sampler: samplers.Sampler = samplers.FIFO,
         max_uses: int = 1,
+        experts: int = 0,
     ) -> batches.Batch | None:
-        """Whole groups for a trainer step."""
-        draw = self._draw(step, size, worker, max_uses)
+        """Whole groups for a trainer step, and adopted rows beside them."""
+        draw = self._draw(step, size, worker, max_uses, experts)
         with self.database.transaction() as tx:
             return batches.draw_groups(tx, draw, max_staleness, centered, sampler)
 
@@ -237,10 +242,15 @@ class Scene:
         return [value for (value,) in self.rows(statement, *values)]
 
     def _score(self, row: DictRow) -> list[rewards.RewardEvent]:
-        return [reward(row["rollout_id"], float(row["response"]))]
+        value = float(row["response"])
+        if row["last_step"]:
+            return [rewards.RewardEvent(None, "score", value, experience_id=row["id"])]
+        return [reward(row["rollout_id"], value)]
 
-    def _draw(self, step: int, size: int, worker: int | None = None, max_uses: int = 1) -> batches.Draw:
-        return batches.Draw(self.run.id, worker or self.trainer, step, size, self.run.seed, max_uses)
+    def _draw(
+        self, step: int, size: int, worker: int | None = None, max_uses: int = 1, experts: int = 0
+    ) -> batches.Draw:
+        return batches.Draw(self.run.id, worker or self.trainer, step, size, self.run.seed, max_uses, experts)
 
 
 def task(number: int) -> Task:
@@ -259,12 +269,17 @@ def preference(number: int) -> Preference:
     return Preference(task(number), "good", "bad", None, {})
 
 
+def labelled(number: int, label: bool) -> Unpaired:
+    return Unpaired(task(number), "good" if label else "bad", label, {})
+
+
 def import_records(database: Database, name: str, records: Sequence[Any]) -> int:
     """Write records, all of one kind, into a data set; returns how many were new."""
     kinds: dict[type, Any] = {
         Demonstration: "demonstrations",
         Trajectory: "trajectories",
         Preference: "preferences",
+        Unpaired: "preferences",
     }
     return open_writer(database, kinds[type(records[0])], name)(records)
 
@@ -293,6 +308,25 @@ def rollout(
     return groups.Rollout(group, member, now, now, "prompt", response, payload(versions), "stop")
 
 
+def attempt(
+    group: groups.ClaimedGroup,
+    member: int,
+    responses: Sequence[str],
+    states: Sequence[str | None] = (),
+    rewards: Sequence[float | None] = (),
+    version: int = 0,
+) -> groups.Rollout:
+    """A finished rollout of several steps; its prompts are "prompt 0", "prompt 1", ..."""
+    now, nothing = datetime.now(UTC), [None] * len(responses)
+    steps = [
+        groups.Step(f"prompt {number}", response, payload((version,) * (number + 1)), reward, state)
+        for number, (response, reward, state) in enumerate(
+            zip(responses, rewards or nothing, states or nothing, strict=True)
+        )
+    ]
+    return groups.Rollout(group, member, now, now, finish_reason="stop", steps=steps)
+
+
 def members(group: groups.ClaimedGroup, response: str = "1") -> list[groups.Rollout]:
     """A rollout for every missing member of a group."""
     return [rollout(group, member, response) for member in group.members]
@@ -302,9 +336,10 @@ def reward(rollout_id: int, value: float, name: str = "score", weight: float = 1
     return rewards.RewardEvent(rollout_id, name, value, weight)
 
 
-def centered(reward: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
+def centered(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
     """Rewards less their group's mean: an advantage that can be computed by hand."""
-    return np.array([value - reward[group == of].mean() for value, of in zip(reward, group, strict=True)])
+    rewards, groups = columns["rewards"], columns["groups"]
+    return np.array([value - rewards[groups == of].mean() for value, of in zip(rewards, groups, strict=True)])
 
 
 def claim_rows(

@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.trainer import value_head
 from trinity_db.trainer.step import Learner
 
 STATE_FILE = "trainer_state.pt"
@@ -70,15 +71,16 @@ def version_folder(checkpoints: Path, version: int) -> Path:
 
 def save(folder: Path, learner: Learner, tokenizer: Any) -> str:
     """Write a checkpoint and return its digest; as `place` does it."""
+    with learner.whole() as state:
 
-    def write(aside: Path) -> None:
-        learner.policy.save(aside)
-        tokenizer.save_pretrained(aside)
-        # Through a file of ours: torch's own says nothing about a full disk but "unexpected pos".
-        with (aside / STATE_FILE).open("wb") as file:
-            torch.save(learner.state_dict(), file)
+        def write(aside: Path) -> None:
+            learner.policy.save(aside)
+            tokenizer.save_pretrained(aside)
+            # Through a file of ours: torch's own says nothing about a full disk but "unexpected pos".
+            with (aside / STATE_FILE).open("wb") as file:
+                torch.save(state, file)
 
-    return place(folder, write)
+        return place(folder, write)
 
 
 def place(folder: Path, write: Callable[[Path], None]) -> str:
@@ -164,11 +166,16 @@ def load_state(folder: Path, learner: Learner) -> None:
     """Restore optimizer, random numbers and step counter of a learner built on this folder's model.
 
     Raises:
-        ConfigError: the folder is a model, not a checkpoint of a trainer.
+        ConfigError: the folder is a model and no checkpoint, or one without the values that are learned.
     """
     path = folder / STATE_FILE
     if not path.is_file():
         raise ConfigError(f"{folder}: is no checkpoint to go on from, it has no {STATE_FILE}.")
+    if learner.policy.value_head and not (folder / value_head.FILE).is_file():
+        raise ConfigError(
+            f"{folder}: was trained without values, it has no {value_head.FILE}; "
+            "start a run of its own from it, as model: {run: NAME} does."
+        )
     learner.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
 
 

@@ -19,24 +19,32 @@ from trinity_db.trainer.algorithms import Algorithm, Columns
 from trinity_db.trainer.forward import trained_mask, trained_values
 from trinity_db.trainer.policy import Policy
 
-Pace = Callable[[Sequence[list[int]]], Iterator[list[int]]]
-"""Goes through micro-batches, and may give up between two."""
+Pace = Callable[[Sequence[Payload]], Iterator[tuple[list[int], bool]]]
+"""Goes through this rank's micro-batches of some rows, by index, and may give up between two; says of each
+whether it counts. All ranks together go through each row once."""
 
 _ASKED: Mapping[str, Callable[[Policy], Callable[[Sequence[Payload]], Tensor]]] = {
     "reference": lambda policy: policy.reference_logprobs,
     "proximal": lambda policy: policy.logprobs,
+    "values": lambda policy: policy.values,
 }
 """Columns [N, K] that a model has to be asked for, without gradient."""
 
-_LATER = {"entropy"}
-"""Columns that only the second phase has, with gradient."""
+_MADE = {"entropy", "mismatched"}
+"""Columns that the rows need not have: only the second phase has the one, the other follows from all rows."""
 
 _MEANINGS = {
     "behaviour": "log-probabilities of the policy that sampled them (behaviour)",
+    "teacher": "log-probabilities of a teacher (teacher)",
     "advantages": "advantages",
     "rewards": "rewards",
     "groups": "rollout groups (groups)",
+    "rollouts": "attempts (rollouts)",
+    "steps": "places in their attempts (steps)",
+    "states": "states of the environment (states)",
+    "greedy": "sign of which was sampled greedily (greedy)",
     "staleness": "staleness",
+    "is_expert": "mark of expert rows (is_expert)",
 }
 """What a batch may lack, in words."""
 
@@ -48,7 +56,11 @@ class Batch:
     payloads: Sequence[Payload]
     """Each trains at least one token."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """[N] A number a row, by the names in `rows.Columns`: advantages, rewards, groups, staleness, weight."""
+    """[N] A number a row, by the names in `rows.Columns`: advantages, rewards, groups, staleness, weight,
+    is_expert."""
+    scores: Mapping[str, Sequence[NDArray[np.floating]]] = field(default_factory=dict)
+    """For each row [k] what another model said of its trained tokens, by the names in `rows.Columns`:
+    teacher, and reference where it is not asked during the step."""
 
 
 @torch.no_grad()
@@ -61,9 +73,27 @@ def gathered(batch: Batch, algorithm: Algorithm, policy: Policy, pace: Pace) -> 
     columns = _stored(batch, policy.device)
     _check_has(columns, algorithm.needs)
     for name, asked in _ASKED.items():
-        if name in algorithm.needs:
-            columns[name] = _scored(asked(policy), batch.payloads, columns["mask"], algorithm, policy, pace)
+        if name in algorithm.needs and name not in columns:
+            columns[name] = _scored(asked(policy), batch.payloads, columns["mask"], policy, pace)
+    if "mismatched" in algorithm.needs:
+        columns["mismatched"] = _mismatched_ratios(batch.payloads, policy, pace)
     return columns
+
+
+def mismatched(payloads: Sequence[Payload], max_length: int) -> list[Payload]:
+    """Each row's prompt with the response of the row before it; before the first one stands the last.
+
+    What lies beyond `max_length` tokens is cut off, as TRL's KTO does, also if it is all of the response. (A
+    response that was cut with its own prompt when it got its tokens comes as it was left; TRL has it whole.)
+    """
+    starts = [int(np.argmax(payload.action_mask)) for payload in payloads]
+    rows = []
+    for row, start in enumerate(starts):
+        own, other, begins = payloads[row], payloads[row - 1], starts[row - 1]
+        tokens = np.concatenate([own.token_ids[:start], other.token_ids[begins:]])
+        mask = np.concatenate([np.zeros(start, np.bool_), other.action_mask[begins:]])
+        rows.append(Payload(tokens[:max_length], mask[:max_length]))
+    return rows
 
 
 def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
@@ -72,9 +102,17 @@ def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
     columns = {name: one.float() if one.is_floating_point() else one for name, one in columns.items()}
     if "advantages" in columns:
         columns["advantages"] = columns["advantages"][:, None]
-    if all(payload.logprobs is not None for payload in batch.payloads):
+    # An expert's rows were sampled by nobody: 0 stands there, and nothing of it is read.
+    is_expert = batch.columns.get("is_expert", np.zeros(len(batch.payloads), np.bool_))
+    sampled = [payload for payload, skipped in zip(batch.payloads, is_expert, strict=True) if not skipped]
+    if all(payload.logprobs is not None for payload in sampled):
         columns["behaviour"] = torch.from_numpy(trained_values(batch.payloads, "logprobs"))
-    columns["mask"] = torch.from_numpy(trained_mask(batch.payloads))
+    mask = trained_mask(batch.payloads)
+    for name, rows in batch.scores.items():
+        values = np.zeros(mask.shape, np.float32)
+        values[mask] = np.concatenate(rows)
+        columns[name] = torch.from_numpy(values)
+    columns["mask"] = torch.from_numpy(mask)
     return {name: one.to(device) for name, one in columns.items()}
 
 
@@ -82,20 +120,37 @@ def _scored(
     ask: Callable[[Sequence[Payload]], Tensor],
     payloads: Sequence[Payload],
     mask: Tensor,
-    algorithm: Algorithm,
     policy: Policy,
     pace: Pace,
 ) -> Tensor:
     """[N, K] What a model says of the trained tokens."""
     scores = torch.zeros(mask.shape, device=policy.device)
     # In the micro-batches of the second phase, so that a policy that has not moved differs by exactly 0.
-    for chosen in pace(policy.forward.micro_batches(payloads, algorithm.width)):
+    for chosen, counts in pace(payloads):
         found = ask([payloads[i] for i in chosen])
-        scores[chosen, : found.shape[1]] = found
-    return scores
+        if counts:
+            scores[chosen, : found.shape[1]] = found
+    return policy.ranks.sum(scores)
+
+
+def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, pace: Pace) -> Tensor:
+    """[N] log(policy / reference) of mismatched responses; 0 where none is left, or there is no other row."""
+    ratios = torch.zeros(len(payloads), device=policy.device)
+    rows = mismatched(payloads, policy.max_length) if len(payloads) > 1 else []
+    kept = [number for number, row in enumerate(rows) if row.action_mask[1:].any()]
+    if not kept:
+        return ratios
+    chosen = [rows[number] for number in kept]
+    mask = torch.from_numpy(trained_mask(chosen))
+    sums = [
+        _scored(ask, chosen, mask, policy, pace).sum(dim=1)
+        for ask in (policy.logprobs, policy.reference_logprobs)
+    ]
+    ratios[kept] = sums[0] - sums[1]
+    return ratios
 
 
 def _check_has(columns: Columns, needs: Mapping[str, str]) -> None:
     for name, reader in needs.items():
-        if name not in columns and name not in _ASKED and name not in _LATER:
+        if name not in columns and name not in _ASKED and name not in _MADE:
             raise ConfigError(f"The rows have no {_MEANINGS[name]}, which {reader} needs.")

@@ -2,7 +2,7 @@
 
     forward = Forward(model, config, temperature=0.7)
     for chosen in forward.micro_batches(payloads, width=2):  # indices; every 2 neighbours stay together
-        scored = forward([payloads[i] for i in chosen])      # .mask .logprobs .entropy .correct
+        scored = forward([payloads[i] for i in chosen])      # .mask .logprobs .entropy .correct .values
         frozen.logprobs([payloads[i] for i in chosen])       # of a reference, or of a proximal policy
 
 B sequences, K the most trained tokens of one: a row's trained tokens stand at its left, in order,
@@ -14,7 +14,7 @@ time (`head.py`), where the model's logits are its output embedding's and nothin
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from trinity_db.arrays import Payload
@@ -29,6 +30,8 @@ from trinity_db.errors import ConfigError
 from trinity_db.trainer.attention import can_pack, pack
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.head import ChunkedHead, Entropy, Scores, from_logits, is_plain
+from trinity_db.trainer.sharding import shard
+from trinity_db.trainer.value_head import ValueHead
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,14 @@ class Scored:
     """[B, K] Entropy in nats of the distribution each token is from; with gradient where it was asked for."""
     correct: Tensor
     """[B, K] bool, True where no token is likelier."""
+    values: Tensor | None = None
+    """[B, K] What the value head expects before each token; with gradient. None where there is no head."""
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """By the names in `algorithms/rows.py`, without the mask, which the whole step's rows may narrow."""
+        columns = {"logprobs": self.logprobs, "entropy": self.entropy, "correct": self.correct}
+        return columns if self.values is None else columns | {"values": self.values}
 
 
 class Forward:
@@ -54,13 +65,22 @@ class Forward:
         model: a causal language model of transformers, in evaluation mode; its layers are made to
             recompute themselves if the configuration asks for it.
         temperature: logits are divided by it.
+        value_head: reads values off the same hidden states; None: nobody asks for them.
 
     Raises:
         ConfigError: gradient checkpointing is asked of a model that transformers cannot do it for.
     """
 
-    def __init__(self, model: Any, config: TrainerConfig, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: TrainerConfig,
+        *,
+        temperature: float = 1.0,
+        value_head: ValueHead | None = None,
+    ) -> None:
         self._model = model
+        self._value_head = value_head
         self._device = next(model.parameters()).device
         self._dtype = torch.bfloat16 if config.dtype == "bfloat16" else next(model.parameters()).dtype
         self._temperature = temperature
@@ -74,6 +94,14 @@ class Forward:
             logger.info("%s changes its logits: they are computed whole", type(model).__name__)
         if config.gradient_checkpointing:
             _recompute_layers(model)
+        self._within: Callable[[Callable[[], Any]], Any] = lambda compute: compute()
+        """Computes something with the weights."""
+
+    def shard(self, mesh: DeviceMesh) -> torch.nn.Module:
+        """Leave each rank a part of the weights; returns the module that they are in."""
+        modules = [self._model] if self._value_head is None else [self._model, self._value_head]
+        self._within = shard(modules, _layers(self._model), mesh)
+        return self._within
 
     def micro_batches(self, payloads: Sequence[Payload], width: int = 1) -> list[list[int]]:
         """Which payloads go through the model together, by index; `width` neighbours are never parted.
@@ -97,38 +125,68 @@ class Forward:
 
     def __call__(self, payloads: Sequence[Payload], *, entropy_gradient: bool = False) -> Scored:
         """Score the trained tokens; `entropy_gradient` where a loss reads the entropy."""
-        mask, scores = self._scores(payloads, "gradient" if entropy_gradient else "value")
-        logprobs, entropy, correct = (_rectangle(values, mask) for values in scores)
-        return Scored(mask, logprobs, entropy, correct)
+
+        def compute() -> tuple[Tensor, ...]:
+            mask, scores, hidden = self._scores(payloads, "gradient" if entropy_gradient else "value")
+            values = [] if self._value_head is None else [self._value_head(hidden)]
+            return mask, *(_rectangle(one, mask) for one in (*scores, *values))
+
+        return Scored(*self._within(compute))
 
     @torch.no_grad()
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
         """[B, K] Only the log-probabilities, without gradient."""
-        mask, scores = self._scores(payloads, "none")
+        mask, scores, _ = self._within(lambda: self._scores(payloads, "none"))
         return _rectangle(scores[0], mask)
 
-    def _scores(self, payloads: Sequence[Payload], entropy: Entropy) -> tuple[Tensor, Scores]:
-        """The mask [B, K], and the scores [N] of the N trained tokens, row after row."""
-        tokens, places, targets = (array.to(self._device) for array in _laid_out(payloads, self._packs))
-        mask = torch.from_numpy(trained_mask(payloads)).to(self._device)
-        inputs = {"input_ids": tokens, "use_cache": False}
-        if self._packs:
-            inputs |= pack([payload.num_tokens for payload in payloads], self._device)
+    @torch.no_grad()
+    def values(self, payloads: Sequence[Payload]) -> Tensor:
+        """[B, K] Only the values, without gradient: no logits are computed for them."""
+        head = self._value_head
+        assert head is not None, "the algorithm asks for values"
+        inputs, places, _ = self._inputs(payloads)
+        values: Tensor = self._within(lambda: head(self._hidden(inputs, places)))
+        return _rectangle(values, self._mask(payloads))
+
+    def _scores(self, payloads: Sequence[Payload], entropy: Entropy) -> tuple[Tensor, Scores, Tensor]:
+        """The mask [B, K]; of the N trained tokens, row after row, scores [N] and hidden states [N, H]."""
+        inputs, places, targets = self._inputs(payloads)
+        mask = self._mask(payloads)
         if self._plain:
-            with self._autocast():
-                hidden = self._model.get_decoder()(**inputs)[0].flatten(0, 1)[places]
+            hidden = self._hidden(inputs, places)
             head = self._model.get_output_embeddings()
             how = (self._temperature, self._dtype, entropy)
             scores: Scores = ChunkedHead.apply(  # type: ignore[no-untyped-call]
                 hidden, head.weight, head.bias, targets, *how
             )
-            return mask, scores
-        rows, columns = places // tokens.shape[1], places % tokens.shape[1]
+            return mask, scores, hidden
+        width = inputs["input_ids"].shape[1]
+        rows, columns = places // width, places % width
         kept, columns = torch.unique(columns, return_inverse=True)
-        with self._autocast():
+        heard: list[Tensor] = []  # what the decoder says within the model
+        hears = self._model.get_decoder().register_forward_hook(lambda *told: heard.append(told[-1][0]))
+        with self._autocast(), hears:
             logits = self._model(**inputs, logits_to_keep=kept).logits[rows, columns]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return mask, from_logits(logits / self._temperature, targets, entropy)
+        scores = from_logits(logits / self._temperature, targets, entropy)
+        return mask, scores, heard[0].flatten(0, 1)[places]
+
+    def _inputs(self, payloads: Sequence[Payload]) -> tuple[dict[str, Any], Tensor, Tensor]:
+        """What the model takes; the flat places [N] that predict trained tokens, and these."""
+        tokens, places, targets = (array.to(self._device) for array in _laid_out(payloads, self._packs))
+        inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
+        if self._packs:
+            inputs |= pack([payload.num_tokens for payload in payloads], self._device)
+        return inputs, places, targets
+
+    def _hidden(self, inputs: dict[str, Any], places: Tensor) -> Tensor:
+        """[N, H] The decoder's last hidden states at the places."""
+        with self._autocast():
+            hidden: Tensor = self._model.get_decoder()(**inputs)[0].flatten(0, 1)[places]
+        return hidden
+
+    def _mask(self, payloads: Sequence[Payload]) -> Tensor:
+        return torch.from_numpy(trained_mask(payloads)).to(self._device)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._device.type, self._dtype, enabled=self._dtype == torch.bfloat16)
@@ -185,15 +243,20 @@ def _recompute_layers(model: Any) -> None:
 
     By hand, since transformers does it in training mode only, which would switch on dropout.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = _layers(model)
     if not layers:
         raise ConfigError(
             f"trainer.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out."
         )
     for layer in layers:
         layer.forward = _recomputed(layer.forward)
+
+
+def _layers(model: Any) -> list[torch.nn.Module]:
+    """Those that models are made of many of; none where transformers does not say which these are."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def _recomputed(forward: Any) -> Any:

@@ -82,7 +82,8 @@ class ChunkedHead(torch.autograd.Function):
     def backward(ctx: Any, by_logprobs: Tensor, by_entropies: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, *scored = ctx.saved_tensors
         used = weight.to(ctx.dtype)
-        by_hidden, by_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        by_hidden = torch.empty_like(hidden)
+        by_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # frozen: a third less work
         by_bias = None if bias is None else torch.zeros_like(bias)
         columns = (hidden, *scored, by_logprobs / ctx.temperature, by_entropies / ctx.temperature, by_hidden)
         for part, ids, logprob, entropy, by_logprob, by_entropy, by_part in _parts(len(weight), *columns):
@@ -97,6 +98,8 @@ class ChunkedHead(torch.autograd.Function):
                 by_bias += by_logits.sum(0)
             by_logits = by_logits.to(ctx.dtype)
             by_part.copy_(by_logits @ used)
+            if by_weight is None:
+                continue
             if ctx.dtype == by_weight.dtype:
                 by_weight.addmm_(by_logits.T, part)
             else:

@@ -1,4 +1,4 @@
-"""Options of the losses of pairs and of demonstrations, which mostly are imported: as `options.py` says."""
+"""Options of the losses of pairs, labelled responses and demonstrations: as `options.py` says."""
 
 from typing import Annotated, Literal
 
@@ -179,6 +179,28 @@ PreferenceLoss = Annotated[
 ]
 
 
+# Label losses: algorithms/label_losses.py
+
+
+class Kto(Settings):
+    """What a response is worth against what the policy gives for any (KTO)."""
+
+    name: Literal["kto"] = "kto"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model: more is stronger."""
+
+
+class ApoZeroUnpaired(Settings):
+    """Good responses up, bad ones down: for good ones that are better than the model's own (APO)."""
+
+    name: Literal["apo_zero_unpaired"] = "apo_zero_unpaired"
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the starting model: more is stronger."""
+
+
+LabelLoss = Annotated[Kto | ApoZeroUnpaired | Own, Field(discriminator="name")]
+
+
 # Supervised losses: algorithms/supervised_losses.py
 
 
@@ -194,4 +216,10 @@ class Dft(Settings):
     name: Literal["dft"] = "dft"
 
 
-SupervisedLoss = Annotated[Nll | Dft | Own, Field(discriminator="name")]
+class Phi(Settings):
+    """The negative log-likelihood, each token weighed by how undecided the policy is about it (CHORD-φ)."""
+
+    name: Literal["phi"] = "phi"
+
+
+SupervisedLoss = Annotated[Nll | Dft | Phi | Own, Field(discriminator="name")]

@@ -4,7 +4,8 @@ A class is named in the configuration by its `name`, which is also the name of t
 `trainer/algorithms/` that it belongs to; its fields are that function's keyword-only parameters,
 with the same defaults (a test holds them together). Each kind of part has a section, which ends in
 the union of its classes: a new part is a class and its name in the union. Here are those of policy
-gradients, and those that all share; losses of pairs and of demonstrations are in `offline_options.py`.
+gradients, and those that all share; advantages are in `advantage_options.py`, losses of pairs and of
+demonstrations in `offline_options.py`.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -22,56 +23,6 @@ class Own(Settings):
     """Where it is: path/to/file.py:function."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
-
-
-# Advantages: algorithms/advantages.py
-
-
-class Group(Settings):
-    """Rewards compared within their rollout group (GRPO)."""
-
-    name: Literal["group"] = "group"
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide by the standard deviation of the group's rewards, of all rewards of the batch, or by nothing
-    (Dr. GRPO)."""
-    unbiased: bool = True
-    """The standard deviation with n - 1; false: with n."""
-
-
-class LeaveOneOut(Settings):
-    """A reward less the mean of the others in its rollout group (RLOO)."""
-
-    name: Literal["leave_one_out"] = "leave_one_out"
-
-
-class Reward(Settings):
-    """The reward as it is (REINFORCE, TOPR)."""
-
-    name: Literal["reward"] = "reward"
-
-
-class Opmd(Settings):
-    """A reward less a value of its rollout group (OPMD)."""
-
-    name: Literal["opmd"] = "opmd"
-    baseline: Literal["mean", "logavgexp"] = "mean"
-    """The value: mean, or logavgexp, which lies between the mean and the highest reward."""
-    temperature: float = Field(1.0, gt=0)
-    """Of logavgexp, in units of reward: towards 0 the highest reward, large the mean."""
-
-
-class Asymre(Settings):
-    """A reward less the mean of its rollout group, which is shifted (AsymRE)."""
-
-    name: Literal["asymre"] = "asymre"
-    baseline_shift: float = Field(-0.1, allow_inf_nan=False)
-    """Added to the mean, in units of reward. Below 0, good responses weigh more than bad ones."""
-
-
-Advantage = Annotated[
-    Group | LeaveOneOut | Reward | Opmd | Asymre | Own,
-    Field(discriminator="name"),
-]
 
 
 # Policy losses: algorithms/policy_losses.py
@@ -280,6 +231,38 @@ Correction = Annotated[
     TruncatedImportanceSampling | MaskedImportanceSampling | OffPolicySequenceMasking | M2po | OwnCorrection,
     Field(discriminator="name"),
 ]
+
+
+# Values: algorithms/values.py
+
+
+class Values(Settings):
+    """How values are learned, by a head on the policy: the algorithm's own, the functions do not see it."""
+
+    coefficient: float = Field(0.5, ge=0)
+    """What the loss of the values, half their squared error, weighs beside the policy's. 0.5 as OpenAI's PPO;
+    TRL's took 0.1, which leaves values behind where the trunk moves fast. Stable-Baselines3's 0.5 does not
+    halve, and is 1 here."""
+    clip_range: float | None = Field(0.2, gt=0)
+    """How far an update may move a value from what it was at the start of the step, in units of reward; verl
+    takes 0.5. None: as far as it likes. While a batch makes one step none has moved yet, and none is held."""
+
+
+class Gae(Values):
+    """Generalised advantage estimation: what came out better than the values expected, token by token."""
+
+    name: Literal["gae"] = "gae"
+    gamma: float = Field(1.0, gt=0, le=1)
+    """What a reward is worth a token earlier."""
+    lam: float = Field(1.0, ge=0, le=1)
+    """1 waits for the reward itself, without bias; 0 trusts the next token's value; TRL takes 0.95."""
+
+
+class OwnValues(Values, Own):
+    """An estimate of one's own, of advantages from rewards and values."""
+
+
+Value = Annotated[Gae | OwnValues, Field(discriminator="name")]
 
 
 # Divergence from the reference: algorithms/kl.py

@@ -1,21 +1,26 @@
-"""The named algorithms, each a few lines that name its parts, and the three ways to compose parts.
+"""The named algorithms, each a few lines that name its parts, and the five ways to compose parts.
 
 A composition says what kinds of parts there are and how batches are drawn; a recipe is one with its
 parts chosen. In the configuration any part of a recipe can be replaced and any option changed.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from trinity_db.settings import Settings
+from trinity_db.trainer import advantage_options as advantages
+from trinity_db.trainer import distillation_options as distillation
 from trinity_db.trainer import offline_options as offline
 from trinity_db.trainer import options as part
-from trinity_db.trainer.offline_options import PreferenceLoss, SupervisedLoss
-from trinity_db.trainer.options import Advantage, Aggregation, Correction, Kl, PolicyLoss
+from trinity_db.trainer.advantage_options import Advantage
+from trinity_db.trainer.distillation_options import Distillation
+from trinity_db.trainer.offline_options import LabelLoss, PreferenceLoss, SupervisedLoss
+from trinity_db.trainer.options import Aggregation, Correction, Kl, PolicyLoss, Value
 
-Draws = Literal["groups", "rows", "pairs"]
-"""What a batch is made of: rollout groups of this run, imported rows, or pairs of rows."""
+Draws = Literal["groups", "rows", "labels", "pairs"]
+"""What a batch is made of: rollout groups of this run, imported rows that are not known to be bad, imported
+rows with a reward that says whether they are (the database knows these runs: run.draws_labels), or pairs."""
 
 
 class PolicyGradientConfig(Settings):
@@ -23,7 +28,7 @@ class PolicyGradientConfig(Settings):
 
     name: str = "policy_gradient"
     """The recipe that it started from."""
-    advantage: Advantage = part.Group()
+    advantage: Advantage = advantages.Group()
     """How much better a response is than what it is compared with; computed at the draw."""
     loss: PolicyLoss = part.PpoClip()
     """What a token adds, given its advantage and how far the policy has moved."""
@@ -32,6 +37,13 @@ class PolicyGradientConfig(Settings):
     start of the step, and this weighs what lies between the two. None: the ratio covers both."""
     kl: Kl | None = None
     """Divergence from the starting model, in the loss or off the reward. None: not held to it."""
+    distillation: Distillation | None = None
+    """What the teacher that processors.teacher names is worth: an advantage for each token, added to that of
+    the reward. None: no teacher is asked."""
+    value: Value | None = None
+    """What a response is expected to earn from each token on, learned beside the policy: a token's advantage
+    is then how much better it came out, computed at the start of a step; what is recorded at the draw is the
+    reward that it follows from. None: the advantage of the draw, for all tokens of a response."""
     whiten: bool = False
     """Normalise the advantages over all tokens of a step: mean 0, variance 1."""
     entropy_coefficient: float = Field(0.0, ge=0)
@@ -39,9 +51,61 @@ class PolicyGradientConfig(Settings):
     aggregation: Aggregation = part.TokenMean()
     """How tokens are made one loss."""
 
+    @model_validator(mode="after")
+    def values_are_the_only_baseline(self) -> Self:
+        if self.value and not isinstance(self.advantage, advantages.Reward):
+            raise ValueError(
+                f"value: a reward is compared with its value, not by '{self.advantage.name}' as well; "
+                "set advantage: reward"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def something_is_learned(self) -> Self:
+        if self.advantage.name == "zero" and self.distillation is None:
+            raise ValueError("advantage zero learns nothing from rewards: name a distillation beside it")
+        return self
+
     @property
     def draws(self) -> Draws:
         return "groups"
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether a row without a reward cannot be learned from."""
+        return self.advantage.name != "zero" or (self.kl is not None and self.kl.applies_to == "reward")
+
+
+class MixConfig(PolicyGradientConfig):
+    """Learns from rollout groups by reward, and from imported rows, which stand beside them, by imitation."""
+
+    name: str = "mix"
+    """The recipe that it started from."""
+    expert_rows: int = Field(32, ge=1)
+    """Imported rows that each step takes beside its trainer.batch_size rollout groups: those that data names,
+    in passes over all of them without end."""
+    expert_loss: SupervisedLoss = offline.Nll()
+    """What a token of an imported row adds."""
+    mu: float = Field(0.1, ge=0, le=1)
+    """The share of the imported rows' loss; that of the rollout groups has the rest."""
+    mu_warmup_steps: int = Field(0, ge=0)
+    """Steps over which mu rises from zero."""
+    mu_valley: float | None = Field(None, ge=0, le=1)
+    """What mu falls to after the warm-up, along half a cosine. None: it stays."""
+    mu_decay_steps: int = Field(0, ge=0)
+    """Steps over which it falls."""
+
+    @model_validator(mode="after")
+    def no_teacher_is_asked_of_imported_rows(self) -> Self:
+        if self.distillation is not None:
+            raise ValueError("distillation reads a teacher on each row, and imported ones have none: drop it")
+        return self
+
+    @model_validator(mode="after")
+    def mu_falls_over_some_steps(self) -> Self:
+        if (self.mu_valley is None) != (self.mu_decay_steps == 0):
+            raise ValueError("mu_valley and mu_decay_steps go together: set both, or leave out both")
+        return self
 
 
 class PreferenceConfig(Settings):
@@ -64,6 +128,29 @@ class PreferenceConfig(Settings):
         return "pairs"
 
 
+class LabelsConfig(Settings):
+    """Learns from single responses, good or bad: one with a reward above zero is good."""
+
+    name: str = "labels"
+    """The recipe that it started from."""
+    loss: LabelLoss = offline.Kto()
+    """What a response adds."""
+    desirable_weight: float = Field(1.0, gt=0)
+    """What the loss of a good response is multiplied by. KTO's authors keep desirable_weight * good rows
+    between 1 and 4/3 of undesirable_weight * bad rows."""
+    undesirable_weight: float = Field(1.0, gt=0)
+    """What the loss of a bad response is multiplied by."""
+
+    @property
+    def draws(self) -> Draws:
+        return "labels"
+
+    @property
+    def compares_rows(self) -> bool:
+        """Whether a row's loss depends on the others of its batch."""
+        return isinstance(self.loss, offline.Kto)
+
+
 class SupervisedConfig(Settings):
     """Learns to say what rows say."""
 
@@ -82,35 +169,54 @@ class SupervisedConfig(Settings):
         return "rows" if self.reward_above is None else "groups"
 
 
-Composition = PolicyGradientConfig | PreferenceConfig | SupervisedConfig
+Composition = PolicyGradientConfig | MixConfig | PreferenceConfig | LabelsConfig | SupervisedConfig
 
 RECIPES: dict[str, Composition] = {
     "policy_gradient": PolicyGradientConfig(),
     "grpo": PolicyGradientConfig(),
     # The length scales the loss and nothing else; it is what explorer.max_new_tokens is by default.
     "dr_grpo": PolicyGradientConfig(
-        advantage=part.Group(scale_rewards="none"), aggregation=part.SeqMeanTokenSumNorm(length=256)
+        advantage=advantages.Group(scale_rewards="none"), aggregation=part.SeqMeanTokenSumNorm(length=256)
     ),
     # Overlong shaping and dynamic sampling are the processors': overlong_penalty and drop_equal_rewards.
     "dapo": PolicyGradientConfig(loss=part.PpoClip(clip_high=0.28)),
-    "rloo": PolicyGradientConfig(advantage=part.LeaveOneOut()),
-    "reinforce": PolicyGradientConfig(advantage=part.Reward(), loss=part.PolicyGradient()),
-    "reinforce_plus_plus": PolicyGradientConfig(advantage=part.Reward(), whiten=True, kl=part.K1()),
+    "rloo": PolicyGradientConfig(advantage=advantages.LeaveOneOut()),
+    "remax": PolicyGradientConfig(advantage=advantages.Remax(), loss=part.PolicyGradient()),
+    "multi_step_grpo": PolicyGradientConfig(advantage=advantages.MultiStepGroup()),
+    "gigpo": PolicyGradientConfig(advantage=advantages.Gigpo()),
+    "reinforce": PolicyGradientConfig(advantage=advantages.Reward(), loss=part.PolicyGradient()),
+    "reinforce_plus_plus": PolicyGradientConfig(advantage=advantages.Reward(), whiten=True, kl=part.K1()),
     "reinforce_plus_plus_baseline": PolicyGradientConfig(
-        advantage=part.Group(scale_rewards="none"), whiten=True
+        advantage=advantages.Group(scale_rewards="none"), whiten=True
+    ),
+    "ppo": PolicyGradientConfig(advantage=advantages.Reward(), value=part.Gae(), whiten=True),
+    # On-policy as it is written: behind other versions add a correction. 1 is the 0.5 of Stable-Baselines3.
+    "a2c": PolicyGradientConfig(
+        advantage=advantages.Reward(),
+        loss=part.PolicyGradient(),
+        value=part.Gae(clip_range=None, coefficient=1.0),
     ),
     "gspo": PolicyGradientConfig(loss=part.Gspo(), aggregation=part.SeqMeanTokenMean()),
     "cispo": PolicyGradientConfig(loss=part.Cispo()),
     "sapo": PolicyGradientConfig(loss=part.Sapo(), aggregation=part.SeqMeanTokenMean()),
-    "opmd": PolicyGradientConfig(advantage=part.Opmd(), loss=part.PolicyGradient(tau=1.0)),
-    "asymre": PolicyGradientConfig(advantage=part.Asymre(), loss=part.PolicyGradient(tau=1.0)),
-    "sppo": PolicyGradientConfig(advantage=part.Opmd(), loss=part.Sppo()),
-    "topr": PolicyGradientConfig(advantage=part.Reward(), loss=part.Topr()),
-    "rec": PolicyGradientConfig(advantage=part.Group(scale_rewards="none", unbiased=False), loss=part.Rec()),
+    "opmd": PolicyGradientConfig(advantage=advantages.Opmd(), loss=part.PolicyGradient(tau=1.0)),
+    "asymre": PolicyGradientConfig(advantage=advantages.Asymre(), loss=part.PolicyGradient(tau=1.0)),
+    "sppo": PolicyGradientConfig(advantage=advantages.Opmd(), loss=part.Sppo()),
+    "topr": PolicyGradientConfig(advantage=advantages.Reward(), loss=part.Topr()),
+    "rec": PolicyGradientConfig(
+        advantage=advantages.Group(scale_rewards="none", unbiased=False), loss=part.Rec()
+    ),
+    "on_policy_distillation": PolicyGradientConfig(
+        advantage=advantages.Zero(), distillation=distillation.ReverseKl()
+    ),
+    "mix": MixConfig(),
+    # CHORD-φ as its authors have it; CHORD-µ is mix with mu 0.9, mu_valley 0.05 and mu_decay_steps 200.
+    "chord": MixConfig(expert_loss=offline.Phi()),
     "dpo": PreferenceConfig(),
     "orpo": PreferenceConfig(loss=(offline.OddsRatio(), offline.ChosenNll())),
     "simpo": PreferenceConfig(loss=(offline.Simpo(),)),
     "cpo": PreferenceConfig(loss=(offline.Cpo(), offline.ChosenNll())),
+    "kto": LabelsConfig(),
     "sft": SupervisedConfig(),
     "dft": SupervisedConfig(loss=offline.Dft()),
     "raft": SupervisedConfig(reward_above=0.0),

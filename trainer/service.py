@@ -13,21 +13,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
-import torch
+from typing import TypeVar
 
 from trinity_db.config import ModelConfig
 from trinity_db.database import Database, Transaction
-from trinity_db.errors import LeaseLost, TrinityError
+from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.models import context_length, load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import batches, policies, runs, samplers, workers
-from trinity_db.trainer import checkpoint, start
+from trinity_db.store import batches, offline, policies, runs, samplers, scores, workers
+from trinity_db.store.metrics import outcomes_of
+from trinity_db.trainer import checkpoint, measures, start, stored, together
 from trinity_db.trainer.algorithms import create
-from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import (
     AlgorithmConfig,
     FifoConfig,
@@ -36,14 +33,16 @@ from trinity_db.trainer.config import (
     TrainerConfig,
 )
 from trinity_db.trainer.encode import encode_adopted
-from trinity_db.trainer.step import Abandoned, Learner
+from trinity_db.trainer.precompute import score_adopted
+from trinity_db.trainer.ranks import ALONE, Ranks
+from trinity_db.trainer.recipes import MixConfig
+from trinity_db.trainer.step import Abandoned
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 PROGRESS_SECONDS = 5.0  # between lines in the log
-HELD_OUT_ROWS = 512  # rows or pairs of an evaluation; its error is then a few percent
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,31 @@ class TrainerSetup:
         return self.algorithm.draws == "groups"
 
     @property
+    def expert_rows(self) -> int:
+        """How many adopted rows stand beside the live rollout groups in each step."""
+        return self.algorithm.expert_rows if isinstance(self.algorithm, MixConfig) else 0
+
+    @property
     def needs_first_model(self) -> bool:
-        """Whether the policy is held to the frozen starting model."""
-        return "reference" in create(self.algorithm).needs
+        """Whether the run's starting model is loaded: the policy is compared with it, or is an adapter on it.
+
+        Raises:
+            ConfigError: a reference is configured that the algorithm does not have, or cannot do with.
+        """
+        needs = create(self.algorithm).needs
+        has_reference = "reference" in needs
+        if "mismatched" in needs and self.trainer.reference.name == "precomputed":
+            raise ConfigError(
+                f"trainer.reference: {needs['mismatched']} also asks about each prompt with the response to "
+                "another one of its batch, which nobody can know beforehand; leave out precomputed."
+            )
+        if not has_reference and self.trainer.reference.name != "start":
+            raise ConfigError(
+                f"trainer.reference: algorithm {self.algorithm.name}, as it is composed, compares the policy "
+                "with nothing; leave it out."
+            )
+        asks_it = has_reference and self.trainer.reference.name != "precomputed"
+        return asks_it or self.trainer.lora is not None
 
     @property
     def publish_every(self) -> int:
@@ -82,10 +103,13 @@ class Trainer(Service):
     role = WorkerRole.TRAIN
     exclusive = True
 
-    def __init__(self, database: Database, run: runs.Run, setup: TrainerSetup) -> None:
+    def __init__(self, database: Database, run: runs.Run, setup: TrainerSetup, ranks: Ranks = ALONE) -> None:
         super().__init__(database, run)
         self._setup = setup
-        self._learner: Learner
+        self._ranks = ranks
+        self._learner: together.Leader
+        self._said_by: list[scores.Name] = []
+        """Of whom it is stored what they said of rows, and is read with these."""
         self._total_steps = 0
         self._published_step = 0
         self._evaluated_step = -1
@@ -96,7 +120,7 @@ class Trainer(Service):
     def start(self) -> None:
         """Go on from the latest whole checkpoint; what it does not include is drawn again."""
         setup = self._setup
-        is_held = setup.needs_first_model  # asked first, since it finds a part of one's own that does not fit
+        needs_first = setup.needs_first_model  # asked first, since it finds parts that do not fit
         start.own_folder(self.database, self.run, setup.checkpoints)
         start.clear_leftovers(self.database, self.run, self.worker_id, setup.checkpoints)
         start.publish_first_version(
@@ -104,7 +128,7 @@ class Trainer(Service):
         )
         policy = start.recover(self.database, self.run, self.worker_id)
         self._tokenizer = load_tokenizer(policy.checkpoint)
-        if not setup.is_online:
+        if setup.expert_rows or not setup.is_online:
             limit = min(setup.trainer.max_length or sys.maxsize, context_length(policy.checkpoint))
             encode_adopted(
                 self.database,
@@ -115,20 +139,24 @@ class Trainer(Service):
                 limit,
                 should_stop=lambda: self.stopping,
             )
+        self._said_by = ["teacher"] if "teacher" in create(setup.algorithm).needs else []
+        if setup.trainer.reference.name == "precomputed":
+            self._said_by.append("reference")
+            score_adopted(
+                self.database, self.run, self.worker_id, setup.trainer, should_stop=lambda: self.stopping
+            )
         self._total_steps = self._count_steps()
-        self._learner = Learner(
+        begin = together.Start(
             setup.trainer,
             setup.algorithm,
             policy.checkpoint,
+            resumes=policy.version > 0,
             total_steps=self._total_steps,
-            reference=start.first_model(self.database, self.run) if is_held else None,
+            seed=setup.seed,
+            reference=start.first_model(self.database, self.run) if needs_first else None,
             temperature=setup.temperature if setup.is_online else 1.0,
-            should_stop=lambda: self.stopping,
         )
-        if policy.version > 0:
-            checkpoint.load_state(policy.checkpoint, self._learner)
-        else:
-            torch.manual_seed(setup.seed)
+        self._learner = together.lead(begin, self._ranks, should_stop=lambda: self.stopping)
         self._published_step = policy.step
         self._waiting_since = time.monotonic()
 
@@ -145,7 +173,13 @@ class Trainer(Service):
             return True
         setup = self._setup
         draw = batches.Draw(
-            self.run.id, self.worker_id, step + 1, setup.trainer.batch_size, self.run.seed, setup.max_uses
+            self.run.id,
+            self.worker_id,
+            step + 1,
+            setup.trainer.batch_size,
+            self.run.seed,
+            setup.max_uses,
+            setup.expert_rows,
         )
         with self.database.transaction() as tx:
             batch = self._draw(tx, draw)
@@ -186,21 +220,29 @@ class Trainer(Service):
     def _draw(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
         match self._setup.algorithm.draws:
             case "groups":
-                advantages = self._learner.algorithm.advantages
-                sampler = _sampler(self._setup.sampler)
-                return batches.draw_groups(tx, draw, self._setup.max_staleness, advantages, sampler)
+                algorithm, sampler = self._learner.algorithm, _sampler(self._setup.sampler)
+                return batches.draw_groups(
+                    tx, draw, self._setup.max_staleness, algorithm.advantages, sampler, algorithm.compares
+                )
             case "pairs":
                 return batches.draw_pairs(tx, draw)
-            case "rows":
+            case "rows" | "labels":
                 return batches.draw_rows(tx, draw)
 
     def _train_on(self, batch: batches.Batch) -> dict[str, float]:
         waited = time.monotonic() - self._waiting_since
         started = time.monotonic()
         with self.database.transaction() as tx:
-            rows = batches.read(tx, batch.id)
-        metrics = self._learner.step(_to_learn(rows))
-        return metrics | {"time/wait_for_batch": waited, "time/step": time.monotonic() - started}
+            algorithm = self._learner.algorithm
+            rows = stored.drawn(tx, batch, self._said_by, algorithm.compares & algorithm.needs.keys())
+            outcomes = outcomes_of(tx, batch.id) if self._setup.is_online else None
+        metrics = self._learner.step(rows)
+        if outcomes is not None:
+            metrics |= measures.of_rollouts(rows, outcomes)
+        else:
+            metrics["epoch"] = batch.step * self._setup.trainer.epochs / self._total_steps
+        computed = time.monotonic() - started
+        return metrics | measures.of_time(rows, waited=waited, computed=computed, ranks=self._ranks.size)
 
     def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
         max_uses = self._setup.max_uses if self._setup.is_online else self._setup.trainer.epochs
@@ -266,10 +308,10 @@ class Trainer(Service):
         if not self._setup.is_online:
             pairs = self._setup.algorithm.draws == "pairs"
             with self.database.transaction() as tx:
-                payloads = batches.held_out(tx, self.run.id, pairs, HELD_OUT_ROWS)
-            if payloads:
+                rows = stored.held_out(tx, self.run.id, pairs, self._said_by)
+            if rows:
                 try:
-                    measured = self._learner.evaluate(Batch(payloads))
+                    measured = self._learner.evaluate(rows)
                 except Abandoned:
                     return False
                 metrics = {f"eval/{name}": value for name, value in measured.items()}
@@ -284,17 +326,35 @@ class Trainer(Service):
         setup = self._setup
         if setup.is_online:
             assert setup.trainer.steps is not None, "the configuration checks it"
+            if setup.expert_rows:
+                self._check_experts(setup.expert_rows)
             return setup.trainer.steps
         pairs = setup.algorithm.draws == "pairs"
         with self.database.transaction() as tx:
-            available = batches.count_trainable(tx, self.run.id, pairs)
+            available = offline.count_trainable(tx, self.run.id, pairs)
+            unlabelled = offline.count_unlabelled(tx, self.run.id)
+        if unlabelled:
+            logger.warning("%d rows have no reward: they are not learned from until they do", unlabelled)
         if not available:
-            what = "preferences" if pairs else "rows to imitate"
+            what, other = _SOURCES[setup.algorithm.draws]
             raise TrinityError(
-                f"Run '{self.run.name}' has no {what}; import some and name them under data:, "
-                "or derive pairs with: trinity-db process CONFIG --drain"
+                f"Run '{self.run.name}' has no {what}; import some and name them under data:, or {other}"
             )
         return math.ceil(available / setup.trainer.batch_size) * setup.trainer.epochs
+
+    def _check_experts(self, wanted: int) -> None:
+        with self.database.transaction() as tx:
+            available = offline.count_trainable(tx, self.run.id, pairs=False)
+        if available < wanted:
+            raise offline.too_few(available, wanted)
+
+
+_SOURCES = {
+    "pairs": ("preferences", "derive pairs with: trinity-db process CONFIG --drain"),
+    "rows": ("rows to imitate", "derive pairs with: trinity-db process CONFIG --drain"),
+    "labels": ("rows with a reward", "say what its rows are worth with: trinity-db reward"),
+}
+"""What an offline run may lack, by what it draws, and where it comes from but from an import."""
 
 
 def _sampler(config: SamplerConfig) -> samplers.Sampler:
@@ -303,18 +363,6 @@ def _sampler(config: SamplerConfig) -> samplers.Sampler:
             return samplers.Sampler(config.name, config.alpha, config.beta)
         case _:
             return samplers.Sampler(config.name)
-
-
-def _to_learn(rows: list[batches.Row]) -> Batch:
-    columns: dict[str, list[Any]] = {
-        "advantages": [row.advantage for row in rows],
-        "rewards": [row.reward for row in rows],
-        "groups": [row.group_id for row in rows],
-        "staleness": [row.staleness for row in rows],
-        "weight": [row.weight for row in rows],
-    }
-    known = {name: np.array(values) for name, values in columns.items() if None not in values}
-    return Batch([row.payload for row in rows], known)
 
 
 def _short(metrics: dict[str, float]) -> str:

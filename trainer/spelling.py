@@ -11,7 +11,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from trinity_db.settings import Settings, hint, sections_below
-from trinity_db.trainer.recipes import RECIPES, PolicyGradientConfig, PreferenceConfig
+from trinity_db.trainer.recipes import (
+    RECIPES,
+    LabelsConfig,
+    MixConfig,
+    PolicyGradientConfig,
+    PreferenceConfig,
+)
 
 Spelled = dict[str, Any]
 Classes = dict[str, type[BaseModel]]
@@ -44,8 +50,12 @@ def composed(value: Any) -> Any:
 def composition_of(value: Any) -> str:
     """The tag of the composition that the spelled-out mapping, or the settings, belong to."""
     recipe = RECIPES[value["name"]] if isinstance(value, dict) else value
+    if isinstance(recipe, MixConfig):
+        return "mix"
     if isinstance(recipe, PolicyGradientConfig):
         return "policy_gradient"
+    if isinstance(recipe, LabelsConfig):
+        return "labels"
     return "preference" if isinstance(recipe, PreferenceConfig) else "supervised"
 
 

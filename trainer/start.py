@@ -2,7 +2,6 @@
 
 import json
 import logging
-from datetime import UTC
 from pathlib import Path
 
 from trinity_db.config import ModelConfig
@@ -26,9 +25,7 @@ def own_folder(database: Database, run: runs.Run, checkpoints: Path) -> None:
         published = {policy.checkpoint for policy in policies.with_checkpoint(tx, run.id)}
     if any(folder.parent == checkpoints for folder in published):
         _check_is_there(checkpoints)
-    # Two stores may have a run of the same name and id, but not of the same microsecond.
-    owner = {"name": run.name, "id": run.id, "created_at": run.created_at.astimezone(UTC).isoformat()}
-    checkpoint.own(checkpoints, json.dumps(owner), published)
+    checkpoint.own(checkpoints, json.dumps(run.identity), published)
 
 
 def clear_leftovers(database: Database, run: runs.Run, worker_id: int, checkpoints: Path) -> None:
@@ -109,8 +106,14 @@ def recover(database: Database, run: runs.Run, worker_id: int) -> policies.Polic
     return policy
 
 
+def first_digest(database: Database, run: runs.Run) -> str:
+    """The digest of the run's starting model, as its files were when the run began."""
+    with database.transaction() as tx:
+        return policies.with_checkpoint(tx, run.id)[-1].checkpoint_hash
+
+
 def first_model(database: Database, run: runs.Run) -> Path:
-    """The folder of the run's starting model, for algorithms that compare the policy with it.
+    """The folder of the run's starting model, which the policy is compared with or is an adapter on.
 
     Raises:
         ConfigError: it has changed or is gone.
@@ -119,8 +122,8 @@ def first_model(database: Database, run: runs.Run) -> Path:
         oldest = policies.with_checkpoint(tx, run.id)[-1]
     if oldest.version > 0 or not checkpoint.verify(oldest.checkpoint, oldest.checkpoint_hash):
         raise ConfigError(
-            f"Run '{run.name}': its starting model has changed or is gone, and the policy is held to it; "
-            "restore it."
+            f"Run '{run.name}': its starting model has changed or is gone, and the policy is held to it, "
+            "or built on it; restore it."
         )
     return oldest.checkpoint
 

@@ -3,21 +3,27 @@
 It owns everything a checkpoint holds. It reads payloads and gives metrics back; drawing batches,
 committing and publishing is the service's work, the loss is the algorithm's, and the models are the
 policy's. A step has two phases: of the whole batch columns are gathered and prepared without gradient
-(`columns.py`), then it is trained on micro-batch by micro-batch.
+(`columns.py`), then it is trained on micro-batch by micro-batch. Where several ranks learn together
+(`ranks.py`), each goes through its own micro-batches and all make the same step; results are sums.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from trinity_db.arrays import Payload
 from trinity_db.errors import TrinityError
 from trinity_db.trainer.algorithms import Columns, Shares, Totals, create
 from trinity_db.trainer.columns import Batch, gathered
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.policy import Policy
+from trinity_db.trainer.ranks import ALONE, Ranks, dealt
+from trinity_db.trainer.sharding import clip, collected, scattered, sum_gradients
 
 
 class NonFiniteLoss(TrinityError):
@@ -32,11 +38,13 @@ class Learner:
     """A policy and the means to improve it.
 
     Args:
-        model: folder of the model to start or to go on from.
+        model: folder of the model to start from, or of the checkpoint to go on from.
         total_steps: optimizer steps of the whole run, for the learning rate's schedule.
-        reference: folder of the frozen starting model, for algorithms that need one; None: `model`.
+        reference: folder of the run's starting model, for algorithms that compare with it and for adapters,
+            which are laid on it; None: `model`.
         temperature: of the sampled tokens, so that ratios compare like with like.
         should_stop: asked between two micro-batches; true gives up what is being computed.
+        ranks: who learns together; the first rank's `should_stop` is asked for all.
     """
 
     def __init__(
@@ -50,20 +58,27 @@ class Learner:
         temperature: float = 1.0,
         device: str | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
+        self.ranks = ranks
         self.algorithm = create(algorithm)
         self.policy = Policy(
             model,
             config,
-            reference=(reference or model) if "reference" in self.algorithm.needs else None,
+            start=reference or model,
+            has_reference="reference" in self.algorithm.needs and config.reference.name != "precomputed",
+            has_values="values" in self.algorithm.needs,
             temperature=temperature,
-            device=device,
+            device=device or ranks.device,
+            ranks=ranks,
         )
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
         self.steps_done = 0
+        self.num_tokens = 0
+        """Of all rows so far, prompts included."""
         self._total_steps = total_steps
         self._should_stop = should_stop
 
@@ -71,7 +86,7 @@ class Learner:
         """One optimizer step.
 
         Returns:
-            the algorithm's metrics, `grad_norm` before clipping, and `learning_rate`.
+            the algorithm's metrics, `grad_norm` before clipping, `learning_rate`, and `num_tokens` so far.
 
         Raises:
             ConfigError: the rows do not have what the algorithm reads.
@@ -82,15 +97,16 @@ class Learner:
         rows, totals, metrics = self._prepared(batch)
         parts = []
         try:
-            for shares in self._shares(batch, rows, totals):
-                torch.autograd.backward(shares["loss"])
-                parts.append({name: share.detach() for name, share in shares.items()})
+            for shares, counts in self._shares(batch, rows, totals):
+                torch.autograd.backward(shares["loss"] if counts else 0.0 * shares["loss"])
+                if counts:
+                    parts.append({name: share.detach() for name, share in shares.items()})
         except Abandoned:
             self.optimizer.zero_grad()
             raise
-        metrics |= _added(parts)
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        metrics["grad_norm"] = norm.item()
+        metrics |= self._added(parts)
+        sum_gradients(self.policy.parameters(), self.ranks)
+        metrics["grad_norm"] = clip(self.policy.parameters(), self.config.max_grad_norm)
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
             raise NonFiniteLoss(
                 f"Step {self.steps_done + 1}: the loss is {metrics['loss']} and its gradient's norm "
@@ -101,6 +117,9 @@ class Learner:
             group["lr"] = metrics["learning_rate"]
         self.optimizer.step()
         self.steps_done += 1
+        self.policy.stepped(self.steps_done)
+        self.num_tokens += sum(payload.num_tokens for payload in batch.payloads)
+        metrics["num_tokens"] = float(self.num_tokens)
         return metrics | self.algorithm.learned(metrics, totals)
 
     @torch.no_grad()
@@ -111,55 +130,102 @@ class Learner:
             Abandoned: there is no result.
         """
         rows, totals, metrics = self._prepared(batch)
-        return metrics | _added(list(self._shares(batch, rows, totals)))
+        shares = [shares for shares, counts in self._shares(batch, rows, totals) if counts]
+        return metrics | self._added(shares)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights that the next step depends on."""
+        """Everything but the weights that the next step depends on; of sharded weights on the first rank."""
         return {
             "steps_done": self.steps_done,
-            "optimizer": self.optimizer.state_dict(),
+            "num_tokens": self.num_tokens,
+            "optimizer": collected(self.optimizer.state_dict(), self.ranks),
             "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all(),
+            "cuda_rng": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
             "algorithm": self.algorithm.state_dict(),
         }
+
+    @contextmanager
+    def whole(self) -> Iterator[dict[str, Any]]:
+        """Within a `with`, the first rank has `state_dict` and can save the policy; all enter it together."""
+        state = self.state_dict()
+        with self.policy.whole():
+            yield state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; the weights come from the checkpoint's model."""
         self.steps_done = state["steps_done"]
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.num_tokens = state.get("num_tokens", 0)  # checkpoints of 0.1 have none
+        self.optimizer.load_state_dict(scattered(state["optimizer"], self.policy.parameters()))
         self.algorithm.load_state_dict(state.get("algorithm", {}))  # checkpoints of 0.1 have none
         torch.set_rng_state(state["rng"])
-        torch.cuda.set_rng_state_all(state["cuda_rng"][: torch.cuda.device_count()])
+        if torch.cuda.is_available() and state["cuda_rng"]:
+            torch.cuda.set_rng_state(state["cuda_rng"][0])
 
     def _prepared(self, batch: Batch) -> tuple[Columns, Totals, dict[str, float]]:
         """The whole step's rows as the algorithm wants them, what there is of them, and metrics."""
-        rows, metrics = self.algorithm.prepare(
-            gathered(batch, self.algorithm, self.policy, self._unless_stopped)
-        )
+        rows, metrics = self.algorithm.prepare(gathered(batch, self.algorithm, self.policy, self._rounds))
         lengths = rows["mask"].sum(dim=1)
         items = (lengths.reshape(-1, self.algorithm.width) > 0).any(dim=1)
-        return rows, Totals(int(lengths.sum()), int((lengths > 0).sum()), int(items.sum())), metrics
+        expert = lengths[rows["is_expert"]] if "is_expert" in rows else lengths[:0]
+        totals = Totals(
+            tokens=int(lengths.sum()),
+            sequences=int((lengths > 0).sum()),
+            items=int(items.sum()),
+            expert_tokens=int(expert.sum()),
+            expert_sequences=int((expert > 0).sum()),
+        )
+        return rows, totals, metrics
 
-    def _shares(self, batch: Batch, rows: Columns, totals: Totals) -> Iterator[Shares]:
-        """The algorithm's shares, micro-batch by micro-batch, until it is time to stop."""
+    def _shares(self, batch: Batch, rows: Columns, totals: Totals) -> Iterator[tuple[Shares, bool]]:
+        """The algorithm's shares, micro-batch by micro-batch, and whether they count."""
         width = self.algorithm.width
         trains = rows["mask"].any(dim=1).reshape(-1, width).any(dim=1).repeat_interleave(width)
         kept = trains.nonzero()[:, 0].tolist()
         payloads = [batch.payloads[i] for i in kept]
-        for places in self._unless_stopped(self.policy.forward.micro_batches(payloads, width)):
+        for places, counts in self._rounds(payloads):
             scored = self.policy.forward(
                 [payloads[place] for place in places], entropy_gradient="entropy" in self.algorithm.needs
             )
             chosen = [kept[place] for place in places]
-            columns = _taken(rows, chosen, scored.mask.shape[1])
-            columns |= {"logprobs": scored.logprobs, "entropy": scored.entropy, "correct": scored.correct}
-            yield self.algorithm.shares(columns, totals)
+            columns = _taken(rows, chosen, scored.mask.shape[1]) | scored.columns
+            yield self.algorithm.shares(columns, totals), counts
 
-    def _unless_stopped(self, micro_batches: Sequence[list[int]]) -> Iterator[list[int]]:
-        for number, chosen in enumerate(micro_batches):
-            if number and self._should_stop():
+    def _rounds(self, payloads: Sequence[Payload]) -> Iterator[tuple[list[int], bool]]:
+        """This rank's micro-batches, by index, until it is time to stop, and whether they count.
+
+        Every rank has as many, since all compute together where weights are sharded. One that has no more
+        computes the cheapest item once again, which then does not count.
+        """
+        width = self.algorithm.width
+        costs = (
+            np.array([payload.num_tokens for payload in payloads], np.int64).reshape(-1, width).sum(axis=1)
+        )
+        plans = []
+        for hand in dealt(costs.tolist(), self.ranks.size):
+            own = [item * width + member for item in hand for member in range(width)]
+            batches = self.policy.forward.micro_batches([payloads[i] for i in own], width)
+            plans.append([[own[place] for place in places] for places in batches])
+        for number in range(max(map(len, plans))):
+            if number and self.ranks.broadcast(self._should_stop()):
                 raise Abandoned
-            yield chosen
+            mine = plans[self.ranks.rank][number : number + 1]
+            cheapest = int(costs.argmin()) * width
+            yield (mine[0], True) if mine else (list(range(cheapest, cheapest + width)), False)
+
+    def _added(self, parts: Sequence[Shares]) -> dict[str, float]:
+        """The shares of all micro-batches together; of what is called /min or /max the extreme."""
+        everywhere = [part for rank in self.ranks.gather(_numbers(parts)) for part in rank]
+        if not everywhere:  # no row of the batch trains
+            return {"loss": 0.0}
+        columns = {name: [part[name] for part in everywhere] for name in everywhere[0]}
+        return {
+            name: min(values)
+            if name.endswith("/min")
+            else max(values)
+            if name.endswith("/max")
+            else sum(values)
+            for name, values in columns.items()
+        }
 
 
 def learning_rate(config: TrainerConfig, step: int, total_steps: int) -> float:
@@ -182,14 +248,10 @@ def _taken(rows: Columns, chosen: list[int], width: int) -> dict[str, torch.Tens
     return {name: one[:, :width] if rows[name].shape == tokens else one for name, one in taken.items()}
 
 
-def _added(parts: Sequence[Shares]) -> dict[str, float]:
-    """The shares of all micro-batches together; of what is called /min or /max the extreme."""
-    if not parts:  # no row of the batch trains
-        return {"loss": 0.0}
+def _numbers(parts: Sequence[Shares]) -> list[dict[str, float]]:
+    """From tensors, all at once: each time the CPU asks for one, it waits for the GPU."""
+    if not parts:
+        return []
     names = list(parts[0])
     table = torch.stack([torch.stack([part[name].float() for name in names]) for part in parts])
-    results = zip(names, table.sum(0).tolist(), table.amin(0).tolist(), table.amax(0).tolist(), strict=True)
-    return {
-        name: low if name.endswith("/min") else high if name.endswith("/max") else total
-        for name, total, low, high in results
-    }
+    return [dict(zip(names, row, strict=True)) for row in table.tolist()]

@@ -55,6 +55,11 @@ class Payload:
     def num_trained(self) -> int:
         return int(np.count_nonzero(self.action_mask))
 
+    @property
+    def num_predicted(self) -> int:
+        """Trained tokens that a model can say something of: all but a sequence's first."""
+        return int(np.count_nonzero(self.action_mask[1:]))
+
 
 def encode(payload: Payload) -> bytes:
     """The bytes of a payload in the layout `CODEC`."""
@@ -91,6 +96,34 @@ def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
     logprobs = np.frombuffer(data, "<f4", num_trained, offset=5 * num_tokens)
     versions = np.frombuffer(data, "<i4", num_trained, offset=5 * num_tokens + 4 * num_trained)
     return Payload(token_ids, mask, logprobs, versions)
+
+
+def encode_scores(payload: Payload, logprobs: NDArray[np.floating]) -> bytes:
+    """What another model says of a payload's tokens, as it is stored beside it: float32[k], little endian.
+
+    Args:
+        logprobs: [k] of the trained tokens in order, but of a first one, which nothing predicts.
+
+    Raises:
+        ValueError: they are more or fewer.
+    """
+    if logprobs.shape != (payload.num_predicted,):
+        raise ValueError(f"{logprobs.shape} scores do not fit {payload.num_predicted} predicted tokens.")
+    return bytes(_little(logprobs, "<f4"))
+
+
+def decode_scores(payload: Payload, data: bytes) -> NDArray[np.float32]:
+    """The log-probabilities [k] that `encode_scores` wrote.
+
+    Raises:
+        ValueError: they belong to another payload.
+    """
+    if len(data) != 4 * payload.num_predicted:
+        raise ValueError(
+            f"Damaged scores: {len(data)} bytes, expected {4 * payload.num_predicted} "
+            f"for {payload.num_predicted} predicted tokens."
+        )
+    return np.frombuffer(data, "<f4")
 
 
 def _little(values: NDArray[np.generic], dtype: str) -> memoryview:

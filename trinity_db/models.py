@@ -83,6 +83,24 @@ def load_tokenizer(path: Path) -> Any:
     return tokenizer
 
 
+def source_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer of a starting model that is in a folder, or that is built from nothing.
+
+    Raises: as `load_tokenizer`.
+    """
+    if config.scratch is not None:
+        return _scratch_tokenizer(config.scratch.alphabet, config.scratch.context)
+    assert config.path is not None, "another run's is where its checkpoint is"
+    return load_tokenizer(config.path.expanduser())
+
+
+def other_token(tokenizer: Any, other: Any) -> str | None:
+    """The first token that another tokenizer lacks, or has under another number; None: it has all of them."""
+    numbers = other.get_vocab()
+    differing = [(n, token) for token, n in tokenizer.get_vocab().items() if numbers.get(token) != n]
+    return min(differing)[1] if differing else None
+
+
 def context_length(path: Path) -> int:
     """Longest sequence in tokens that the model in a folder takes, prompt and response together.
 

@@ -30,12 +30,15 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: archive_floor
--- The lowest id, from the last such on, of a row whose payload is in Postgres or yet to come.
+-- The lowest id, from the last such on, of a row whose payload is in Postgres or yet to come. Adopted rows beside
+-- rollout groups are not waited for: they are done with when the run is, and then all rows are looked at again.
 SELECT e.id
 FROM trinity.experience e
 LEFT JOIN trinity.payload p ON p.experience_id = e.id
 WHERE e.run_id = %(run_id)s AND e.id >= %(floor)s
   AND (p.data IS NOT NULL OR (p.experience_id IS NULL AND e.state NOT IN ('trained', 'expired', 'dropped')))
+  AND (e.source_id IS NULL
+       OR (SELECT r.config -> 'algorithm' ? 'expert_rows' FROM trinity.run r WHERE r.id = %(run_id)s) IS NOT TRUE)
 ORDER BY e.id
 LIMIT 1
 

@@ -36,11 +36,17 @@ WHERE e.group_id = ANY(%(group_ids)s) AND (e.state = 'ready') IS TRUE AND e.sour
 RETURNING e.id, e.version_min
 
 -- name: count_rows
--- With or without tokens: those that get none are dropped.
+-- With or without tokens: those that get none are dropped. By the rule of experience.place.
 SELECT count(*) AS rows
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.seed IS NOT NULL
-  AND (e.reward IS NULL OR e.reward > 0)
+  AND (e.reward > 0 OR (e.reward IS NOT NULL) = e.draws_labels)
+
+-- name: count_unlabelled
+-- Rows that a run which learns from labels cannot learn from, for want of a reward.
+SELECT count(*) AS rows
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL
 
 -- name: count_pairs
 SELECT count(*) AS rows
@@ -51,22 +57,28 @@ WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND NO
   AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
 
 -- name: held_out_rows
-SELECT e.id
+-- By the rules of those that are drawn.
+SELECT e.id, e.reward
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.held_out AND e.prompt_length IS NOT NULL
-  AND (e.reward IS NULL OR e.reward > 0)
-  AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
+  AND (e.reward > 0 OR (e.reward IS NOT NULL) = e.draws_labels)
+  AND (e.draws_labels OR NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id))
 ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: held_out_pairs
-SELECT p.id, p.chosen_id, p.rejected_id
-FROM trinity.preference p
-WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.held_out
-  AND NOT EXISTS (SELECT FROM trinity.experience e
-                  WHERE e.id IN (p.chosen_id, p.rejected_id) AND e.prompt_length IS NULL)
-ORDER BY p.id
-LIMIT %(limit)s
+-- The chosen row of each pair, then the rejected one.
+SELECT e.id, e.reward
+FROM (SELECT p.id, p.chosen_id, p.rejected_id
+      FROM trinity.preference p
+      WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.held_out
+        AND NOT EXISTS (SELECT FROM trinity.experience e
+                        WHERE e.id IN (p.chosen_id, p.rejected_id) AND e.prompt_length IS NULL)
+      ORDER BY p.id
+      LIMIT %(limit)s) AS pair
+CROSS JOIN LATERAL (VALUES (0, pair.chosen_id), (1, pair.rejected_id)) AS side (place, id)
+JOIN trinity.experience e ON e.id = side.id
+ORDER BY pair.id, side.place
 
 -- name: insert_batch
 -- A batch with what the trainer will see, in order, and the numbers it will use. Nothing where the step has a batch
@@ -184,10 +196,12 @@ RETURNING b.run_id
 SELECT b.state FROM trinity.batch b WHERE b.id = %(batch_id)s
 
 -- name: use_experiences
--- Count the use; a row that was used as often as allowed is trained.
+-- Count the use; a row that was used as often as allowed is trained. Adopted rows beside rollout groups come back
+-- without end: each use moves them to their place in the next pass.
 UPDATE trinity.experience e
 SET use_count = e.use_count + 1,
-    state = CASE WHEN e.use_count + 1 < %(max_uses)s THEN 'ready' ELSE 'trained' END::trinity.experience_state,
+    state = CASE WHEN e.use_count + 1 < %(max_uses)s OR e.source_id IS NOT NULL AND %(keeps_adopted)s
+                 THEN 'ready' ELSE 'trained' END::trinity.experience_state,
     worker_id = NULL
 FROM trinity.batch_item i
 WHERE i.batch_id = %(batch_id)s AND i.preference_id IS NULL AND e.id = i.experience_id AND e.state = 'leased'

@@ -135,7 +135,8 @@ ORDER BY e.group_id, e.id
 -- name: draw_rows
 -- Rows for imitation, in an order that is shuffled anew for each pass over the data and the same after a
 -- restart. Rows known to be bad are never imitated, rejected ones and those with a reward of zero or less; nor are
--- those without tokens: none of them has a place. As in draw_groups, all of it as the snapshot saw it.
+-- those without tokens: none of them has a place. Where the run learns from labels, all rows with a reward have one.
+-- As in draw_groups, all of it as the snapshot saw it.
 SELECT e.id, e.use_count, e.reward, pg_current_snapshot()::text AS snapshot
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.place IS NOT NULL

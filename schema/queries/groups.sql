@@ -35,7 +35,7 @@ claimed AS (
     WHERE g.id = picked.id
     RETURNING g.id, g.task_id, g.attempt, g.expected
 )
-SELECT c.id, c.attempt, t.payload,
+SELECT c.id, c.attempt, c.expected, t.payload,
        ARRAY(SELECT n FROM generate_series(0, c.expected - 1) n
              WHERE NOT EXISTS (SELECT FROM trinity.rollout r
                                WHERE r.group_id = c.id AND r.ordinal = n AND r.state <> 'refused')
@@ -68,7 +68,8 @@ started AS (
     SELECT %(run_id)s, id, %(group_size)s, %(worker_id)s FROM picked
     RETURNING id, task_id, attempt, expected
 )
-SELECT s.id, s.attempt, t.payload, ARRAY(SELECT n FROM generate_series(0, s.expected - 1) n ORDER BY n) AS members
+SELECT s.id, s.attempt, s.expected, t.payload,
+       ARRAY(SELECT n FROM generate_series(0, s.expected - 1) n ORDER BY n) AS members
 FROM started s
 JOIN trinity.task t ON t.id = s.task_id
 ORDER BY s.id
@@ -79,19 +80,18 @@ ORDER BY s.id
 SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER BY g.id FOR NO KEY UPDATE
 
 -- name: write_rollouts
--- All of a write, after its groups were locked. What is stored already, as after an unclear commit, is left alone; what
--- comes from a worker that holds its group no more is refused, but kept. The rest arrives: the last member completes
--- its group and ends the lease. Returns how many are refused, now or before. Beyond 4,096 characters psycopg would
--- translate it anew each time.
+-- A write, under the lock of its groups, but for further steps. What is stored already is left alone; what comes from a
+-- worker that lost its group is refused, but kept. The last member completes its group and ends the lease. Returns how
+-- many are refused, now or before. Psycopg remembers up to 4,096 characters.
 WITH given AS MATERIALIZED (
     SELECT m.*, r.state AS known,
         (g.state = 'open' AND g.worker_id = %(worker_id)s AND g.attempt = m.attempt) IS TRUE AS is_held
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[],
             %(finish_reasons)b::text[], %(errors)b::text[], %(oldest)b::integer[], %(newest)b::integer[],
             %(started_at)b::timestamptz[], %(finished_at)b::timestamptz[],
-            %(prompt_lengths)b::integer[], %(response_lengths)b::integer[]) WITH ORDINALITY
+            %(prompt_lengths)b::integer[], %(response_lengths)b::integer[], %(greedy)b::bool[]) WITH ORDINALITY
         AS m (group_id, attempt, ordinal, finish_reason, error, version_min, version_max, started_at, finished_at,
-            prompt_length, response_length, position)
+            prompt_length, response_length, greedy, position)
     JOIN trinity.rollout_group g ON g.id = m.group_id
     LEFT JOIN trinity.rollout r ON r.group_id = m.group_id AND r.ordinal = m.ordinal AND r.attempt = m.attempt
 ),
@@ -101,9 +101,9 @@ new AS MATERIALIZED (
     FROM (SELECT * FROM given WHERE known IS NULL ORDER BY position) n
 ),
 rollouts AS (
-    INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, state, finish_reason, error, worker_id,
+    INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, greedy, state, finish_reason, error, worker_id,
         version_min, version_max, started_at, finished_at)
-    SELECT rollout_id, %(run_id)s, group_id, ordinal, attempt,
+    SELECT rollout_id, %(run_id)s, group_id, ordinal, attempt, greedy,
         CASE WHEN NOT is_held THEN 'refused' WHEN error IS NULL THEN 'finished' ELSE 'failed' END::trinity.rollout_state,
         CASE WHEN is_held THEN finish_reason ELSE coalesce(error, finish_reason) END,
         CASE WHEN is_held THEN error END,
@@ -119,10 +119,10 @@ fresh AS (
     FROM new WHERE id IS NOT NULL
 ),
 texts AS (
-    INSERT INTO trinity.experience_text (experience_id, prompt, response, messages)
-    SELECT id, prompt, response, messages
-    FROM unnest(%(prompts)b::text[], %(responses)b::text[], %(messages)b::jsonb[]) WITH ORDINALITY
-        AS w (prompt, response, messages, position)
+    INSERT INTO trinity.experience_text (experience_id, prompt, response, messages, state)
+    SELECT id, prompt, response, messages, w.state
+    FROM unnest(%(prompts)b::text[], %(responses)b::text[], %(messages)b::jsonb[], %(states)b::text[]) WITH ORDINALITY
+        AS w (prompt, response, messages, state, position)
     JOIN new USING (position) WHERE id IS NOT NULL
 ),
 payloads AS (

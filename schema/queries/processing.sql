@@ -71,7 +71,8 @@ ORDER BY e.id
 SELECT e.id, e.attempt,
        e.attempt - 1 - coalesce((SELECT max(v.attempt) FROM trinity.processing v WHERE v.experience_id = e.id), 0)
            AS unanswered,
-       e.rollout_id, e.group_id, x.response, e.response_length, t.payload AS task
+       e.rollout_id, e.group_id, x.response, e.response_length, e.step,
+       (SELECT max(s.step) FROM trinity.experience s WHERE s.rollout_id = e.rollout_id) AS last_step, t.payload AS task
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = e.id
 JOIN trinity.rollout_group g ON g.id = e.group_id
@@ -161,10 +162,11 @@ FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: settle_groups
 -- Settle picked groups: ready, or dropped with a reason, as those with too few members left, and where that is asked
--- for those whose rewards are all equal. A statement after the one that locks them, so that it sees every reward that
--- was committed before the lock; it checks again what it relies on.
-WITH members AS (
-    SELECT g.id,
+-- for those whose rewards are all equal. What counts is attempts, each with what all of its steps earned. A statement
+-- after the one that locks them, so that it sees every reward that was committed before the lock; it checks again what
+-- it relies on.
+WITH attempts AS (
+    SELECT g.id, e.rollout_id,
            count(e.id) FILTER (WHERE e.state IN ('raw', 'clean')) AS unprocessed,
            count(e.id) FILTER (
                WHERE e.state = 'scored'
@@ -173,17 +175,20 @@ WITH members AS (
                  AND (SELECT v.id FROM trinity.reward_event v
                       WHERE v.experience_id = e.id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
            ) AS unrewarded,
-           count(e.id) FILTER (WHERE e.state = 'scored') AS size,
-           count(e.id) FILTER (WHERE e.state = 'scored' AND e.reward >= 1) AS solved,
-           count(e.reward) FILTER (WHERE e.state = 'scored') AS reward_count,
-           avg(e.reward) FILTER (WHERE e.state = 'scored') AS reward_mean,
-           var_samp(e.reward) FILTER (WHERE e.state = 'scored') AS reward_variance,
-           min(e.reward) FILTER (WHERE e.state = 'scored') AS lowest,
-           max(e.reward) FILTER (WHERE e.state = 'scored') AS highest
+           bool_or(e.state = 'scored') AS is_scored,
+           sum(e.reward) FILTER (WHERE e.state = 'scored') AS reward
     FROM trinity.rollout_group g
     LEFT JOIN trinity.experience e ON e.group_id = g.id
     WHERE g.id = ANY(%(group_ids)s)
-    GROUP BY g.id
+    GROUP BY g.id, e.rollout_id
+),
+members AS (
+    SELECT a.id, sum(a.unprocessed) AS unprocessed, sum(a.unrewarded) AS unrewarded,
+           count(*) FILTER (WHERE a.is_scored) AS size, count(*) FILTER (WHERE a.reward >= 1) AS solved,
+           count(a.reward) AS reward_count, avg(a.reward) AS reward_mean, var_samp(a.reward) AS reward_variance,
+           min(a.reward) AS lowest, max(a.reward) AS highest
+    FROM attempts a
+    GROUP BY a.id
 ),
 verdict AS (
     SELECT m.*,
@@ -204,7 +209,7 @@ SET state = CASE WHEN v.reason IS NULL THEN 'ready' ELSE 'dropped' END::trinity.
 FROM verdict v
 WHERE g.id = v.id AND g.state = 'complete' AND v.unprocessed = 0
   AND (%(requires_reward)s IS NULL OR v.unrewarded = 0 OR v.size < %(min_group_size)s)
-RETURNING g.id, g.task_id, v.reason, v.size, v.solved, v.lowest
+RETURNING g.id, g.task_id, v.reason, v.size, v.reward_count, v.solved, v.lowest
 
 -- name: ready_members
 -- Under the lock of their groups, as all that follows: members need no order of their own. Now they can be paired.
@@ -266,7 +271,7 @@ SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER B
 -- name: pair_groups
 -- Pair the best rows of locked groups with their worst: every chosen row beats its rejected one by at least the
 -- margin, no row is in two pairs of its group, and pairs that exist are left alone. Serves a run's own and adopted
--- rows. The worse one of a pair is in no pass over rows from now on.
+-- rows. The worse one of a pair is in no pass over rows from now on, but for passes over labels.
 WITH ranked AS (
     SELECT e.id, e.source_id, e.group_id, e.reward, e.held_out,
            row_number() OVER (PARTITION BY e.group_id ORDER BY e.reward DESC, e.id) AS best,
@@ -274,6 +279,7 @@ WITH ranked AS (
     FROM trinity.experience e
     WHERE e.group_id = ANY(%(group_ids)s) AND e.run_id = %(run_id)s AND e.reward IS NOT NULL
       AND e.state IN ('ready', 'leased', 'trained')
+      AND e.step = 0 -- later steps have other prompts
 ),
 made AS (
     INSERT INTO trinity.preference
@@ -294,7 +300,7 @@ made AS (
 ),
 worse AS MATERIALIZED (
     SELECT e.id FROM trinity.experience e
-    WHERE e.id = ANY(ARRAY(SELECT made.rejected_id FROM made)) AND e.seed IS NOT NULL
+    WHERE e.id = ANY(ARRAY(SELECT made.rejected_id FROM made)) AND e.seed IS NOT NULL AND NOT e.draws_labels
     ORDER BY e.id
     FOR NO KEY UPDATE
 ),

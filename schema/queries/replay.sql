@@ -106,8 +106,13 @@ ORDER BY e.group_id, e.id
 -- name: replay_rows
 -- What draw_rows says in the snapshot of a batch, from history alone: rows that had tokens then, were in no batch
 -- that was being trained on, in the order of their uses then. Those that were used up have more uses than the rest.
+-- Beside rollout groups it was a draw of its own, with a snapshot of its own, whose rows may be of two passes; their
+-- rewards play no part there, and are not recorded.
 WITH drawn AS MATERIALIZED (
-    SELECT b.*, b.snapshot::pg_snapshot AS seen FROM trinity.batch b WHERE b.id = %(batch_id)s
+    SELECT b.*, coalesce(b.parameters ->> 'experts_snapshot', b.snapshot)::pg_snapshot AS seen,
+           (b.parameters ->> 'experts')::integer AS experts
+    FROM trinity.batch b
+    WHERE b.id = %(batch_id)s
 ),
 used AS MATERIALIZED (
     SELECT i.experience_id, count(*) AS uses, bool_or((x.committed_at <= b.created_at) IS NOT TRUE) AS is_leased
@@ -125,17 +130,19 @@ eligible AS MATERIALIZED (
     WHERE NOT e.held_out AND e.prompt_length IS NOT NULL
       AND pg_visible_in_snapshot(e.ready_xact::text::xid8, b.seen)
       AND u.is_leased IS NOT TRUE
-      AND (r.reward IS NULL OR r.reward > 0)
-      AND NOT EXISTS (SELECT FROM trinity.preference p
-                      WHERE p.rejected_id = e.id AND pg_visible_in_snapshot(p.ready_xact::text::xid8, b.seen))
+      AND (r.reward > 0 OR (r.reward IS NOT NULL) = e.draws_labels)
+      AND (e.draws_labels
+           OR NOT EXISTS (SELECT FROM trinity.preference p
+                          WHERE p.rejected_id = e.id AND pg_visible_in_snapshot(p.ready_xact::text::xid8, b.seen)))
       AND NOT EXISTS (SELECT FROM trinity."drop" d WHERE d.experience_id = e.id AND d.created_at < b.created_at)
 )
-SELECT e.id AS experience_id, NULL::bigint AS preference_id, e.reward, NULL::integer AS staleness
+SELECT e.id AS experience_id, NULL::bigint AS preference_id, CASE WHEN b.experts IS NULL THEN e.reward END AS reward,
+       NULL::integer AS staleness
 FROM drawn b
 CROSS JOIN eligible e
-WHERE e.use_count = (SELECT min(use_count) FROM eligible)
-ORDER BY hashint8extended(e.origin_id, b.seed + e.use_count), e.id
-LIMIT (SELECT size FROM drawn)
+WHERE b.experts IS NOT NULL OR e.use_count = (SELECT min(use_count) FROM eligible)
+ORDER BY e.use_count, hashint8extended(e.origin_id, b.seed + e.use_count), e.id
+LIMIT (SELECT coalesce(experts, size) FROM drawn)
 
 -- name: replay_pairs
 -- What draw_pairs says in the snapshot of a batch, from history alone, as replay_rows does for rows. The chosen row

@@ -85,7 +85,8 @@ WHERE p.id = held.id AND r.id = p.run_id AND chosen.id = p.chosen_id AND rejecte
 
 -- name: refresh_groups
 -- Bring the reward statistics of these groups up to date, in the transaction that changed a reward, and with them the
--- priority where it follows from them. Rows that will not be trained on do not count.
+-- priority where it follows from them: of attempts, each with what all of its steps earned. Rows that will not be
+-- trained on do not count.
 UPDATE trinity.rollout_group g
 SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance,
     priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
@@ -96,18 +97,21 @@ FROM (
            var_samp(m.reward) AS reward_variance
     FROM (
         -- Conditions in the CASE, not in WHERE: without statistics the planner would scan a partial index for them.
-        SELECT e.group_id,
-               CASE WHEN e.source_id IS NULL AND e.state NOT IN ('dropped', 'expired') THEN e.reward END AS reward
+        SELECT e.group_id, e.rollout_id,
+               sum(CASE WHEN e.source_id IS NULL AND e.state NOT IN ('dropped', 'expired') THEN e.reward END) AS reward
         FROM trinity.experience e
         WHERE e.group_id = ANY(%(group_ids)s)
+        GROUP BY e.group_id, e.rollout_id
     ) m
     GROUP BY m.group_id
 ) s
 WHERE g.id = s.group_id
 
 -- name: find_rewarded
--- Experiences that somebody has something to say of, with their reward and the mean of their group.
-SELECT e.id, e.run_id, e.rollout_id, e.reward, g.reward_mean AS group_mean
+-- Experiences that somebody has something to say of, with their reward and the mean of their group; whether they are
+-- steps of an attempt that has several.
+SELECT e.id, e.run_id, e.rollout_id, e.reward, g.reward_mean AS group_mean,
+       EXISTS (SELECT FROM trinity.experience s WHERE s.rollout_id = e.rollout_id AND s.step > 0) AS is_step
 FROM trinity.experience e
 LEFT JOIN trinity.rollout_group g ON g.id = e.group_id
 WHERE e.id = ANY(%(ids)s::bigint[])

@@ -24,14 +24,15 @@ FROM trinity.taskset s WHERE s.name = %(name)s
 -- Copy the hot rows that a data set has gained since the run looked last; text and rollouts stay shared. Imports into
 -- one data set take turns (lock_taskset), so that its rows are committed in the order of their ids, and all behind the
 -- newest that the run has are new. All answers to one prompt are held out together, in whichever data sets they are.
--- Neither those nor the worse rows of pairs are in passes over rows.
+-- Neither those nor, unless the run learns from labels, the worse rows of pairs are in passes over rows.
 WITH adopted AS (
     INSERT INTO trinity.experience
-        (run_id, source_id, group_id, rollout_id, step, state, reward, held_out, seed, ready_xact)
+        (run_id, source_id, group_id, rollout_id, step, state, reward, held_out, seed, draws_labels, ready_xact)
     SELECT r.id, e.id, e.group_id, e.rollout_id, e.step, 'ready', e.reward, kept.is_so,
-           CASE WHEN NOT kept.is_so AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
+           CASE WHEN NOT kept.is_so
+                     AND (r.draws_labels OR NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id))
                 THEN r.seed END,
-           pg_current_xact_id()::text::bigint
+           r.draws_labels, pg_current_xact_id()::text::bigint
     FROM trinity.run r
     CROSS JOIN trinity.experience e
     JOIN trinity.experience_text x ON x.experience_id = e.id
@@ -55,7 +56,8 @@ WHERE a.group_id IS NOT NULL AND r.derives_pairs
 
 -- name: adopt_preferences
 -- Copy the pairs that a data set has gained, as adopt_experiences does, over the rows that the run adopted. (A pair that
--- the run derived from rewards is none that it adopted.) The worse one of a pair is in no pass over rows from now on.
+-- the run derived from rewards is none that it adopted.) The worse one of a pair is in no pass over rows from now on, but
+-- for passes over labels.
 WITH made AS (
     INSERT INTO trinity.preference
         (run_id, chosen_id, rejected_id, source, margin, held_out, origin_id, seed)
@@ -82,7 +84,7 @@ WITH made AS (
 ),
 worse AS MATERIALIZED (
     SELECT e.id FROM trinity.experience e
-    WHERE e.id IN (SELECT made.rejected_id FROM made) AND e.seed IS NOT NULL
+    WHERE e.id IN (SELECT made.rejected_id FROM made) AND e.seed IS NOT NULL AND NOT e.draws_labels
     ORDER BY e.id
     FOR NO KEY UPDATE
 )
@@ -91,8 +93,3 @@ UPDATE trinity.experience e SET seed = NULL FROM worse WHERE e.id = worse.id
 -- name: announce
 -- Wake whoever waits on this run. Several in one transaction are one notification.
 SELECT pg_notify('trinity_run_' || %(run_id)s::bigint, '')
-
--- name: record_metrics
-INSERT INTO trinity.metric (run_id, role, step, name, value)
-SELECT %(run_id)s, %(role)s, %(step)s, m.name, m.value
-FROM unnest(%(names)s::text[], %(values)s::double precision[]) AS m (name, value)

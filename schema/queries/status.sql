@@ -33,8 +33,9 @@ ORDER BY r.id
 
 -- name: status_detail
 -- How one run fares: groups and pairs by state, staleness of its latest batches, what was explored and trained
--- lately, the reward of its newest versions, why rows were dropped, whose rewards are awaited (NULL: nobody's), which
--- writes came too late. Counts are exact and scan rows, rollouts and verdicts: some hundred milliseconds for a million.
+-- lately, the reward of its newest versions, why rows were dropped, whose rewards are awaited (NULL: nobody's), how many
+-- rows cannot be learned from as they have no reward for a label, which writes came too late. Counts are exact and scan
+-- rows, rollouts and verdicts: some hundred milliseconds for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
               WHERE g.run_id = %(run_id)s GROUP BY g.state) s) AS groups,
@@ -79,6 +80,8 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM trinity.awaited_reward_view v
         WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)
         GROUP BY v.source) AS awaited,
+       (SELECT count(*) FROM trinity.experience e
+        WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL) AS unlabelled,
        jsonb_build_object(
            'rollouts',
            (SELECT count(*) FROM trinity.rollout m WHERE m.run_id = %(run_id)s AND m.state = 'refused'),
@@ -96,9 +99,9 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
 SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.version_max,
        (SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = e.run_id) - e.version_min AS staleness,
        e.use_count, e.prompt_length, e.response_length, e.source_id, e.group_id, g.state AS group_state,
-       m.ordinal AS member, e.rollout_id, e.step, m.model, m.finish_reason, m.started_at, m.finished_at,
+       m.ordinal AS member, e.rollout_id, e.step, m.greedy, m.model, m.finish_reason, m.started_at, m.finished_at,
        e.worker_id, e.attempt, e.created_at, s.name AS taskset, t.key AS task, t.payload AS task_payload,
-       x.prompt, x.response, x.messages
+       x.prompt, x.response, x.messages, x.state AS environment
 FROM trinity.experience e
 JOIN trinity.run r ON r.id = e.run_id
 LEFT JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e.id)

@@ -25,6 +25,7 @@ from psycopg.rows import dict_row
 from tests.postgres import new_database
 
 COMMAND = Path(sys.executable).with_name("trinity-db")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # a port of its own
 WAIT_SECONDS = 90.0  # a role loads torch and transformers in 5 s, on a busy machine in 20
 POLL_SECONDS = 0.02
 
@@ -53,11 +54,11 @@ class Ended:
 class Process:
     """A command that was started."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str], folder: Path) -> None:
         self._output, self._errors = folder / "stdout", folder / "stderr"
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [COMMAND, *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
@@ -126,9 +127,16 @@ class Store:
 
     def start(self, *arguments: str | Path, **environment: str) -> Process:
         """Start a command."""
+        return self._start([COMMAND, *arguments], environment)
+
+    def start_ranks(self, count: int, *arguments: str | Path) -> Process:
+        """Start it by torchrun, as several processes."""
+        return self._start([*TORCHRUN, "--nproc-per-node", str(count), "-m", "trinity_db", *arguments], {})
+
+    def _start(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> Process:
         folder = self.folder / f"command-{next(_numbers)}"
         folder.mkdir()
-        process = Process(list(map(str, arguments)), self.environment | environment, folder)
+        process = Process(command, {**self.environment, **environment}, folder)
         self._processes.append(process)
         return process
 

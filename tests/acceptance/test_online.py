@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.acceptance.command import Ended, Process, Store, new_store, reversals
 
@@ -31,6 +32,10 @@ OVERLAPS = """
 SELECT count(*) FROM rollout o JOIN run r ON r.id = o.run_id JOIN batch b ON b.run_id = r.id
 WHERE r.name = %(run)s AND o.started_at < b.committed_at AND b.created_at < o.finished_at
 """
+METRICS = """
+SELECT m.role::text AS role, m.name, m.step, m.value FROM metric m JOIN run r ON r.id = m.run_id
+WHERE r.name = %(run)s ORDER BY m.id
+"""
 STALENESS = """
 SELECT i.staleness, count(*) FROM batch_item i JOIN batch b ON b.id = i.batch_id JOIN run r ON r.id = b.run_id
 WHERE r.name = %(run)s GROUP BY i.staleness ORDER BY i.staleness
@@ -44,18 +49,25 @@ def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) 
         yield store
 
 
+def shown(store: Store) -> dict[str, str]:
+    """Where metrics are shown."""
+    return {"tensorboard": str(store.folder / "tensorboard")}
+
+
 @pytest.fixture(scope="module")
 def asynchronous(store: Store) -> Ended:
     """A supervised run that allows one version of staleness."""
     trainer = {"steps": ASYNC.steps, "batch_size": BATCH_SIZE, "learning_rate": 1e-3}
-    return store.run("run", store.config(ASYNC.run, max_staleness=1, trainer=trainer, **ONLINE))
+    return store.run(
+        "run", store.config(ASYNC.run, max_staleness=1, trainer=trainer, metrics=shown(store), **ONLINE)
+    )
 
 
 @pytest.fixture(scope="module")
 def synchronous(store: Store) -> list[Ended]:
     """A run that allows none, by three commands: first who consumes, and the explorer last."""
     trainer = {"steps": SYNC.steps, "batch_size": BATCH_SIZE, "learning_rate": 1e-3}
-    config = store.config(SYNC.run, max_staleness=0, trainer=trainer, **ONLINE)
+    config = store.config(SYNC.run, max_staleness=0, trainer=trainer, metrics=shown(store), **ONLINE)
     consumers: list[Process] = [store.start("train", config), store.start("process", config)]
     store.wait_for(
         "SELECT count(*) = 2 FROM worker w JOIN run r ON r.id = w.run_id WHERE r.name = %(run)s",
@@ -251,3 +263,19 @@ def test_show_tells_all_of_a_trained_row(store: Store) -> None:
     tokens = shown["tokens"]
     assert sum(tokens["action_mask"]) == len(tokens["logprobs"]) == row["response_length"]
     assert set(tokens["versions"]) == {row["version_min"]}
+
+
+def test_tensorboard_has_what_the_table_has(store: Store, finished: Finished) -> None:
+    folder = store.folder / "tensorboard" / finished.run
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    found = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    expected: dict[str, list[tuple[int, Any]]] = {}
+    for row in store.rows(METRICS, run=finished.run):
+        name = row["name"] if row["name"].startswith(row["role"]) else f"{row['role']}/{row['name']}"
+        name = "train/clip_ratio/region_mean" if name == "train/clip_ratio" else name
+        expected.setdefault(name, []).append((row["step"], pytest.approx(row["value"], rel=1e-6)))
+    if finished is SYNC:  # by its own command; what others measure after its end, nobody shows
+        found = {name: points for name, points in found.items() if name.startswith("train/")}
+        expected = {name: points for name, points in expected.items() if name.startswith("train/")}
+    assert len(expected["train/loss"]) == finished.steps
+    assert found == expected

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.postgres import execute, new_database
-from tests.rows import Scene, reward
+from tests.rows import Scene, import_records, reward, trajectory
 from trinity_db import cli
 from trinity_db.database import Database
 from trinity_db.schema.states import Outcome, WorkerRole
@@ -309,6 +309,29 @@ def test_status_says_whose_rewards_a_run_waits_for_and_a_view_for_which_rows(
         assert status["awaited"] == {"source": "human", "experiences": 3, "groups": 2}
         execute(database_url, "UPDATE trinity.run SET state = 'finished', finished_at = now()")
         assert scene.rows(view) == [], "a run that has ended waits for nobody"
+
+
+def test_status_says_how_many_rows_of_a_run_that_learns_from_labels_have_none(
+    database_url: str, output: Say
+) -> None:
+    with closing(Database(database_url)) as database:
+        attempts = [trajectory(0, "a", 0.0), trajectory(1, "b"), trajectory(2, "c")]
+        import_records(database, "attempts", attempts)
+        run = Scene.open(database, "labels", data=["attempts"], algorithm="kto")
+        Scene.open(database, "imitation", data=["attempts"])
+        assert json.loads(output(database_url, "status", "labels", "--json"))["unlabelled"] == 2
+        assert json.loads(output(database_url, "status", "imitation", "--json"))["unlabelled"] == 0
+        assert "a reward, good or bad: 2 experiences" in output(database_url, "status", "labels")
+        finished = "UPDATE trinity.run SET state = '{}', finished_at = {} WHERE name = 'labels'"
+        execute(database_url, finished.format("finished", "now()"))
+        assert "waits for" not in output(database_url, "status", "labels"), (
+            "a run that has ended waits for nobody"
+        )
+        execute(database_url, finished.format("active", "NULL"))
+        about = run.values("SELECT id FROM trinity.rollout ORDER BY id")
+        with database.transaction() as tx:
+            rewards.record(tx, run.run.id, "person", [reward(rollout_id, 0.0) for rollout_id in about])
+        assert "waits for" not in output(database_url, "status", "labels")
 
 
 def test_status_of_a_run_as_json(url: str, output: Say) -> None:

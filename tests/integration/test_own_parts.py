@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.recipes import recipe
 from tests.rows import Scene, rollout
@@ -115,6 +116,8 @@ def test_a_loss_of_ones_own_that_cannot_be_called_stops_the_trainer_at_its_start
         (recipe("reinforce_plus_plus"), "kl"),
         (recipe("grpo", correction="m2po"), "sampling/importance_sampling_ratio/mean"),
         (recipe("raft", reward_above=0.5), "mean_token_accuracy"),
+        (recipe("ppo", kl="k1"), "value_loss"),
+        (recipe("a2c"), "values/mean"),
     ],
     ids=lambda one: getattr(one, "name", None),
 )
@@ -125,3 +128,17 @@ def test_a_step_over_live_groups_is_committed_with_its_metrics(
     bench.explore()
     assert trainer.work()
     assert bench.metrics().keys() > {"loss", "grad_norm", "learning_rate", "entropy", metric}
+
+
+def test_with_values_the_reward_is_recorded_and_a_version_has_the_values(bench: Bench) -> None:
+    trainer = bench.start(recipe("ppo"))
+    bench.explore()
+    assert trainer.work()
+    assert bench.scene.values(ADVANTAGES, bench.scene.run.id) == [1.0, 0.0, 1.0, 0.0]
+    assert bench.metrics()["returns/mean"] == pytest.approx(0.5)
+    trainer.release()
+    again = bench.start(recipe("ppo"))  # goes on from version 1
+    heads = [one._learner.policy.value_head for one in (trainer, again)]
+    trained, found = [head.weight for head in heads if head is not None]
+    assert torch.equal(trained, found)
+    assert trained.any()

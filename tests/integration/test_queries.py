@@ -99,10 +99,13 @@ HOT = {
     "draw_newest": "rollout_group_live_idx",
     "draw_pairs": "preference_place_idx",
     "draw_rows": "experience_place_idx",
+    "drop_partial_attempts": "experience_group_idx",
     "expire_members": "experience_group_idx",
     "lock_rewarded": "experience_rollout",
     "pair_groups": "experience_group_idx",
     "pick_groups": "rollout_group_live_idx",
+    "read_attempts": "experience_pkey",
+    "read_for_scoring": "experience_rollout_key",
     "refresh_rewards": "reward_event_rollout",
     "release_leases": "experience_worker_idx",
     "release_own_leases": "experience_worker_idx",
@@ -110,6 +113,7 @@ HOT = {
     "settle_groups": "experience_group_idx",
     "stale_groups": "rollout_group_version_idx",
     "write_rollouts": "rollout_group_id_ordinal_attempt_key",
+    "write_steps": "rollout_group_id_ordinal_attempt_key",
 }
 
 

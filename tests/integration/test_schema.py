@@ -28,6 +28,7 @@ VALUES (1, 1, 1, 1, 'ready', 0, 0, '00000000-0000-0000-0000-000000000001'),
        (2, 1, 1, 2, 'ready', 0, 0, NULL);
 INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, source_id)
 VALUES (3, 2, 1, 1, 'ready', 1);
+INSERT INTO trinity.score (experience_id, name, digest, data) VALUES (1, 'teacher', '', '\\x00000000');
 INSERT INTO trinity.preference (id, run_id, chosen_id, rejected_id, source) VALUES (1, 1, 1, 2, 'pair');
 INSERT INTO trinity.batch (id, run_id, step, worker_id, policy_version, size, sampler, seed, query)
 VALUES (1, 1, 1, 1, 0, 1, 'fifo', 0, '');
@@ -43,6 +44,7 @@ NEW_ROW = (
 NEW_EVENT = (
     "INSERT INTO trinity.reward_event (run_id, rollout_id, experience_id, source, name, value) VALUES "
 )
+NEW_SCORE = "INSERT INTO trinity.score (experience_id, name, digest, data) VALUES "
 NEW_WEIGHT = "INSERT INTO trinity.reward_event (run_id, rollout_id, source, name, value, weight) VALUES "
 NEW_PAIR = "INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source) VALUES "
 NEW_BATCH = (
@@ -110,6 +112,10 @@ REFUSED = [
     ("payload_has_tokens_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 0, '')"),
     ("payload_in_one_place_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 1, NULL, NULL)"),
     ("payload_in_one_place_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 1, '', 1)"),
+    ("score_pkey", NEW_SCORE + "(1, 'teacher', 'again', '')"),
+    ("score_known_name_check", NEW_SCORE + "(2, 'critic', '', '')"),
+    ("score_whole_numbers_check", NEW_SCORE + "(2, 'teacher', '', '\\x000000')"),
+    ("score_experience_id_fkey", NEW_SCORE + "(9, 'teacher', '', '')"),
     # rewards
     ("reward_event_about_one_thing_check", NEW_EVENT + "(1, NULL, NULL, 'person', 'good', 1)"),
     ("reward_event_about_one_thing_check", NEW_EVENT + "(1, 1, 1, 'person', 'good', 1)"),
@@ -253,10 +259,11 @@ def test_the_states_of_the_code_are_those_of_the_database(connection: psycopg.Co
     }
 
 
-def test_payload_bytes_are_stored_as_they_are(connection: psycopg.Connection[DictRow]) -> None:
+@pytest.mark.parametrize("table", ["payload", "score"])
+def test_numbers_are_stored_as_they_are(connection: psycopg.Connection[DictRow], table: str) -> None:
     stored = connection.execute(
-        "SELECT attstorage::text FROM pg_attribute"
-        " WHERE attrelid = 'trinity.payload'::regclass AND attname = 'data'"
+        "SELECT attstorage::text FROM pg_attribute WHERE attrelid = %s::regclass AND attname = 'data'",
+        [f"trinity.{table}"],
     ).fetchone()
     assert stored == {"attstorage": "e"}
 

@@ -122,7 +122,9 @@ def test_the_advantages_that_are_recorded_are_those_computed_and_those_read(scen
     scene.make_ready(1, rewards=(2.0, -1.0))
     with scene.database.transaction() as tx:
         draw = batches.Draw(scene.run.id, scene.trainer, step=1, batch_size=2, seed=0)
-        batch = batches.draw_groups(tx, draw, None, group)
+        batch = batches.draw_groups(
+            tx, draw, None, lambda columns: group(columns["rewards"], columns["groups"])
+        )
         assert batch is not None
         read = batches.read(tx, batch.id)
     items = scene.rows("SELECT reward, advantage, experience_id FROM trinity.batch_item ORDER BY ordinal")

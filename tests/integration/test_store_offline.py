@@ -72,7 +72,7 @@ def items(scene: Scene, batch: batches.Batch, *, pairs: bool) -> list[int]:
 
 def count(scene: Scene, *, pairs: bool = False) -> int:
     with scene.database.transaction() as tx:
-        return batches.count_trainable(tx, scene.run.id, pairs)
+        return offline.count_trainable(tx, scene.run.id, pairs)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -189,8 +189,8 @@ def test_held_out_rows_are_kept_for_evaluation_and_never_drawn(scene: Scene) -> 
     assert len(drawn) == 60 - held_out
     assert drawn.isdisjoint(kept)
     with run.database.transaction() as tx:
-        assert len(batches.held_out(tx, run.run.id, pairs=False, limit=100)) == held_out
-        assert len(batches.held_out(tx, run.run.id, pairs=False, limit=3)) == 3
+        assert len(offline.held_out(tx, run.run.id, pairs=False, limit=100)) == held_out
+        assert len(offline.held_out(tx, run.run.id, pairs=False, limit=3)) == 3
 
 
 def test_held_out_pairs_are_never_drawn_and_come_chosen_then_rejected(scene: Scene) -> None:
@@ -200,7 +200,7 @@ def test_held_out_pairs_are_never_drawn_and_come_chosen_then_rejected(scene: Sce
     assert 5 < held_out < 35
     assert sum(map(len, epochs(run, pairs=True, max_uses=1))) == 40 - held_out
     with run.database.transaction() as tx:
-        assert len(batches.held_out(tx, run.run.id, pairs=True, limit=100)) == 2 * held_out
+        assert len(offline.held_out(tx, run.run.id, pairs=True, limit=100)) == 2 * held_out
 
 
 def test_all_attempts_at_a_task_are_held_out_together(scene: Scene) -> None:

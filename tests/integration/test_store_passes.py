@@ -31,8 +31,10 @@ ROWS = """
 SELECT e.id
 FROM trinity.experience e JOIN trinity.run r ON r.id = e.run_id
 WHERE r.id = %s AND e.state = 'ready' AND NOT e.held_out AND e.prompt_length IS NOT NULL
-  AND (e.reward IS NULL OR e.reward > 0)
-  AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id)
+  AND CASE r.config #>> '{algorithm,name}'
+      WHEN 'kto' THEN e.reward IS NOT NULL
+      ELSE (e.reward IS NULL OR e.reward > 0)
+           AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id) END
 ORDER BY e.use_count, hashint8extended(e.source_id, (r.config ->> 'seed')::bigint + e.use_count), e.id
 """
 PAIRS = """
@@ -84,7 +86,8 @@ def live_through(scene: Scene, chance: Random) -> None:
     """Something that happens to an offline run, or that people do to its rows."""
     ids = scene.values("SELECT id FROM trinity.experience WHERE run_id = %s ORDER BY id", scene.run.id)
     rated = scene.values(
-        "SELECT rollout_id FROM trinity.experience WHERE run_id = %s AND reward IS NOT NULL ORDER BY id",
+        "SELECT rollout_id FROM trinity.experience"
+        " WHERE run_id = %s AND (reward IS NOT NULL OR draws_labels) ORDER BY id",
         scene.run.id,
     )
     step = scene.value(
@@ -109,8 +112,11 @@ def live_through(scene: Scene, chance: Random) -> None:
             scene.reopen(version=0)
 
 
+@pytest.mark.parametrize("algorithm", ["sft", "kto"])
 @pytest.mark.parametrize("seed", range(4))
-def test_draws_are_in_the_order_that_is_defined_whatever_happens(scene: Scene, seed: int) -> None:
+def test_draws_are_in_the_order_that_is_defined_whatever_happens(
+    scene: Scene, seed: int, algorithm: str
+) -> None:
     chance = Random(seed)
     attempts = [
         trajectory(number % 12, f"attempt {number}", chance.choice([None, -1.0, 0.0, 1.0, 2.0]))
@@ -118,7 +124,8 @@ def test_draws_are_in_the_order_that_is_defined_whatever_happens(scene: Scene, s
     ]
     import_records(scene.database, "attempts", attempts)
     import_records(scene.database, "pairs", [preference(number) for number in range(20)])
-    run = Scene.open(scene.database, "run over both", data=["attempts", "pairs"], holdout=0.2, seed=seed)
+    data = ["attempts", "pairs"]
+    run = Scene.open(scene.database, "run over both", data=data, holdout=0.2, seed=seed, algorithm=algorithm)
     with run.database.transaction() as tx:
         texts = offline.unencoded(tx, run.run.id, 0, 1000)
         offline.write_tokens(tx, [(text.id, payload(())) for text in chance.sample(texts, 60)])

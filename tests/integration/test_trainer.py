@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.recipes import recipe
 from tests.rows import Scene, import_records, trajectory
@@ -16,7 +17,7 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, policies, runs, workers
 from trinity_db.trainer import checkpoint
 from trinity_db.trainer.columns import Batch
-from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.config import LoraConfig, TrainerConfig
 from trinity_db.trainer.encode import encode_adopted
 from trinity_db.trainer.service import Trainer, TrainerSetup
 from trinity_db.trainer.step import Learner
@@ -29,6 +30,12 @@ BATCHES = "SELECT step, state::text FROM trinity.batch WHERE run_id = %s ORDER B
 
 
 TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
+
+
+def settings(micro_batch_size: int = 2, lora: LoraConfig | None = None) -> TrainerConfig:
+    return TrainerConfig(
+        epochs=2, batch_size=2, micro_batch_size=micro_batch_size, publish_every=2, lora=lora
+    )
 
 
 class Bench:
@@ -44,9 +51,11 @@ class Bench:
         with self._scene.database.transaction() as tx:
             return runs.open_run(tx, name, {}, ["set"], holdout=0.0)
 
-    def trainer(self, micro_batch_size: int = 2, model: ModelConfig = TINY) -> Trainer:
+    def trainer(
+        self, micro_batch_size: int = 2, model: ModelConfig = TINY, lora: LoraConfig | None = None
+    ) -> Trainer:
         setup = TrainerSetup(
-            trainer=TrainerConfig(epochs=2, batch_size=2, micro_batch_size=micro_batch_size, publish_every=2),
+            trainer=settings(micro_batch_size, lora),
             algorithm=recipe("sft"),
             model=model,
             seed=0,
@@ -292,3 +301,44 @@ def test_a_stop_finishes_a_micro_batch_and_publishes_what_is_committed(
     trainer.release()
     assert bench.rows(BATCHES) == [(1, "committed"), (2, state)]
     assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2 if state == "committed" else 1, True)]
+
+
+COMMITTED = "SELECT id FROM trinity.batch WHERE run_id = %s AND state = 'committed' ORDER BY step"
+
+
+@pytest.mark.parametrize("steps", [1, 3], ids=["before the first checkpoint", "after it"])
+def test_an_adapter_survives_a_crash_as_if_there_had_been_none(
+    bench: Bench, tmp_path: Path, steps: int
+) -> None:
+    lora = LoraConfig(rank=2, alpha=4)
+    crashed, second = bench.trainer(lora=lora), bench.trainer(lora=lora)
+    crashed.start()
+    for _ in range(steps):  # the last of them is in no checkpoint
+        assert crashed.work()
+    torch.rand(3)  # another process has other random numbers
+    second.start()
+    assert ("reopened",) in bench.rows("SELECT state::text FROM trinity.batch WHERE run_id = %s")
+    while second.work():
+        pass
+    second.release()
+    torch.manual_seed(0)
+    steady = Learner(settings(lora=lora), recipe("sft"), bench.checkpoints / "version-000000", total_steps=8)
+    for (batch,) in bench.rows(COMMITTED):
+        with second.database.transaction() as tx:
+            rows = batches.read(tx, batch)
+        steady.step(Batch([row.payload for row in rows]))
+    steady.policy.save(tmp_path / "steady")
+    assert steady.steps_done == 8
+    newest = bench.checkpoints / bench.folders()[-1]
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        assert (newest / file).read_bytes() == (tmp_path / "steady" / file).read_bytes()
+
+
+def test_an_adapter_does_not_go_on_without_the_model_that_it_is_laid_on(bench: Bench) -> None:
+    trainer = bench.trainer(lora=LoraConfig())
+    trainer.start()
+    assert trainer.work()
+    trainer.release()
+    shutil.rmtree(bench.checkpoints / "version-000000")
+    with pytest.raises(ConfigError, match="its starting model has changed or is gone"):
+        bench.trainer(lora=LoraConfig()).start()

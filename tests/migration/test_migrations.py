@@ -369,3 +369,17 @@ def test_a_run_in_the_middle_of_an_epoch_goes_on_in_its_order(head_url: str) -> 
         }
     assert drawn == expected
     assert {name: len(ids) for name, ids in drawn.items()} == {"draw_rows": 6, "draw_pairs": 2}
+
+
+def test_places_stay_what_they_were_where_bad_rows_may_have_one_too(head_url: str) -> None:
+    downgrade(head_url, "0003")
+    execute(head_url, MID_EPOCH)
+    execute(head_url, "UPDATE trinity.experience SET seed = 5 WHERE source_id IS NOT NULL AND NOT held_out")
+    places = "SELECT id, place FROM trinity.experience ORDER BY id"
+    with closing(database.connect(head_url, autocommit=True)) as connection:
+        before = connection.execute(places).fetchall()
+        database.upgrade(head_url)
+        assert connection.execute(places).fetchall() == before
+        marks = "SELECT DISTINCT draws_labels FROM trinity.experience"
+        assert connection.execute(marks).fetchall() == [{"draws_labels": False}]
+    assert sum(row["place"] is not None for row in before) == 9

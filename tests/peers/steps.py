@@ -6,6 +6,7 @@ weights. What a trainer of TRL has made of its data set, or sampled, is what the
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,19 +96,25 @@ def their_step(trainer: Any, models: Models) -> Step:
 
 
 def our_step(models: Models, algorithm: Any, batch: Batch) -> Step:
-    """A step of the learner; its micro-batches are other ones than TRL's."""
-    config = TrainerConfig(learning_rate=1.0, max_grad_norm=1e9, micro_batch_size=3)
-    one = Learner(
-        config,
-        ALGORITHM.validate_python(algorithm),
-        models.start,
-        total_steps=1,
-        reference=models.reference,
-        device="cpu",
-    )
-    one.optimizer = torch.optim.SGD(one.policy.model.parameters(), lr=1.0)  # type: ignore[assignment]
+    """A step of the learner."""
+    one = learner(algorithm, models.start, models.reference)
     metrics = one.step(batch)
     return Step(_change(one.policy.model, models), metrics)
+
+
+def learner(algorithm: Any, model: Path, start: Path | None = None, **settings: Any) -> Learner:
+    """One that takes steps of gradient descent at rate 1; its micro-batches are other ones than TRL's."""
+    plain = {"learning_rate": 1.0, "max_grad_norm": 1e9, "micro_batch_size": 3}
+    one = Learner(
+        TrainerConfig.model_validate(plain | settings),
+        ALGORITHM.validate_python(algorithm),
+        model,
+        total_steps=1,
+        reference=start,
+        device="cpu",
+    )
+    one.optimizer = torch.optim.SGD(one.policy.parameters(), lr=1.0)  # type: ignore[assignment]
+    return one
 
 
 def agree(name: str, ours: Step, theirs: Step) -> None:
@@ -123,9 +130,13 @@ def agree(name: str, ours: Step, theirs: Step) -> None:
 
 
 def _change(model: Any, models: Models) -> Tensor:
-    before = load_model(models.start, "cpu")
-    pairs = zip(model.parameters(), before.parameters(), strict=True)
-    return torch.cat([(after - earlier).detach().flatten() for after, earlier in pairs])
+    return moved(model.parameters(), load_model(models.start, "cpu").parameters())
+
+
+def moved(after: Iterable[Tensor], before: Iterable[Tensor]) -> Tensor:
+    """What has become of all weights, one after the other."""
+    pairs = zip(after, before, strict=True)
+    return torch.cat([(now - earlier).detach().flatten() for now, earlier in pairs])
 
 
 def payload(tokens: Tensor, attention: Tensor, trains: Tensor, logprobs: Tensor | None = None) -> Payload:

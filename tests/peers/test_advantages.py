@@ -205,6 +205,101 @@ def test_reinforce_plus_plus_with_a_baseline(case: Case) -> None:
     agree("group, none, whiten", "verl", given, of_verl("reinforce_plus_plus_baseline", rows))
 
 
+@dataclass(frozen=True)
+class Attempts:
+    """Rows that are steps of attempts, none alone in its group."""
+
+    rewards: list[float]
+    groups: list[int]
+    rollouts: list[int]
+    steps: list[int]
+    states: list[int]
+
+    def columns(self, *names: str) -> list[Any]:
+        return [getattr(self, name) for name in names]
+
+
+def attempts(seed: int) -> Attempts:
+    """Three groups of two to four attempts, of one to five steps, in three states."""
+    rng = np.random.default_rng(seed)
+    shape = [
+        (of, rollout, step)
+        for of in range(3)
+        for rollout in range(of + 2)
+        for step in range(rng.integers(1, 6))
+    ]
+    return Attempts(
+        rng.normal(size=len(shape)).tolist(),
+        [of for of, _, _ in shape],
+        [10 * of + rollout for of, rollout, _ in shape],
+        [step for _, _, step in shape],
+        rng.integers(0, 3, len(shape)).tolist(),
+    )
+
+
+def of_trinity_in_steps(name: str, rows: Attempts, **options: Any) -> Tensor:
+    """[n]"""
+    experiences = [
+        Experience(
+            eid=EID(task=of, run=rollout, step=step),
+            tokens=torch.zeros(2, dtype=torch.int64),
+            prompt_length=1,
+            logprobs=torch.zeros(1),
+            reward=reward,
+            info={"step_reward": reward, "env_state_hash": f"{of} {state}"},
+        )
+        for reward, of, rollout, step, state in zip(
+            *rows.columns("rewards", "groups", "rollouts", "steps", "states"), strict=True
+        )
+    ]
+    ADVANTAGE_FN.get(name)(**options).process(experiences)
+    return torch.stack([experience.advantages[0] for experience in experiences]).double()
+
+
+every_seed = pytest.mark.parametrize("seed", range(6))
+
+
+@every_seed
+@pytest.mark.parametrize("scale_rewards", ["group", "batch"])
+@pytest.mark.parametrize("step_norm", [False, True])
+def test_multi_step_group(seed: int, scale_rewards: Any, step_norm: bool) -> None:
+    rows = attempts(seed)
+    given = advantages.multi_step_group(
+        *rows.columns("rewards", "groups", "rollouts", "steps"),
+        scale_rewards=scale_rewards,
+        step_norm=step_norm,
+    )
+    options = {"std_cal_level": scale_rewards, "enable_step_norm": step_norm}
+    theirs = of_trinity_in_steps("step_wise_grpo", rows, **options)
+    agree(f"multi_step_group, {scale_rewards}", "Trinity-RFT", torch.from_numpy(given), theirs)
+
+
+@every_seed
+@pytest.mark.parametrize("scale_rewards", ["group", "none"])
+@pytest.mark.parametrize(("omega", "gamma"), [(1.0, 0.95), (0.5, 1.0)])
+def test_gigpo(seed: int, scale_rewards: Any, omega: float, gamma: float) -> None:
+    rows = attempts(seed)
+    columns = rows.columns("rewards", "groups", "rollouts", "steps", "states")
+    given = advantages.gigpo(*columns, scale_rewards=scale_rewards, omega=omega, gamma=gamma)
+    # It divides by 1 + epsilon where it does not scale.
+    scale = {"fnorm": "std"} if scale_rewards == "group" else {"fnorm": "none", "epsilon": 0.0}
+    theirs = of_trinity_in_steps("gigpo", rows, omega=omega, gamma=gamma, **scale)
+    agree(f"gigpo, {scale_rewards}", "Trinity-RFT", torch.from_numpy(given), theirs)
+
+
+@every_case
+def test_remax(case: Case) -> None:
+    rows = all_rows(case)
+    greedy = [place == rows.groups.index(of) for place, of in enumerate(rows.groups)]
+    one = [0] * len(greedy)
+    given = advantages.remax(rows.rewards.numpy(), rows.groups, rows.places, one, greedy)
+    baselines = rows.rewards[[rows.groups.index(of) for of in rows.groups]]
+    per_token = torch.zeros_like(rows.penalties)
+    per_token[range(len(one)), [length - 1 for length in rows.lengths]] = rows.rewards
+    theirs, _ = core_algos.compute_remax_outcome_advantage(per_token, baselines, rows.mask.double())
+    agree("remax", "verl", torch.from_numpy(given), theirs[:, 0])
+
+
 def penalties(lengths: list[int]) -> Tensor:
     """[n] Ours of responses of these lengths."""
     function = rewards.load("overlong_penalty", SHAPING)

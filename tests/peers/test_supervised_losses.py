@@ -1,6 +1,7 @@
 """Losses of demonstrated tokens against TRL, verl and Trinity-RFT: means over all tokens."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from verl.utils.dataset.dataset_utils import DatasetPadMode
 from verl.workers.utils import losses as verl
 
 from tests.peers.cases import Case, agree, every_case
-from trinity_db.trainer.algorithms.supervised_losses import dft, nll
+from trinity_db.trainer.algorithms.supervised_losses import dft, nll, phi
 
 
 def mean(values: Tensor, case: Case) -> Tensor:
@@ -56,6 +57,16 @@ def test_dft_is_that_of_trl(case: Case) -> None:
 def test_nll_is_that_of_trinity(case: Case) -> None:
     theirs = POLICY_LOSS_FN.get("sft")(backend="tinker")(logprob=case.logprobs, action_mask=case.mask)[0]
     agree("supervised nll", "Trinity-RFT", mean(nll(case.logprobs), case), theirs, case.logprobs)
+
+
+@every_case
+@pytest.mark.parametrize(("ours", "peer"), [(dft, "sft_is"), (phi, "sft_phi")])
+def test_losses_weighed_by_probability_are_those_of_trinity(
+    case: Case, ours: Callable[[Tensor, Tensor], Tensor], peer: str
+) -> None:
+    theirs = POLICY_LOSS_FN.get(peer)(backend="tinker")(logprob=case.logprobs, action_mask=case.mask)[0]
+    mine = mean(ours(case.logprobs, case.mask), case)
+    agree(f"supervised {ours.__name__}", "Trinity-RFT", mine, theirs, case.logprobs)
 
 
 @every_case

@@ -206,5 +206,5 @@ def test_a_step_on_what_trl_samples_and_rewards_is_that_of_trl(
     recipe = create(ALGORITHM.validate_python(algorithm))
     assert isinstance(recipe, PolicyGradient)
     columns = {"rewards": np.array(rewards), "groups": np.arange(8) // 4}
-    batch = Batch(payloads, columns | {"advantages": recipe.advantages(**columns)})
+    batch = Batch(payloads, columns | {"advantages": recipe.advantages(columns)})
     agree(f"{name}, with its rewards", our_step(models, algorithm, batch), their_step(trainer, models))

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
+import torch
 import trl
 from datasets import Dataset
 from trl.experimental.cpo import CPOConfig, CPOTrainer
@@ -14,6 +16,8 @@ from tests.peers.steps import (
     Step,
     agree,
     build_models,
+    learner,
+    moved,
     our_step,
     payload,
     settings,
@@ -23,6 +27,8 @@ from tests.peers.steps import (
 from trinity_db.arrays import Payload
 from trinity_db.models import load_model, load_tokenizer
 from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.frozen import FrozenModel
 
 PAIRS = {
     # One token to a prompt: TRL's ORPO learns the prompt too, and nothing predicts the first token.
@@ -94,6 +100,20 @@ def test_a_step_of_several_weighted_losses_is_that_of_trl(models: Models, tmp_pa
     losses = [{"name": name, "weight": weight} for name, weight in zip(names, weights, strict=True)]
     ours = our_step(models, {"name": "dpo", "loss": losses}, batch)
     agree("dpo, several weighted", ours, theirs)
+
+
+def test_a_step_of_dpo_with_a_precomputed_reference_is_that_of_trl(models: Models, tmp_path: Path) -> None:
+    theirs, batch = dpo(models, tmp_path, precompute_ref_log_probs=True)
+    asked = FrozenModel(models.reference, TrainerConfig(micro_batch_size=3), device="cpu")
+    said = [one for _, one in sorted(asked.scores(batch.payloads), key=lambda answer: answer[0])]
+    ours = learner({"name": "dpo"}, models.start, reference="precomputed")
+    before = [parameter.detach().clone() for parameter in ours.policy.parameters()]
+    metrics = ours.step(Batch(batch.payloads, scores={"reference": said}))
+    agree(
+        "dpo, reference precomputed",
+        Step(moved(ours.policy.parameters(), before), metrics),
+        theirs,
+    )
 
 
 # TRL has the likelihood of chosen responses as a mean over the tokens of a micro-batch: a pair each, then.
@@ -168,3 +188,57 @@ def test_a_step_on_demonstrations_is_that_of_trl(
     ]
     ours = our_step(models, name, Batch(payloads))
     agree(name, ours, their_step(trainer, models))
+
+
+def test_a_step_of_dpo_on_an_adapter_is_that_of_trl(models: Models, tmp_path: Path) -> None:
+    """Both compare with the model without its adapter; both begin with the same random matrices."""
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    theirs = trl.DPOTrainer(
+        load_model(models.start, "cpu"),
+        args=trl.DPOConfig(**settings(tmp_path)),
+        processing_class=load_tokenizer(models.start),
+        train_dataset=Dataset.from_dict(PAIRS),
+        peft_config=lora,
+    )
+    ours = learner({"name": "dpo"}, models.start, lora={"rank": 4, "alpha": 8})
+    # Where one matrix is 0 the other has no gradient: both are to have one.
+    torch.manual_seed(1)
+    with torch.no_grad():
+        its = [parameter for parameter in theirs.model.parameters() if parameter.requires_grad]
+        before = [parameter.normal_(std=0.2).clone() for parameter in its]
+        for mine, random in zip(ours.policy.parameters(), before, strict=True):
+            mine.copy_(random)
+    batch = dpo_pairs(trained(theirs))
+    metrics = ours.step(batch)
+    agree(
+        "dpo with LoRA",
+        Step(moved(ours.policy.parameters(), before), metrics),
+        Step(moved(its, before), theirs.state.log_history[0]),
+    )
+
+
+def test_steps_of_dpo_with_a_reference_that_follows_are_those_of_trl(models: Models, tmp_path: Path) -> None:
+    """After the second step it is a mixture of two models, of which the third reads."""
+    theirs = trl.DPOTrainer(
+        load_model(models.start, "cpu"),
+        ref_model=load_model(models.start, "cpu"),
+        args=trl.DPOConfig(
+            **settings(tmp_path, max_steps=3, gradient_accumulation_steps=1),
+            sync_ref_model=True,
+            ref_model_sync_steps=2,
+            ref_model_mixup_alpha=0.6,
+        ),
+        processing_class=load_tokenizer(models.start),
+        train_dataset=Dataset.from_dict(PAIRS),
+    )
+    seen = trained(theirs)
+    follows = {"name": "synchronised", "sync_every": 2, "mix": 0.6}
+    ours = learner({"name": "dpo"}, models.start, reference=follows)
+    before = [parameter.detach().clone() for parameter in ours.policy.parameters()]
+    for inputs in seen:
+        metrics = ours.step(dpo_pairs([inputs]))
+    agree(
+        "dpo, reference follows",
+        Step(moved(ours.policy.parameters(), before), metrics),
+        Step(moved(theirs.model.parameters(), before), theirs.state.log_history[2]),
+    )

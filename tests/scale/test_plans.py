@@ -88,7 +88,7 @@ class Store:
             "experience_ids": rows, "rollout_ids": rows, "batch_id": last, "batch_ids": [last],
             "processor": "clean", "processor_version": 1, "requires_reward": None, "min_group_size": 2,
             "drop_equal_rewards": True,
-            "version": 0, "max_staleness": 1, "max_uses": 1, "lease_seconds": 30.0,
+            "version": 0, "max_staleness": 1, "max_uses": 1, "keeps_adopted": True, "lease_seconds": 30.0,
             "lowest": -60, "alpha": 0.6, "few": 64, "probes": 200, "step": 1, "seed": 1,
         }  # fmt: skip
 

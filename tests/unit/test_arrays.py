@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from trinity_db.arrays import CODEC, Payload, decode, encode
+from trinity_db.arrays import CODEC, Payload, decode, decode_scores, encode, encode_scores
 
 
 @st.composite
@@ -93,3 +93,21 @@ MASK = np.array([False, True])
 def test_arrays_that_do_not_fit_together_are_refused(arrays: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Payload(*arrays)
+
+
+@given(payloads(), st.data())
+def test_scores_survive_their_bytes(payload: Payload, data: st.DataObject) -> None:
+    drawn = [data.draw(st.floats(width=32)) for _ in range(int(payload.action_mask[1:].sum()))]
+    again = decode_scores(payload, encode_scores(payload, np.array(drawn, np.float32)))
+    assert again.dtype == np.float32
+    np.testing.assert_array_equal(again, np.array(drawn, np.float32))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_scores_of_another_number_of_tokens_are_refused(count: int) -> None:
+    # The first token is trained, but nothing predicts it: two can be scored.
+    payload = Payload(np.arange(4, dtype=np.int32), np.array([True, False, True, True]))
+    with pytest.raises(ValueError, match="do not fit 2 predicted tokens"):
+        encode_scores(payload, np.zeros(count, np.float32))
+    with pytest.raises(ValueError, match="expected 8 for 2 predicted tokens"):
+        decode_scores(payload, bytes(4 * count))

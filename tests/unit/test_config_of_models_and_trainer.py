@@ -12,7 +12,9 @@ from trinity_db.settings import Settings, validate
 from trinity_db.trainer.config import (
     AlgorithmConfig,
     FifoConfig,
+    LoraConfig,
     PrioritizedConfig,
+    SynchronisedReference,
     TrainerConfig,
     UniformConfig,
 )
@@ -31,7 +33,7 @@ def test_an_algorithm_is_a_name_or_a_mapping() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ("ppo2", "there is no 'ppo2'; did you mean 'sppo'"),
+        ("ppo2", "there is no 'ppo2'; did you mean 'ppo'"),
         ({"name": "grpo", "clip_hihg": 0.3}, "did you mean 'clip_high'"),
         ({"name": "dpo", "beta": 0}, "greater than 0"),
         ({"beta": 1}, r"^run.yaml: algorithm: name it, as in {name: dpo, beta: 0.2}$"),
@@ -108,5 +110,92 @@ def test_a_sampler_is_a_name_or_a_mapping() -> None:
     ],
 )
 def test_a_wrong_sampler_is_explained(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(RunConfig, content, "run.yaml")
+
+
+LABELS = OFFLINE | {"algorithm": "kto"}
+
+
+def test_one_row_a_step_cannot_be_compared_with_others() -> None:
+    single = {"trainer": {"batch_size": 1}}
+    with pytest.raises(
+        ConfigError, match=r"algorithm kto compares each row .*: set trainer.batch_size to 2 or"
+    ):
+        validate(RunConfig, LABELS | single, "run.yaml")
+    alone = LABELS | {"algorithm": {"name": "kto", "loss": "apo_zero_unpaired"}}
+    validate(RunConfig, alone | single, "run.yaml")
+
+
+def test_an_adapter_takes_its_options_as_they_are_or_some_of_its_own() -> None:
+    assert validate(TrainerConfig, {"lora": {}}, "run.yaml").lora == LoraConfig(rank=16, alpha=32)
+    assert validate(TrainerConfig, {}, "run.yaml").lora is None
+    content = OFFLINE | {"trainer": {"lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}}}
+    stored = validate(RunConfig, content, "run.yaml").stored()
+    assert stored["trainer"]["lora"] == {"rank": 8, "alpha": 32, "targets": ["q_proj", "v_proj"]}
+    assert RunConfig.completed(stored) == stored
+
+
+def test_a_reference_is_a_name_or_a_mapping() -> None:
+    follows = validate(TrainerConfig, {"reference": "synchronised"}, "run.yaml").reference
+    assert follows == SynchronisedReference(sync_every=512, mix=0.6)
+    changed = validate(TrainerConfig, {"reference": {"name": "synchronised", "mix": 1}}, "run.yaml")
+    assert changed.reference == SynchronisedReference(mix=1.0)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({"lora": {"rank": 0}}, "lora.rank: Input should be greater than or equal to 1"),
+        ({"lora": {"r": 8}}, r"unknown key 'lora\.r'"),
+        ({"lora": {"targets": []}}, "lora.targets: Tuple should have at least 1 item"),
+        ({"lora": {}, "reference": "synchronised"}, "reference: synchronised; leave out one of them"),
+        ({"reference": "synchronized"}, "there is no 'synchronized'; did you mean 'synchronised'"),
+        ({"reference": {"name": "synchronised", "mix": 0}}, "reference.mix: Input should be greater than 0"),
+        ({"reference": {"name": "start", "mix": 0.5}}, "unknown key"),
+        ({"reference": {"mix": 0.5}}, r"name it, as in {name: synchronised, sync_every: 100}$"),
+    ],
+)
+def test_a_wrong_adapter_or_reference_is_explained(trainer: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(TrainerConfig, trainer, "run.yaml")
+
+
+DISTILLED = ONLINE | {"algorithm": "on_policy_distillation"}
+TEACHER = {"teacher": {"path": "teacher"}}
+NO_REWARDS: dict[str, Any] = {"score": {"functions": []}}
+
+
+def test_a_run_that_learns_from_a_teacher_alone_needs_no_rewards() -> None:
+    for processors in (TEACHER, TEACHER | NO_REWARDS):
+        assert validate(RunConfig, DISTILLED | {"processors": processors}, "run.yaml").processors.teacher
+    human = ONLINE | {"processors": NO_REWARDS, "requires_reward": "human"}
+    assert validate(RunConfig, human, "run.yaml").processors.score.functions == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (DISTILLED, "learns from a teacher: name it, processors.teacher.path"),
+        (OFFLINE | {"processors": TEACHER}, "of which no teacher is asked: leave out processors.teacher"),
+        (ONLINE | {"processors": NO_REWARDS}, "algorithm grpo learns from rewards, and nobody gives any"),
+        (
+            ONLINE
+            | {"algorithm": {"name": "grpo", "distillation": "jsd"}, "processors": TEACHER | NO_REWARDS},
+            "learns from rewards, and nobody gives any",
+        ),
+        (
+            DISTILLED | {"algorithm": {"name": "on_policy_distillation", "distillation": None}},
+            "advantage zero learns nothing from rewards: name a distillation beside it",
+        ),
+        (
+            ONLINE | {"trainer": {"steps": 1, "reference": "precomputed"}},
+            "asks about imported rows, .*; algorithm grpo trains on rollouts, which come later: take start",
+        ),
+    ],
+)
+def test_what_nobody_says_of_rows_is_asked_for_before_the_first_step(
+    content: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         validate(RunConfig, content, "run.yaml")

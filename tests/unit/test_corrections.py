@@ -17,6 +17,7 @@ from trinity_db.trainer.algorithms.corrections import (
     m2po,
     masked_importance_sampling,
     off_policy_sequence_masking,
+    sampling_difference,
     truncated_importance_sampling,
 )
 from trinity_db.trainer.algorithms.rows import Totals
@@ -238,6 +239,12 @@ def test_metrics_are_those_of_the_weights_as_applied() -> None:
         f"{ratio}/max": pytest.approx(math.exp(0.5)),
         "sampling/masked_fraction": pytest.approx(2 / 10),
     }
+
+
+def test_the_sampling_difference_is_absolute_and_of_the_trained_tokens() -> None:
+    found = sampling_difference(PROXIMAL, BEHAVIOUR, MASK, Totals(tokens=10, sequences=4, items=4))
+    assert found["sampling/sampling_logp_difference/mean"].item() == pytest.approx((0.5 + 1 + 2 + 0.5) / 10)
+    assert found["sampling/sampling_logp_difference/max"].item() == pytest.approx(2.0)
 
 
 def test_an_unscored_token_is_its_own_proximal_policy() -> None:

@@ -84,6 +84,23 @@ def test_tokens_are_sampled_from_the_distribution_of_the_temperature(
     assert torch.all((seen - expected).abs() < 4 * (expected * (1 - expected) / number).sqrt() + 1e-3)
 
 
+def test_a_greedy_request_takes_the_likeliest_tokens_beside_others_that_are_sampled(
+    engine: TransformersEngine,
+) -> None:
+    likeliest = run(engine, PROMPTS, temperature=0.0)
+    requests = [Request(prompt, 12, greedy=place % 2 == 0) for place, prompt in enumerate(PROMPTS * 4)]
+    ended = [one for some in engine.generate(requests, temperature=2.0, seed=0) for one in some]
+    differing = 0
+    for completion in ended:
+        expected = likeliest[completion.index % len(PROMPTS)]
+        if requests[completion.index].greedy:
+            assert completion.token_ids == expected.token_ids
+            assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        else:
+            differing += completion.token_ids != expected.token_ids
+    assert differing > len(requests) / 4
+
+
 def test_the_seed_decides_the_sample(engine: TransformersEngine) -> None:
     assert run(engine, PROMPTS, seed=5) == run(engine, PROMPTS, seed=5)
     assert run(engine, PROMPTS, seed=5) != run(engine, PROMPTS, seed=6)

@@ -18,6 +18,7 @@ from trinity_db.models import build_scratch, load_model
 from trinity_db.trainer import head
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.forward import Forward, trained_mask, trained_values
+from trinity_db.trainer.value_head import ValueHead
 
 VOCABULARY = 61
 SIZES = {
@@ -126,6 +127,55 @@ def test_values_and_gradients_are_those_of_the_models_whole_logits(name: str, tm
     )
     torch.testing.assert_close(forward.logprobs(rows), scored.logprobs.detach(), rtol=rtol, atol=atol)
     assert not forward.logprobs(rows).requires_grad
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_are_read_off_the_states_that_predict_the_trained_tokens(name: str, tmp_path: Path) -> None:
+    make, packs, _ = MODELS[name]
+    model = make(tmp_path)
+    rows = payloads(model.config.vocab_size)
+    value_head = ValueHead(model.config.hidden_size).double()
+    torch.nn.init.normal_(value_head.weight, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.constant_(value_head.bias, 0.5)
+    found = []
+    for row in rows:
+        tokens = torch.from_numpy(row.token_ids).long()[None]
+        states = model(input_ids=tokens, output_hidden_states=True).hidden_states[-1][0, :-1]
+        found.append(states[row.action_mask[1:]] @ value_head.weight[0] + value_head.bias)
+    expected = torch.cat(found)
+    expected_gradient = gradient(model, plainly(model, rows)[0], expected)
+    rtol, atol = (1e-6, 1e-7) if packs else (1e-5, 2e-5)
+    forward = Forward(model, TrainerConfig(), temperature=TEMPERATURE, value_head=value_head)
+    scored = forward(rows)
+    assert scored.values is not None
+    torch.testing.assert_close(scored.values[scored.mask], expected, rtol=rtol, atol=atol)
+    assert not scored.values[~scored.mask].any()
+    both = gradient(model, scored.logprobs[scored.mask], scored.values[scored.mask])
+    largest = float(expected_gradient.abs().max())
+    torch.testing.assert_close(both, expected_gradient, rtol=rtol, atol=rtol * largest)
+    alone = forward.values(rows)
+    assert not alone.requires_grad
+    torch.testing.assert_close(alone, scored.values.detach(), rtol=rtol, atol=atol)
+
+
+def test_values_need_no_logits_and_without_a_head_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = of("Llama"), payloads()
+    assert Forward(model, TrainerConfig())(rows).values is None
+    forward = Forward(model, TrainerConfig(), value_head=ValueHead(32).double())
+    monkeypatch.setattr(model.lm_head, "forward", None)
+    monkeypatch.setattr(head, "from_logits", None)
+    assert forward.values(rows).shape == trained_mask(rows).shape
+
+
+def test_values_are_float32_where_the_model_computes_in_bfloat16() -> None:
+    model, rows = of("Qwen2", initializer_range=0.05).float(), payloads()
+    one = ValueHead(32)
+    torch.nn.init.normal_(one.weight, generator=torch.Generator().manual_seed(0))
+    exact = Forward(model, TrainerConfig(), value_head=one).values(rows)
+    found = Forward(model, TrainerConfig(dtype="bfloat16"), value_head=one).values(rows)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, exact, atol=0.3, rtol=0)
+    assert not torch.equal(found, exact)
 
 
 def test_without_a_bonus_entropy_has_no_gradient() -> None:

@@ -12,8 +12,8 @@ import trinity_db
 
 PACKAGE = Path(trinity_db.__file__).parent
 HEAVY = {
-    *("datasets", "lancedb", "matplotlib", "pandas", "ray"),
-    *("safetensors", "tokenizers", "torch", "transformers", "vllm"),
+    *("accelerate", "datasets", "lancedb", "matplotlib", "mlflow", "pandas", "peft", "ray"),
+    *("safetensors", "tensorboard", "tokenizers", "torch", "transformers", "vllm", "wandb"),
 }
 # Not loaded by a mere --help either; a command that works with rows needs them soon enough.
 SLOW = {"alembic", "numpy", "psycopg", "pyarrow", "sqlalchemy"}

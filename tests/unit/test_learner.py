@@ -17,12 +17,14 @@ from trinity_db.models import build_scratch, load_model
 from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.step import Abandoned, Learner, NonFiniteLoss, learning_rate
+from trinity_db.trainer.value_head import ValueHead
 
 ALGORITHMS = {
     "grpo": recipe("grpo"),
     "sft": recipe("sft"),
     "dpo": recipe("dpo"),
     "orpo": recipe("orpo"),
+    "kto": recipe("kto", beta=0.5, undesirable_weight=1.5),
     "gspo": recipe("gspo", correction="truncated_importance_sampling", proximal="interpolated"),
     "m2po": recipe("grpo", correction="m2po", kl={"name": "k3", "coefficient": 0.5}, entropy_coefficient=0.1),
     "sequences": recipe(
@@ -32,6 +34,8 @@ ALGORITHMS = {
         kl={"name": "k1", "coefficient": 0.3},
     ),
     "reinforce_plus_plus": recipe("reinforce_plus_plus", coefficient=0.3),
+    "ppo": recipe("ppo", kl={"name": "k1", "coefficient": 0.3}, gamma=0.9, lam=0.8, dual_clip=1.5),
+    "a2c": recipe("a2c", entropy_coefficient=0.1, aggregation="seq_mean_token_mean"),
     "raft": recipe("raft", aggregation="seq_mean_token_sum"),
 }
 
@@ -40,6 +44,9 @@ ALGORITHMS = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     build_scratch(ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32), 3, folder)
+    head = ValueHead(16)  # one that has learned already, for algorithms with values
+    torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(0))
+    head.save(folder)
     return folder
 
 
@@ -84,7 +91,7 @@ def learner(
 
 
 def gradients(learner: Learner) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in learner.policy.model.parameters()])
+    return torch.cat([one.grad.flatten() for one in learner.policy.parameters() if one.grad is not None])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
@@ -154,9 +161,14 @@ def test_a_stale_ratio_outside_the_range_gives_no_gradient(model: Path) -> None:
     stale = Payload(row.token_ids, row.action_mask, row.logprobs - 3, row.versions)
     one = learner(model, recipe("grpo"))
     metrics = one.step(Batch([stale], {"advantages": np.array([1.0])}))
-    assert metrics["clip_ratio"] == 1.0
+    assert metrics["clip_ratio"] == metrics["clip_ratio/high_mean"] == 1.0
+    assert metrics["clip_ratio/low_mean"] == 0.0
     assert metrics["ratio_mean"] > 1.2
     assert metrics["grad_norm"] == 0.0
+    far = Payload(row.token_ids, row.action_mask, row.logprobs + 3, row.versions)
+    metrics = one.step(Batch([far], {"advantages": np.array([-1.0])}))
+    assert metrics["clip_ratio"] == metrics["clip_ratio/low_mean"] == 1.0
+    assert metrics["clip_ratio/high_mean"] == 0.0
 
 
 def test_dpo_starts_at_log_two_and_keeps_its_reference(model: Path) -> None:
@@ -279,7 +291,9 @@ def test_raft_learns_from_the_good_rows_alone(model: Path) -> None:
     payloads = [row for row, is_good in zip(rows.payloads, good, strict=True) if is_good]
     raft, sft = (recipe(name, aggregation="seq_mean_token_mean") for name in ("raft", "sft"))
     seen = learner(model, raft).step(Batch(rows.payloads, {"advantages": good}))
-    assert seen == pytest.approx(learner(model, sft).step(Batch(payloads)), abs=1e-6)
+    expected = learner(model, sft).step(Batch(payloads))
+    expected["num_tokens"] = sum(row.num_tokens for row in rows.payloads)  # what was read, trained or not
+    assert seen == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_batch_without_a_good_row_is_a_step_that_changes_nothing(model: Path) -> None:
@@ -315,3 +329,18 @@ def test_an_entropy_bonus_raises_the_entropy(model: Path) -> None:
     one = learner(model, recipe("grpo", entropy_coefficient=1.0))
     first, last = one.step(rows)["entropy"], one.step(rows)["entropy"]
     assert last > first
+
+
+def test_tokens_are_counted_over_all_steps(model: Path) -> None:
+    one, rows = learner(model, recipe("sft")), batch()
+    num_tokens = sum(row.num_tokens for row in rows.payloads)
+    assert [one.step(rows)["num_tokens"] for _ in range(2)] == [num_tokens, 2 * num_tokens]
+    later = learner(model, recipe("sft"))
+    later.load_state_dict(one.state_dict())
+    assert later.step(rows)["num_tokens"] == 3 * num_tokens
+
+
+def test_orpo_tells_the_log_odds_of_its_pairs(model: Path) -> None:
+    metrics = learner(model, recipe("orpo", beta=0.5)).step(batch())
+    assert metrics["loss"] == pytest.approx(metrics["nll_loss"] - 0.5 * metrics["log_odds_ratio"], abs=1e-6)
+    assert metrics["log_odds_ratio"] < 0

@@ -137,6 +137,27 @@ def test_reinforce_plus_plus_gives_each_token_what_it_still_earns_in_standard_de
     torch.testing.assert_close(prepared["advantages"][TOKENS["mask"]], expected)
 
 
+def test_a_greedy_row_is_compared_with_and_not_trained_on() -> None:
+    rows = TOKENS | {"weight": torch.tensor([1.0, 0.0]), "advantages": torch.tensor([[1.0], [0.0]])}
+    prepared, _ = create(recipe("remax")).prepare(rows)
+    assert prepared["mask"].tolist() == [[True, True], [False, False]]
+
+
+def test_a_divergence_in_the_reward_is_not_taken_off_the_greedy_rows_own() -> None:
+    attempts = {
+        "rollouts": torch.tensor([3, 4]),
+        "steps": torch.zeros(2),
+        "greedy": torch.tensor([False, True]),
+    }
+    rows = TOKENS | GROUP | attempts | {"weight": torch.tensor([1.0, 0.0])}
+    rows |= {"reference": BEHAVIOUR - torch.tensor([[0.5, 0.3], [0.4, 9.0]])}
+    algorithm = create(recipe("remax", kl={"name": "k1", "coefficient": 0.5}))
+    assert algorithm.compares <= algorithm.needs.keys()
+    prepared, metrics = algorithm.prepare(rows)
+    assert prepared["advantages"].tolist() == [[pytest.approx(1 - 0.5 * 0.8)], [0.0]]
+    assert metrics["kl"] == pytest.approx(0.4)
+
+
 def test_advantages_are_whitened_over_tokens() -> None:
     prepared, _ = create(recipe("reinforce_plus_plus_baseline")).prepare(TOKENS | GROUP)
     whitened = prepared["advantages"][TOKENS["mask"]]

@@ -10,19 +10,22 @@ from pydantic.fields import FieldInfo
 from tests.recipes import recipe
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.settings import Settings, sections_below
-from trinity_db.trainer import offline_options, options
+from trinity_db.trainer import advantage_options, distillation_options, offline_options, options
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.parts import KINDS, keyword_only, part, positional
 from trinity_db.trainer.algorithms.rows import Totals
-from trinity_db.trainer.recipes import PolicyGradientConfig, PreferenceConfig, SupervisedConfig
+from trinity_db.trainer.recipes import LabelsConfig, PolicyGradientConfig, PreferenceConfig, SupervisedConfig
 
 FIELDS: dict[str, tuple[type[Settings], str]] = {
     "advantage": (PolicyGradientConfig, "advantage"),
     "policy loss": (PolicyGradientConfig, "loss"),
     "correction": (PolicyGradientConfig, "correction"),
     "kl": (PolicyGradientConfig, "kl"),
+    "distillation": (PolicyGradientConfig, "distillation"),
+    "value": (PolicyGradientConfig, "value"),
     "aggregation": (PolicyGradientConfig, "aggregation"),
     "preference loss": (PreferenceConfig, "loss"),
+    "label loss": (LabelsConfig, "loss"),
     "supervised loss": (SupervisedConfig, "loss"),
 }
 OURS = [
@@ -31,7 +34,10 @@ OURS = [
     for section in sections_below(*field)
     if not issubclass(section, options.Own)
 ]
-BASES = (options.ImportanceWeight, options.Divergence, offline_options.PairLoss)
+BASES = (
+    *(options.ImportanceWeight, options.Divergence, options.Values),
+    *(distillation_options.Distilled, offline_options.PairLoss),
+)
 
 
 def options_of(section: type[Settings]) -> dict[str, FieldInfo]:
@@ -137,8 +143,10 @@ def test_every_kind_of_part_can_be_ones_own(tmp_path: Path) -> None:
         "def advantage(rewards, groups): return rewards\n"
         "def correction(mask): return mask.float()\n"
         "def divergence(logprobs, reference): return (logprobs - reference) ** 2\n"
+        "def praise(teacher, old, *, most: float): return (teacher - old).clamp(max=most)\n"
         "def aggregation(values, mask, totals): return (values * mask).sum() / totals.tokens\n"
         "def pairs(chosen, rejected): return rejected - chosen\n"
+        "def labelled(response, desirable, response_length): return -response / response_length\n"
         "def tokens(logprobs): return -logprobs\n"
     )
     create(
@@ -147,6 +155,7 @@ def test_every_kind_of_part_can_be_ones_own(tmp_path: Path) -> None:
             advantage=f"{file}:advantage",
             correction=f"{file}:correction",
             kl={"name": f"{file}:divergence", "coefficient": 2.0},
+            distillation={"name": f"{file}:praise", "coefficient": 0.5, "most": 1.0},
             aggregation=f"{file}:aggregation",
         )
     )
@@ -155,12 +164,13 @@ def test_every_kind_of_part_can_be_ones_own(tmp_path: Path) -> None:
     rows |= {"entropy": torch.ones(2, 3), "correct": mask}
     totals = Totals(tokens=6, sequences=2, items=2)
     assert create(recipe("sft", loss=f"{file}:tokens")).shares(rows, totals)["loss"].item() == 1.0
+    assert set(create(recipe("kto", loss=f"{file}:labelled")).needs) == {"rewards"}
     losses = ["cpo", {"name": f"{file}:pairs", "weight": 0.5}]
     assert create(recipe("dpo", loss=losses)).needs == {}
 
 
 def test_unions_name_every_class_of_options() -> None:
     named = {section for kind in FIELDS.values() for section in sections_below(*kind)}
-    names = vars(options) | vars(offline_options)
+    names = vars(options) | vars(advantage_options) | vars(distillation_options) | vars(offline_options)
     defined = {one for one in names.values() if isinstance(one, type) and issubclass(one, Settings)}
     assert defined - set(BASES) - {Settings} == named

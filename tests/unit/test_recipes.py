@@ -7,6 +7,7 @@ import pytest
 from tests.recipes import recipe
 from trinity_db.errors import ConfigError
 from trinity_db.settings import Settings, validate
+from trinity_db.trainer import advantage_options as advantages
 from trinity_db.trainer import offline_options as offline
 from trinity_db.trainer import options as part
 from trinity_db.trainer.algorithms import create
@@ -14,6 +15,7 @@ from trinity_db.trainer.config import AlgorithmConfig
 from trinity_db.trainer.recipes import (
     RECIPES,
     Composition,
+    LabelsConfig,
     PolicyGradientConfig,
     PreferenceConfig,
     SupervisedConfig,
@@ -38,9 +40,10 @@ def test_every_recipe_is_its_name_and_can_be_stored_and_made(name: str) -> None:
     create(config)
 
 
-def test_recipes_draw_groups_rows_or_pairs() -> None:
-    drawn = {kind: {name for name, one in RECIPES.items() if one.draws == kind} for kind in ("rows", "pairs")}
-    assert drawn == {"rows": {"sft", "dft"}, "pairs": {"dpo", "orpo", "simpo", "cpo"}}
+def test_recipes_draw_groups_rows_labels_or_pairs() -> None:
+    kinds = ("rows", "labels", "pairs")
+    drawn = {kind: {name for name, one in RECIPES.items() if one.draws == kind} for kind in kinds}
+    assert drawn == {"rows": {"sft", "dft"}, "labels": {"kto"}, "pairs": {"dpo", "orpo", "simpo", "cpo"}}
     assert RECIPES["raft"].draws == "groups"
 
 
@@ -50,8 +53,12 @@ def test_recipes_draw_groups_rows_or_pairs() -> None:
         ("grpo", {"mask", "behaviour", "advantages"}),
         ("opmd", {"mask", "advantages"}),
         ("reinforce_plus_plus", {"mask", "behaviour", "advantages", "reference", "rewards", "groups"}),
+        ("ppo", {"mask", "behaviour", "rewards", "values"}),
+        ("a2c", {"mask", "rewards", "values"}),
+        ("on_policy_distillation", {"mask", "behaviour", "advantages", "teacher"}),
         ("dpo", {"reference"}),
         ("simpo", set()),
+        ("kto", {"rewards", "reference", "mismatched"}),
         ("sft", set()),
     ],
 )
@@ -70,7 +77,7 @@ def test_an_option_of_one_part_stands_flat() -> None:
     changed = read({"name": "grpo", "clip_low": 0.1, "clip_high": 0.28, "scale_rewards": "batch"})
     assert changed == PolicyGradientConfig(
         name="grpo",
-        advantage=part.Group(scale_rewards="batch"),
+        advantage=advantages.Group(scale_rewards="batch"),
         loss=part.PpoClip(clip_low=0.1, clip_high=0.28),
     )
     assert read({"name": "orpo", "beta": 0.7}) == PreferenceConfig(
@@ -99,7 +106,9 @@ def test_a_part_is_a_name_or_a_mapping_and_keeps_its_options_where_its_name_stay
     changed = read({"name": "dapo", "loss": {"name": "gspo", "clip_low": 0.1}, "clip_high": 0.3})
     assert changed == PolicyGradientConfig(name="dapo", loss=part.Gspo(clip_low=0.1, clip_high=0.3))
     without = read({"name": "reinforce_plus_plus", "kl": None})
-    assert without == PolicyGradientConfig(name="reinforce_plus_plus", advantage=part.Reward(), whiten=True)
+    assert without == PolicyGradientConfig(
+        name="reinforce_plus_plus", advantage=advantages.Reward(), whiten=True
+    )
 
 
 def test_losses_of_pairs_may_be_several() -> None:
@@ -117,6 +126,15 @@ def test_a_part_of_ones_own_has_its_options_beside_it() -> None:
     assert isinstance(changed, PolicyGradientConfig)
     assert changed.kl == part.OwnDivergence(function="a/b.py:far", options={"scale": 2}, coefficient=0.1)
     assert read(changed.model_dump(mode="json")) == changed
+
+
+def test_options_of_kto_and_its_loss_stand_flat() -> None:
+    assert read({"name": "kto", "beta": 0.3, "undesirable_weight": 1.3}) == LabelsConfig(
+        name="kto", loss=offline.Kto(beta=0.3), undesirable_weight=1.3
+    )
+    unpaired = read({"name": "kto", "loss": "apo_zero_unpaired", "beta": 0.3})
+    assert unpaired == LabelsConfig(name="kto", loss=offline.ApoZeroUnpaired(beta=0.3))
+    assert set(create(unpaired).needs) == {"rewards", "reference"}
 
 
 def test_raft_learns_above_a_limit() -> None:
@@ -142,6 +160,9 @@ def test_raft_learns_above_a_limit() -> None:
         ({"name": "grpo", "kl": {"coefficient": 1}}, r"name it, as in kl: {name: k1, ...}"),
         ({"name": "grpo", "kl": {"name": "k1", "applies_to": "loss"}}, "algorithm.kl: k1 as a loss"),
         ({"name": "dpo", "beta": 0}, r"algorithm.loss.0.beta: Input should be greater than 0 \(got 0\)"),
+        ({"name": "kto", "desirable_weight": 0}, "algorithm.desirable_weight: Input should be greater"),
+        ({"name": "kto", "loss": "sigmoid"}, "algorithm.loss: there is no 'sigmoid'; "),
+        ({"name": "grpo", "value": "gae"}, "algorithm: value: a reward is compared with its value, not by"),
         ({"name": "dpo", "loss": []}, "algorithm.loss: .*name one loss or more"),
         ({"name": "dpo", "loss": ["sigmiod"]}, "algorithm.loss.0: there is no 'sigmiod'; did you mean 'sig"),
         ({"name": "grpo", "scale_by_std": [1]}, "algorithm.advantage.scale_rewards: Input should be"),

@@ -96,6 +96,7 @@ def test_an_unknown_key_that_is_near_to_none_lists_those_there_are(read: Any) ->
         (ONLINE.replace("taskset: tasks\n", ""), "name its tasks under taskset"),
         (ONLINE.replace("steps: 3", ""), "trains until trainer.steps: set it"),
         (OFFLINE.replace("data: [set]\n", ""), "name them under data"),
+        (ONLINE.replace("{name: grpo}", "mix"), "beside rollout groups: name them under data"),
         (OFFLINE + "holdout: 1.0\n", "holdout: Input should be less than 1"),
         (OFFLINE + "data: set\n", "data: Input should be a valid list"),
         (OFFLINE + "1: 2\n", "1"),

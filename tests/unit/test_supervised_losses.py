@@ -1,8 +1,11 @@
 """Losses of demonstrated tokens against other formulations."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
-from trinity_db.trainer.algorithms.supervised_losses import dft, nll
+from trinity_db.trainer.algorithms.supervised_losses import dft, nll, phi
 
 
 def test_nll_is_cross_entropy() -> None:
@@ -22,9 +25,19 @@ def test_dft_weighs_each_token_by_its_probability_as_a_constant() -> None:
     torch.testing.assert_close(gradient, -logprobs.detach().exp())
 
 
-def test_nothing_of_a_masked_token_reaches_the_gradient_of_dft() -> None:
+def test_phi_weighs_each_token_by_how_undecided_the_policy_is_about_it() -> None:
+    logprobs = torch.log(torch.tensor([[0.5, 0.01, 0.99]], dtype=torch.float64)).requires_grad_()
+    losses = phi(logprobs, torch.ones(1, 3, dtype=torch.bool))
+    (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
+    torch.testing.assert_close(gradient, -torch.tensor([[0.25, 0.0099, 0.0099]], dtype=torch.float64))
+    torch.testing.assert_close(losses, gradient * logprobs)
+
+
+@pytest.mark.parametrize("loss", [dft, phi])
+def test_nothing_of_a_masked_token_reaches_a_weighed_loss(loss: Callable[..., torch.Tensor]) -> None:
     logprobs = torch.tensor([[-1.0, float("nan")]], requires_grad=True)
     mask = torch.tensor([[True, False]])
-    share = dft(logprobs, mask).masked_fill(~mask, 0.0).sum()
+    share = loss(logprobs, mask).masked_fill(~mask, 0.0).sum()
     (gradient,) = torch.autograd.grad(share, logprobs)
-    torch.testing.assert_close(gradient, torch.tensor([[-1.0, 0.0]]).exp() * torch.tensor([[-1.0, 0.0]]))
+    # The loss is the weight times -log p, which is 1 here.
+    torch.testing.assert_close(gradient, torch.tensor([[-share.item(), 0.0]]))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engine import Completion, Request
 from trinity_db.explorer.workflow import load, single_turn
-from trinity_db.store.groups import ClaimedGroup, Rollout
+from trinity_db.store.groups import ClaimedGroup, Rollout, Step
 
 OWN = """
 from __future__ import annotations
@@ -104,6 +105,20 @@ def test_rollouts_that_end_together_are_yielded_together() -> None:
     assert one.payload.versions.tolist() == [7]
 
 
+def test_the_greedy_member_of_a_group_is_asked_for_greedily() -> None:
+    asked: list[tuple[list[int], bool]] = []
+
+    class Listening(Echo):
+        def generate(self, requests: Sequence[Request], **options: Any) -> Iterator[list[Completion]]:
+            asked.extend(([*request.prompt_ids], request.greedy) for request in requests)
+            return super().generate(requests, **options)
+
+    groups = [replace(group(1, "12"), greedy=2), group(2, "4")]
+    options: Any = {"template": "{prompt}", "config": ExplorerConfig(), "should_stop": lambda: False}
+    list(single_turn(Listening(), groups, seed=0, **options))
+    assert asked == [([1, 2], False), ([1, 2], True), ([4], False), ([4], False)]
+
+
 def test_a_prompt_that_does_not_fit_fails_the_members_of_its_group_and_no_other() -> None:
     failed, finished = attempt([group(1, "12345"), group(2, "6")])
     assert {(r.group.id, r.member, r.error) for r in failed} == {
@@ -159,8 +174,20 @@ def test_a_rollout_has_sampled_tokens_or_an_error() -> None:
     now = datetime.now(UTC)
     written = Payload(np.arange(3, dtype=np.int32), np.array([False, True, True]))
     sampled = Payload(written.token_ids, written.action_mask, np.zeros(2, np.float32), np.zeros(2, np.int32))
-    for payload, error in ((None, None), (sampled, "failed")):
-        with pytest.raises(ValueError, match="a payload, or an error"):
-            Rollout(group(1, "1"), 0, now, now, payload=payload, error=error)
-    with pytest.raises(ValueError, match="log-probability and version"):
-        Rollout(group(1, "1"), 0, now, now, payload=written)
+    one = Step("1", "2", sampled)
+    for payload, error, steps in ((None, None, ()), (sampled, "failed", ()), (sampled, None, [one])):
+        with pytest.raises(ValueError, match="a payload, or steps that each have one, or an error"):
+            Rollout(group(1, "1"), 0, now, now, payload=payload, error=error, steps=steps)
+    for payload, steps in ((written, []), (None, [one, Step("1", "2", written)])):
+        with pytest.raises(ValueError, match="log-probability and version"):
+            Rollout(group(1, "1"), 0, now, now, payload=payload, steps=steps)
+    assert Rollout(group(1, "1"), 0, now, now, "1", "2", sampled).all_steps == [one]
+
+
+@pytest.mark.parametrize("earned", [float("nan"), float("inf"), -1e101])
+def test_what_a_step_earned_is_a_number(earned: float) -> None:
+    sampled = Payload(
+        np.arange(1, dtype=np.int32), np.ones(1, bool), *(np.zeros(1, kind) for kind in ("f4", "i4"))
+    )
+    with pytest.raises(ValueError, match="The reward of a step is"):
+        Step("1", "2", sampled, reward=earned)

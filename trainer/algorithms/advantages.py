@@ -1,13 +1,16 @@
 """Advantages: how much better a response is than what it is compared with. Pure functions, in numpy.
 
-A part is f(rewards [n], groups [n], *, options) -> [n] float64: a number for each rollout, and whole numbers
-of which equal ones mark one group, in any order. What it gives at the draw is recorded with the batch.
+A part is f(columns, *, options) -> [n] float64. Its columns, [n] each, in any order of rows: `rewards`; whole
+numbers of which equal ones mark one rollout group, `groups`, one attempt, `rollouts`, and one state of the
+environment, `states`; `steps`, a row's place in its attempt, 0, 1, ...; and `greedy`, bool, of an attempt
+that was sampled at temperature 0. What a part gives at the draw is recorded with the batch.
 
 Peers disagree about a group of one. Here its baseline is its own reward, and so its advantage 0, as in TRL
 and verl's rloo_vectorized; elsewhere verl, and Trinity-RFT, take 0 for the baseline: the raw reward is left.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -117,6 +120,94 @@ def asymre(rewards: ArrayLike, groups: ArrayLike, *, baseline_shift: float = -0.
     return reward - _mean(reward, of) - baseline_shift
 
 
+def zero(rewards: ArrayLike) -> Floats:
+    """A = 0: what is learned comes from elsewhere, as from a teacher. A row may have no reward (NaN)."""
+    return np.zeros_like(rewards, np.float64)
+
+
+def multi_step_group(
+    rewards: ArrayLike,
+    groups: ArrayLike,
+    rollouts: ArrayLike,
+    steps: ArrayLike,
+    *,
+    scale_rewards: Literal["group", "batch", "none"] = "group",
+    step_norm: bool = False,
+) -> Floats:
+    """The attempts of a group compared by their final rewards, R of the last step; all their steps have that.
+
+    A = (R - mean_g R) / (std R + 1e-6), mean and deviation over attempts, however many steps each has.
+
+    Args:
+        scale_rewards: whose standard deviation, as `group` has it, of final rewards.
+        step_norm: divide by the number of steps, so that a long attempt weighs no more than a short one.
+
+    Peers: Trinity-RFT's step_wise_grpo; its `std_threshold` is the group processor's drop_equal_rewards.
+
+    Sources: GRPO, arXiv 2402.03300; broadcast as in rLLM and Trinity-RFT, arXiv 2505.17826.
+    """
+    last, attempt = _attempts(rollouts, steps)
+    final = np.asarray(rewards, np.float64)[last]
+    compared = group(final, np.asarray(groups)[last], scale_rewards=scale_rewards)
+    return (compared / np.bincount(attempt) if step_norm else compared)[attempt]
+
+
+def gigpo(
+    rewards: ArrayLike,
+    groups: ArrayLike,
+    rollouts: ArrayLike,
+    steps: ArrayLike,
+    states: ArrayLike,
+    *,
+    omega: float = 1.0,
+    gamma: float = 0.95,
+    scale_rewards: Literal["group", "none"] = "none",
+) -> Floats:
+    """Attempts compared within their group, and steps with those taken in the same state: A = A_E + ω·A_S.
+
+    A_E: of Σ_t r_t, the reward of the whole attempt, among the attempts of its group. A_S: of the return
+    Σ_{k≥t} γ^{k-t} r_k, among the steps that any attempt of the group took in that state. Both are less the
+    mean, and with `group` in standard deviations.
+
+    Args:
+        omega: ω, how much a step counts beside its attempt.
+        gamma: γ, what a reward is worth one step earlier. 0.95 as in the paper; Trinity-RFT takes 1.
+
+    Peers: Trinity-RFT as here, but that all groups of a batch share its states, unless users put the task
+    into them; the paper compares within one task. Where only one step was in a state, its A_S is 0 in both.
+
+    Source: GiGPO, arXiv 2505.10978 section 4.
+    """
+    reward = np.asarray(rewards, np.float64)
+    last, attempt = _attempts(rollouts, steps)
+    episodes = np.bincount(attempt, reward)
+    of_episode = group(episodes, np.asarray(groups)[last], scale_rewards=scale_rewards)[attempt]
+    anchors = _numbered(groups) * len(reward) + _numbered(states)
+    of_step = group(_returns(reward, attempt, steps, gamma), anchors, scale_rewards=scale_rewards)
+    return of_episode + omega * of_step
+
+
+def remax(
+    rewards: ArrayLike, groups: ArrayLike, rollouts: ArrayLike, steps: ArrayLike, greedy: ArrayLike
+) -> Floats:
+    """Relative to what the greedy attempt at the same task earned: A = R - R_greedy; that one's own is 0.
+
+    R is the final reward of an attempt, and all its steps have its advantage. A group whose greedy attempt
+    failed has the mean of the others for its baseline (`leave_one_out`), which like the greedy one does not
+    depend on what the response itself did, so that the gradient stays unbiased.
+
+    Peers: verl and Trinity-RFT make the greedy attempt beside the batch and know no group without one.
+
+    Source: ReMax, arXiv 2310.10505.
+    """
+    last, attempt = _attempts(rollouts, steps)
+    final, of = np.asarray(rewards, np.float64)[last], _numbered(np.asarray(groups)[last])
+    is_greedy = np.asarray(greedy, np.bool_)[last]
+    count = np.bincount(of, is_greedy)
+    baseline = np.bincount(of, np.where(is_greedy, final, 0.0)) / np.maximum(count, 1)
+    return np.where(count[of] > 0, final - baseline[of], leave_one_out(final, of))[attempt]
+
+
 def returns_to_go(reward: float, penalties: NDArray[np.floating]) -> Floats:
     """[k] What a row's tokens still earn: G_t = R - Σ_{s≥t} penalty_s, with the reward at the last token.
 
@@ -157,6 +248,23 @@ def whiten(advantages: Sequence[NDArray[np.floating]]) -> list[Floats]:
 def _numbered(groups: ArrayLike) -> NDArray[np.intp]:
     """[n] The groups' numbers, from 0 on."""
     return np.unique(np.asarray(groups), return_inverse=True)[1]
+
+
+def _attempts(rollouts: ArrayLike, steps: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """[m] The row of each attempt's last step; [n] the number of each row's attempt, from 0 on."""
+    attempt = _numbered(rollouts)
+    in_order = np.lexsort((np.asarray(steps), attempt))
+    return in_order[np.cumsum(np.bincount(attempt)) - 1], attempt
+
+
+def _returns(reward: Floats, attempt: NDArray[np.intp], steps: ArrayLike, gamma: float) -> Floats:
+    """[n] What each step's attempt earns from it on, a reward one step later being worth gamma."""
+    earned = reward.copy()
+    backwards = np.lexsort((np.asarray(steps), attempt))[::-1]
+    for later, row in pairwise(backwards):
+        if attempt[later] == attempt[row]:
+            earned[row] += gamma * earned[later]
+    return earned
 
 
 def _mean(values: Floats, of: NDArray[np.intp]) -> Floats:

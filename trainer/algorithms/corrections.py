@@ -145,6 +145,22 @@ def importance_metrics(weights: Tensor, mask: Tensor, totals: Totals) -> dict[st
     }
 
 
+def sampling_difference(
+    logprobs: Tensor, behaviour: Tensor, mask: Tensor, totals: Totals
+) -> dict[str, Tensor]:
+    """Share of the mean and the extreme of |log p - log behaviour|: what age and engine have made different.
+
+    p is the policy at the start of the step, which `logprobs` is, as all micro-batches of a step have its
+    weights. As in TRL, but that a token which is not finite counts as 0 here, and not at all there.
+    """
+    difference = _log_ratios(logprobs, behaviour).abs()
+    name = "sampling/sampling_logp_difference"
+    return {
+        f"{name}/mean": token_mean(difference, mask, totals),
+        f"{name}/max": difference.masked_fill(~mask, 0.0).amax(),
+    }
+
+
 def _ratios(proximal: Tensor, behaviour: Tensor, mask: Tensor, level: Literal["token", "sequence"]) -> Tensor:
     """[B, K] proximal/behaviour within e^±20; 0 outside the mask."""
     log_ratios = _log_ratios(proximal, behaviour).masked_fill(~mask, 0.0)

@@ -2,7 +2,7 @@
 
 A part is a function. Its positional parameters are named after what it reads, columns of
 `rows.Columns` for most kinds, so that its signature says what it needs; its keyword-only parameters
-are its options. Those of a part of ours have a class in `trainer/options.py`.
+are its options. Those of a part of ours have a class in `trainer/options.py` or beside it.
 """
 
 import inspect
@@ -21,14 +21,21 @@ from trinity_db.trainer.algorithms import (
     advantages,
     aggregation,
     corrections,
+    distillation,
     kl,
+    label_losses,
     policy_losses,
     preference_losses,
     supervised_losses,
+    values,
 )
 from trinity_db.trainer.options import Own
 
-_POLICY = ("logprobs", "mask", "old", "behaviour", "proximal", "reference", "advantages", "rewards")
+_POLICY = (
+    *("logprobs", "mask", "old", "behaviour", "proximal", "reference", "teacher"),
+    *("advantages", "rewards"),
+)
+_LABELLED = ("response", "response_reference", "response_length", "desirable", "divergence")
 _PAIRS = ("chosen", "rejected", "chosen_reference", "rejected_reference", "chosen_length", "rejected_length")
 
 
@@ -45,14 +52,17 @@ class Kind:
 
 
 KINDS = {
-    "advantage": Kind(advantages, ("rewards", "groups"), "rewards"),
+    "advantage": Kind(advantages, ("rewards", "groups", "rollouts", "steps", "states", "greedy"), "rewards"),
     "policy loss": Kind(policy_losses, (*_POLICY, "entropy", "staleness"), "mask"),
     "correction": Kind(
         corrections, ("logprobs", "proximal", "behaviour", "mask", "advantages", "staleness"), "mask"
     ),
     "kl": Kind(kl, ("logprobs", "reference", "old", "mask"), "mask"),
+    "distillation": Kind(distillation, ("old", "behaviour", "teacher", "mask"), "mask"),
+    "value": Kind(values, ("token_rewards", "values", "mask"), "mask"),
     "aggregation": Kind(aggregation, ("values", "mask", "totals"), None),
     "preference loss": Kind(preference_losses, _PAIRS, "chosen"),
+    "label loss": Kind(label_losses, _LABELLED, "response"),
     "supervised loss": Kind(supervised_losses, ("logprobs", "mask", "entropy", "correct"), "mask"),
 }
 

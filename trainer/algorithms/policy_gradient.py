@@ -1,10 +1,11 @@
 """Policy gradient: advantages, a loss per token, and what may be added to it.
 
 The loss is the mean of the policy loss, times the correction's weights, plus coefficient times the
-divergence from the starting model, less coefficient times the entropy; everything is a sum over
-trained tokens divided by a count of the whole optimizer step.
+divergence from the starting model, plus coefficient times the loss of the values, less coefficient
+times the entropy; everything is a sum over trained tokens divided by a count of the whole step.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,16 @@ from torch import Tensor
 
 from trinity_db.trainer.algorithms.advantages import returns_to_go, whiten
 from trinity_db.trainer.algorithms.aggregation import seq_mean_token_mean, token_mean
-from trinity_db.trainer.algorithms.corrections import importance_metrics, interpolated_proximal
+from trinity_db.trainer.algorithms.corrections import (
+    importance_metrics,
+    interpolated_proximal,
+    sampling_difference,
+)
 from trinity_db.trainer.algorithms.kl import adapted_coefficient, penalised_rewards
 from trinity_db.trainer.algorithms.parts import needs, part
 from trinity_db.trainer.algorithms.policy_losses import log_ratio
 from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
+from trinity_db.trainer.algorithms.values import token_rewards, value_loss, value_metrics
 from trinity_db.trainer.recipes import PolicyGradientConfig
 
 FROM_FORWARD = {"logprobs", "correct"}
@@ -34,6 +40,8 @@ class PolicyGradient(Algorithm):
         self._loss = part("policy loss", config.loss)
         self._correction = part("correction", config.correction) if config.correction else None
         self._kl = part("kl", config.kl) if config.kl else None
+        self._value = part("value", config.value) if config.value else None
+        self._distillation = part("distillation", config.distillation) if config.distillation else None
         self._mean = part("aggregation", config.aggregation)
         self._coefficient = config.kl.coefficient if config.kl else 0.0
         reads_proximal = self._correction is not None and "proximal" in self._correction.columns
@@ -43,9 +51,15 @@ class PolicyGradient(Algorithm):
 
     @property
     def needs(self) -> dict[str, str]:
-        readers = needs([self._loss, self._correction, self._kl])
+        readers = needs([self._loss, self._correction, self._kl, self._distillation])
         if self._penalises:
-            readers |= {name: str(self._kl) for name in ("rewards", "groups", "old")}
+            readers |= {
+                name: str(self._kl) for name in ("rewards", "groups", "old", *self._advantage.columns)
+            }
+        if self._value:
+            # What stands in for the advantages that are recorded at the draw.
+            readers |= {name: str(self._value) for name in ("rewards", "values")}
+            readers.pop("advantages", None)
         if "old" in readers:
             readers.setdefault(self._old, readers.pop("old"))
         if self._correction:
@@ -57,13 +71,24 @@ class PolicyGradient(Algorithm):
             readers["entropy"] = "entropy_coefficient"
         return {name: reader for name, reader in readers.items() if name not in FROM_FORWARD}
 
-    def advantages(self, rewards: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
-        values: NDArray[np.float64] = self._advantage({"rewards": rewards, "groups": groups})
+    @property
+    def compares(self) -> frozenset[str]:
+        return frozenset(self._advantage.columns) - {"rewards", "groups"}
+
+    def advantages(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """What is known at the draw: without values what a step uses, with them the reward alone.
+
+        Where there are values, or a divergence in the reward, the advantages that a step uses follow from the
+        reward and from what the policy says at the step's start.
+        """
+        values: NDArray[np.float64] = self._advantage(columns)
         return values
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
         """Advantages as the tokens see them, what ratios are relative to, the correction's weights."""
         rows, metrics = dict(rows), {}
+        if "greedy" in self.compares:  # such rows have no weight
+            rows["mask"] = rows["mask"] & (rows["weight"] > 0)[:, None]
         start = rows.get("proximal")
         if self._interpolates:
             rows["proximal"] = interpolated_proximal(rows["proximal"], rows["behaviour"], rows["staleness"])
@@ -71,6 +96,12 @@ class PolicyGradient(Algorithm):
             rows["old"] = rows[self._old]
         if self._penalises:
             metrics["kl"] = self._penalise(rows)
+        if self._value:
+            metrics |= self._estimate(rows)
+        if self._distillation:
+            assert self._config.distillation is not None
+            learned = self._config.distillation.coefficient * self._distillation(rows)
+            rows["advantages"] = rows["advantages"] + learned
         if self._config.whiten:
             rows["advantages"] = _whitened(rows["advantages"], rows["mask"])
         if self._correction and start is not None:
@@ -81,6 +112,8 @@ class PolicyGradient(Algorithm):
         mask = rows["mask"]
         terms = self._loss(rows)
         values, shares = terms["loss"], _distances(rows, totals)
+        if "behaviour" in rows:
+            shares |= sampling_difference(rows["logprobs"], rows["behaviour"], mask, totals)
         if "correction" in rows:
             values = values * rows["correction"]
             shares |= importance_metrics(rows["correction"], mask, totals)
@@ -90,10 +123,15 @@ class PolicyGradient(Algorithm):
             estimates = self._kl(rows)
             shares["kl"] = seq_mean_token_mean(estimates, mask, totals)
             loss = loss + self._coefficient * self._mean(_values(estimates * weight, mask, totals))
+        if self._config.value:
+            shares |= self._value_shares(rows, totals)
+            loss = loss + self._config.value.coefficient * shares["value_loss"]
         if coefficient := self._config.entropy_coefficient:
             loss = loss - coefficient * self._mean(_values(rows["entropy"] * weight, mask, totals))
+        if self._distillation and "teacher" in rows and "old" in rows:
+            shares["teacher_kl"] = token_mean(rows["old"] - rows["teacher"], mask, totals)
         if "clip_ratio" in terms:
-            shares["clip_ratio"] = token_mean(terms["clip_ratio"], mask, totals)
+            shares |= _clip_ratios(terms["clip_ratio"], rows["advantages"], mask, totals)
         return shares | {"loss": loss, "entropy": token_mean(rows["entropy"], mask, totals)}
 
     def learned(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
@@ -119,15 +157,42 @@ class PolicyGradient(Algorithm):
         assert self._kl is not None
         mask = rows["mask"]
         estimates = self._kl(rows | {"logprobs": rows["old"]})
-        if self._advantage.name == "reward":
+        if self._value:
+            rows["penalties"] = self._coefficient * estimates
+        elif self._advantage.name == "reward":
             rows["advantages"] = _returns(rows["rewards"], self._coefficient * estimates, mask)
         else:
             rewards = penalised_rewards(rows["rewards"], estimates, mask, coefficient=self._coefficient)
-            anew = self.advantages(rewards.double().cpu().numpy(), rows["groups"].cpu().numpy())
+            compared = {name: rows[name].cpu().numpy() for name in ("groups", *self.compares)}
+            anew = self.advantages(compared | {"rewards": rewards.double().cpu().numpy()})
             rows["advantages"] = torch.from_numpy(anew).to(estimates)[:, None]
         lengths = mask.sum(dim=1)
         sequences = int((lengths > 0).sum())
         return seq_mean_token_mean(estimates, mask, Totals(int(lengths.sum()), sequences, sequences)).item()
+
+    def _estimate(self, rows: dict[str, Tensor]) -> dict[str, float]:
+        """Each token's advantage and return from the values at the start of the step; metrics of these."""
+        assert self._value is not None
+        # On the CPU and in float64: an estimate goes from token to token, each a few numbers.
+        mask, values, rewards = (rows[name].cpu() for name in ("mask", "values", "rewards"))
+        penalties = rows.pop("penalties", torch.zeros(mask.shape)).cpu()
+        earned = token_rewards(rewards.double(), penalties.double(), mask)
+        advantages = self._value({"token_rewards": earned, "values": values.double(), "mask": mask})
+        returns = advantages + values
+        rows["old_values"] = rows.pop("values")
+        rows |= {"advantages": advantages.to(rows["old_values"]), "returns": returns.to(rows["old_values"])}
+        return value_metrics(values.double(), returns, mask)
+
+    def _value_shares(self, rows: Columns, totals: Totals) -> Shares:
+        """The loss of the values, before its coefficient, and how much of it was clipped."""
+        assert self._config.value is not None
+        columns = (rows[name] for name in ("values", "old_values", "returns", "mask"))
+        terms = value_loss(*columns, clip_range=self._config.value.clip_range)
+        losses = terms["loss"] * rows["weight"][:, None]
+        return {
+            "value_loss": self._mean(_values(losses, rows["mask"], totals)),
+            "value_clip_ratio": token_mean(terms["clip_ratio"], rows["mask"], totals),
+        }
 
 
 def _values(values: Tensor, mask: Tensor, totals: Totals) -> dict[str, Any]:
@@ -135,7 +200,11 @@ def _values(values: Tensor, mask: Tensor, totals: Totals) -> dict[str, Any]:
 
 
 def _distances(rows: Columns, totals: Totals) -> Shares:
-    """How far the policy has moved from `old`; r - 1 - log r estimates KL(old ‖ now)."""
+    """How far the policy has moved from `old`; `approx_kl` estimates KL(old ‖ now).
+
+    It is the mean of r - 1 - log r, k3, which is never negative, as in TRL's asynchronous GRPO and prime-rl's
+    mismatch_kl. verl's and Trinity-RFT's ppo_kl is -mean(log r), k1; TRL's old PPO had mean((log r)²)/2, k2.
+    """
     if "old" not in rows:
         return {}
     mask = rows["mask"]
@@ -144,6 +213,15 @@ def _distances(rows: Columns, totals: Totals) -> Shares:
     return {
         "approx_kl": token_mean(ratios - 1 - log_ratios, mask, totals),
         "ratio_mean": token_mean(ratios, mask, totals),
+    }
+
+
+def _clip_ratios(clipped: Tensor, advantages: Tensor, mask: Tensor, totals: Totals) -> Shares:
+    """The tokens whose pull was limited, as shares of all: together, with A < 0 (low), with A > 0 (high)."""
+    return {
+        "clip_ratio": token_mean(clipped, mask, totals),
+        "clip_ratio/low_mean": token_mean(clipped * (advantages < 0), mask, totals),
+        "clip_ratio/high_mean": token_mean(clipped * (advantages > 0), mask, totals),
     }
 
 

@@ -35,8 +35,11 @@ class Preference(Algorithm):
             "logps/chosen": pairs["chosen"].detach(),
             "logps/rejected": pairs["rejected"].detach(),
         }
-        for values in [values for name, _, values in losses if name == "chosen_nll"]:
-            per_pair["nll_loss"] = values.detach()
+        for (name, _, values), (loss, _) in zip(losses, self._losses, strict=True):
+            if name == "chosen_nll":
+                per_pair["nll_loss"] = values.detach()
+            if name == "odds_ratio":
+                per_pair["log_odds_ratio"] = -values.detach() / loss.options["beta"]
         return {name: values.sum() / totals.items for name, values in per_pair.items()}
 
     def _rewards(self, pairs: Columns) -> dict[str, Tensor]:

@@ -23,7 +23,13 @@ old [B, K] what ratios are relative to: `proximal` where a correction reads it, 
 behaviour [B, K] as stored when the tokens were sampled;
 proximal [B, K] under the policy at the start of the step, or between that one and `behaviour`;
 reference [B, K] under the frozen starting model;
-advantages [B, 1] or [B, K]; rewards [B]; groups [B] equal numbers for one rollout group;
+teacher [B, K] under the model that processors.teacher names, as stored before the draw;
+values [B, K] what the value head expects a row to earn from a token on, like logprobs with gradient;
+old_values [B, K] the same at the start of the step; returns [B, K] what was earned, by its estimate;
+advantages [B, 1] or [B, K]; rewards [B]; groups [B] equal numbers for one rollout group; rollouts [B] for
+one attempt, steps [B] within it from 0 on, states [B] equal numbers for one state, greedy [B] bool;
+mismatched [B] log(policy / reference) of another row's response to a row's prompt, at the start of the step;
+is_expert [B] bool, True for an imported row that stands beside those of rollout groups;
 staleness [B] versions between a row's policy and the one being trained; weight [B] of a row in the loss;
 entropy [B, K] in nats, with gradient only where a bonus asks for it;
 correct [B, K] bool, True where no token is likelier.
@@ -45,6 +51,10 @@ class Totals:
     """Sequences with at least one trained token."""
     items: int
     """Sequences, or pairs where the algorithm takes pairs."""
+    expert_tokens: int = 0
+    """Of the tokens, those of expert rows."""
+    expert_sequences: int = 0
+    """Of the sequences, those that are expert rows."""
 
 
 class Algorithm(ABC):
@@ -56,10 +66,18 @@ class Algorithm(ABC):
     @property
     @abstractmethod
     def needs(self) -> dict[str, str]:
-        """The columns that it reads beyond mask, logprobs, correct and weight, each with who asks for it."""
+        """The columns that it reads beyond mask, logprobs, correct and weight, each with who asks for it.
 
-    def advantages(self, rewards: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of rows of rollout groups, at the draw; recorded with the batch."""
+        Whoever reads `values` has them in both phases.
+        """
+
+    @property
+    def compares(self) -> frozenset[str]:
+        """What its advantages read beyond rewards and groups: of rollouts, steps, states and greedy."""
+        return frozenset()
+
+    def advantages(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """[n] Of rows of rollout groups, at the draw, from rewards, groups and what it compares; recorded."""
         raise AssertionError("it draws no rollout groups")
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:

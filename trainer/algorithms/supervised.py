@@ -1,5 +1,8 @@
 """Supervised: the likelihood of demonstrated responses, or of one's own best."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,9 +25,9 @@ class Supervised(Algorithm):
         readers = needs([self._loss])
         return {"entropy": readers["entropy"]} if "entropy" in readers else {}
 
-    def advantages(self, rewards: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
+    def advantages(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         assert self._limit is not None
-        return (rewards > self._limit).astype(np.float64)
+        return (columns["rewards"] > self._limit).astype(np.float64)
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
         """Only what has an advantage is trained, and counts."""

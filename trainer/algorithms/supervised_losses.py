@@ -25,4 +25,21 @@ def dft(logprobs: Tensor, mask: Tensor) -> Tensor:
 
     Source: DFT, arXiv 2508.05629.
     """
-    return -logprobs.detach().masked_fill(~mask, 0.0).exp() * logprobs
+    return -_probabilities(logprobs, mask) * logprobs
+
+
+def phi(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] -p(1 - p)·log p, the weight as a constant: little for what is known, and for what is far off.
+
+    The weight is at most 1/4, where the policy is undecided. Args as in `dft`.
+
+    Source: CHORD-φ, arXiv 2508.11408. Trinity-RFT can leave out tokens above a probability too;
+    by default it leaves out none.
+    """
+    probabilities = _probabilities(logprobs, mask)
+    return -probabilities * (1 - probabilities) * logprobs
+
+
+def _probabilities(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] p, without gradient; what stands outside the mask is 1."""
+    return logprobs.detach().masked_fill(~mask, 0.0).exp()

@@ -9,7 +9,9 @@ from trinity_db.config import ModelConfig
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.settings import Settings, home
+from trinity_db.sinks.config import MetricsConfig
 from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, SamplerConfig, TrainerConfig
+from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientConfig
 
 
 class RunConfig(Settings):
@@ -24,7 +26,7 @@ class RunConfig(Settings):
     taskset: str | None = None
     """Imported tasks to explore (online)."""
     data: list[str] = Field(default_factory=list)
-    """Names of imported data sets to train on (offline)."""
+    """Names of imported data sets to train on (offline), or to take rows from beside rollout groups (mix)."""
     holdout: float = Field(0.0, ge=0, lt=1)
     """Share of the imported rows that is kept for evaluation and never trained on; all answers to one prompt
     go together."""
@@ -37,7 +39,8 @@ class RunConfig(Settings):
     algorithm: AlgorithmConfig
     """A recipe, by name or with options and parts of one's choice. Online: grpo, dr_grpo, dapo, rloo,
     reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, gspo, cispo, sapo, opmd, asymre, sppo, topr,
-    rec, raft, and policy_gradient for one's own; offline: sft, dft, dpo, orpo, simpo, cpo."""
+    rec, remax, multi_step_grpo, gigpo, on_policy_distillation, raft, and policy_gradient for one's own;
+    beside imported rows mix and chord; offline: sft, dft, dpo, orpo, simpo, cpo, kto."""
     sampler: SamplerConfig = FifoConfig()
     """Which ready rollout groups a step takes (online): fifo, newest, uniform or prioritized, by name or with
     options."""
@@ -50,6 +53,8 @@ class RunConfig(Settings):
     """What happens between a rollout and its training."""
     trainer: TrainerConfig = TrainerConfig()
     """How the policy is improved."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Where metrics are shown, beside the store's own table."""
 
     @model_validator(mode="after")
     def online_or_offline(self) -> Self:
@@ -58,6 +63,11 @@ class RunConfig(Settings):
                 raise ValueError(f"algorithm {self.algorithm.name} explores: name its tasks under taskset")
             if self.trainer.steps is None:
                 raise ValueError(f"algorithm {self.algorithm.name} trains until trainer.steps: set it")
+            if isinstance(self.algorithm, MixConfig) and not self.data:
+                raise ValueError(
+                    f"algorithm {self.algorithm.name} takes imported rows beside rollout groups: "
+                    "name them under data"
+                )
         elif not self.data:
             raise ValueError(f"algorithm {self.algorithm.name} trains on imported rows: name them under data")
         return self
@@ -83,11 +93,50 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def rows_can_be_compared(self) -> Self:
+        compares_rows = isinstance(self.algorithm, LabelsConfig) and self.algorithm.compares_rows
+        if compares_rows and self.trainer.batch_size == 1:
+            raise ValueError(
+                f"algorithm {self.algorithm.name} compares each row with the others of its step: "
+                "set trainer.batch_size to 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
     def groups_are_large_enough(self) -> Self:
         if self.is_online and self.explorer.group_size < self.processors.group.min_size:
             raise ValueError(
                 f"explorer.group_size {self.explorer.group_size} is below processors.group.min_size "
                 f"{self.processors.group.min_size}: every group would be dropped"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def rows_have_what_is_learned_from(self) -> Self:
+        teacher, name = self.processors.teacher, self.algorithm.name
+        distils = isinstance(self.algorithm, PolicyGradientConfig) and self.algorithm.distillation is not None
+        if distils and teacher is None:
+            raise ValueError(f"algorithm {name} learns from a teacher: name it, processors.teacher.path")
+        if teacher is not None and not self.is_online:
+            raise ValueError(
+                f"algorithm {name} trains on imported rows, of which no teacher is asked: "
+                "leave out processors.teacher"
+            )
+        reads = not isinstance(self.algorithm, PolicyGradientConfig) or self.algorithm.reads_rewards
+        told = self.processors.score.functions or self.requires_reward or ".py:" in self.explorer.workflow
+        if self.is_online and reads and not told:
+            raise ValueError(
+                f"algorithm {name} learns from rewards, and nobody gives any: name a function under "
+                "processors.score.functions, a source under requires_reward, or a workflow of your own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def a_precomputed_reference_has_rows_to_be_asked_about(self) -> Self:
+        if self.is_online and self.trainer.reference.name == "precomputed":
+            raise ValueError(
+                f"trainer.reference: precomputed asks about imported rows, before the first step; algorithm "
+                f"{self.algorithm.name} trains on rollouts, which come later: take start"
             )
         return self
 
@@ -105,11 +154,13 @@ class RunConfig(Settings):
         """The form in which the configuration is kept with the run, and compared when a role joins it.
 
         Without the folder of checkpoints, as a run goes on in another one when its disk is full, and without
-        what is archived, which changes nothing of what the run is.
+        what is archived, how weights are sharded and where metrics are shown, which change nothing of what
+        the run is.
         """
         apart = {
-            "trainer": self.trainer.model_copy(update={"checkpoints": None}),
+            "trainer": self.trainer.model_copy(update={"checkpoints": None, "sharding": "none"}),
             "processors": self.processors.model_copy(update={"archive": None}),
+            "metrics": MetricsConfig(),
         }
         return self.model_copy(update=apart).model_dump(mode="json")
 

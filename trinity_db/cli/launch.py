@@ -1,5 +1,8 @@
 """From a configuration file to a role at work in this process."""
 
+import logging
+import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -9,6 +12,7 @@ from trinity_db.cli.configuration import RunConfig
 from trinity_db.database import Database, Transaction, open_database, retry
 from trinity_db.errors import ConfigError
 from trinity_db.service import LEASE_SECONDS, is_orphan, is_supervised
+from trinity_db.sinks.follow import mirrored, sinks_of
 from trinity_db.store import groups, runs
 
 Result = TypeVar("Result")
@@ -67,6 +71,7 @@ def check(config: RunConfig) -> tuple[Database, runs.Run]:
         TrinityError: the taskset, the model, the workflow or a reward function does not exist, or an extra
             is missing.
     """
+    from trinity_db.cli import teacher
     from trinity_db.explorer.workflow import load
     from trinity_db.models import check_source
     from trinity_db.processors.score import Scorer
@@ -74,6 +79,7 @@ def check(config: RunConfig) -> tuple[Database, runs.Run]:
     check_source(config.model)
     load(config.explorer.workflow)
     Scorer(config.processors.score)
+    teacher.check(config)
     return open_run(config)
 
 
@@ -89,8 +95,11 @@ def explore(config: RunConfig) -> None:
     from trinity_db.explorer.service import Explorer
     from trinity_db.explorer.transformers_engine import TransformersEngine
     from trinity_db.explorer.workflow import load
+    from trinity_db.trainer.algorithms import create
 
-    workflow = load(config.explorer.workflow)  # before the run is created
+    # Before the run is created: both find a part of one's own that does not fit.
+    workflow = load(config.explorer.workflow)
+    greedy = "greedy" in create(config.algorithm).compares
     database, run = open_run(config)
     taskset = config.taskset
     assert taskset is not None
@@ -104,17 +113,22 @@ def explore(config: RunConfig) -> None:
         groups.Pace(config.max_staleness, config.trainer.batch_size * (config.trainer.publish_every or 1)),
         groups.Selection(taskset_id, config.explorer.order == "shuffle", config.seed),
         config.model.prompt_template,
+        greedy,
     ).serve()
 
 
 def process(config: RunConfig, drain: bool) -> bool:
     """Be the processors until the run is finished or nothing is left (drain); False if a signal came."""
+    from trinity_db.cli import teacher
     from trinity_db.processors.score import Scorer
     from trinity_db.processors.service import Processors
 
-    Scorer(config.processors.score)  # before the run is created
+    Scorer(config.processors.score)  # both before the run is created
+    teacher.check(config)
     database, run = open_run(config)
-    processors = Processors(database, run, config.processors, drain, config.requires_reward)
+    processors = Processors(
+        database, run, config.processors, drain, config.requires_reward, teacher.load(config, database)
+    )
     processors.serve()
     return not processors.stopping
 
@@ -124,8 +138,12 @@ def train(config: RunConfig) -> None:
     from trinity_db.models import check_source
 
     check_source(config.model)  # before the imports: it says which extra is missing
+    from trinity_db.trainer import together
+    from trinity_db.trainer.ranks import joined
     from trinity_db.trainer.service import Trainer, TrainerSetup
 
+    # Under a supervisor it is that who outlives all roles, and shows what the last of them measures.
+    sinks = [] if is_supervised() else sinks_of(config.metrics)
     database, run = open_run(config)
     setup = TrainerSetup(
         config.trainer,
@@ -138,4 +156,28 @@ def train(config: RunConfig) -> None:
         config.sampler,
         config.max_uses,
     )
-    Trainer(database, run, setup).serve()
+    with joined() as ranks, mirrored(database, run, sinks):
+        Trainer(database, run, setup, ranks).serve()
+        together.dismiss(ranks)
+
+
+def is_follower() -> bool:
+    """Whether torchrun started this process beside the trainer, to take a share of its work."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and int(os.environ.get("RANK", "0")) > 0
+
+
+def follow() -> None:
+    """Do what the trainer says until it has ended. All that there is to know comes from it.
+
+    A signal, which torchrun sends to all, is its affair, and what it logs is not said twice.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it is there, which it may never be
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    logging.getLogger("trinity_db").setLevel(logging.ERROR)
+    from trinity_db.trainer import together
+    from trinity_db.trainer.ranks import joined
+
+    with joined() as ranks:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        together.follow(ranks)

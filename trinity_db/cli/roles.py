@@ -52,12 +52,18 @@ def process(
 def train(config: Config, overrides: Overrides = None) -> None:
     """Train a run's policy, from its latest checkpoint, until its last step.
 
+    On several GPUs, each process with one of them and its share of every step:
+    torchrun --nproc-per-node 8 -m trinity_db train CONFIG
+
     Example:
 
         trinity-db train configs/gsm8k/dpo.yaml --set trainer.epochs=2
     """
     from trinity_db.cli import launch
 
+    if launch.is_follower():
+        launch.follow()
+        return
     with _stoppable():
         launch.train(launch.read(config, overrides))
 

@@ -70,9 +70,9 @@ def _tokens(payload: "Payload") -> dict[str, list[Any] | None]:
 def _print(console: "Console", found: dict[str, Any]) -> None:
     from rich.text import Text
 
-    apart = (*HISTORY, "tokens", "task_payload", "prompt", "response", "messages")
+    apart = (*HISTORY, "tokens", "task_payload", "prompt", "response", "messages", "environment")
     console.print(output.facts({key: value for key, value in found.items() if key not in apart}))
-    for key in ("task_payload", "messages", "prompt", "response"):
+    for key in ("task_payload", "messages", "environment", "prompt", "response"):
         if found[key] is not None:
             console.print(f"\n{key}", style="bold")
             console.print(Text(output.printable(output.scalar(found[key]))))

@@ -150,7 +150,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "rates": _rates(run["rates"]),
             "rewards": "\n".join(map(_reward, run["rewards"])) or None,
             "drops": "\n".join(map(_drop, run["drops"])) or None,
-            "waits for": _awaited(run["awaited"]),
+            "waits for": _awaited(run["awaited"]) or _unlabelled(run),
             "came too late": _refused(run["refused"]),
             "archived": _archived(run["archived"]),
         }
@@ -202,6 +202,13 @@ def _awaited(rewards: Mapping[str, Any] | None) -> str | None:
         return None
     experiences, groups = rewards["experiences"], rewards["groups"]
     return f"rewards from {rewards['source']}: {experiences} experiences in {groups} groups"
+
+
+def _unlabelled(run: Mapping[str, Any]) -> str | None:
+    """Rows that an active run which learns from labels cannot draw yet: those without a reward."""
+    if run["state"] != "active" or not run["unlabelled"]:
+        return None
+    return f"a reward, good or bad: {run['unlabelled']} experiences"
 
 
 def _refused(writes: Mapping[str, int]) -> str | None:

@@ -23,6 +23,7 @@ from trinity_db.database import Database
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.service import SUPERVISOR
 from trinity_db.settings import home
+from trinity_db.sinks.follow import mirrored, sinks_of
 from trinity_db.store import runs
 
 logger = logging.getLogger(__name__)
@@ -72,10 +73,11 @@ def run(config: RunConfig, arguments: Sequence[str]) -> None:
 
     Imported rows are processed before the trainer starts, which would find nothing otherwise.
     """
+    sinks = sinks_of(config.metrics)  # before the run is created: it says which extra is missing
     database, run_row = launch.check(config)
     if not config.is_online and config.processors.pair and not launch.process(config, drain=True):
         raise KeyboardInterrupt
-    with Progress(database, run_row, config) as progress:
+    with mirrored(database, run_row, sinks), Progress(database, run_row, config) as progress:
         Supervisor(database, run_row, roles_of(config), arguments).supervise(progress.update)
         progress.update(now=True)
 

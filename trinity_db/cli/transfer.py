@@ -39,8 +39,9 @@ def import_(
 ) -> None:
     """Import tasks, preferences, demonstrations or trajectories from a file.
 
-    Columns are found by the conventions of TRL. A row that cannot be used is kept with its reason in
-    a file of rejects; importing a file again adds nothing.
+    Columns are found by the conventions of TRL. Preferences are pairs, chosen and rejected, or single
+    responses, each with a label, true or false. A row that cannot be used is kept with its reason in a
+    file of rejects; importing a file again adds nothing.
 
     Example:
 

@@ -1,18 +1,17 @@
 """Batches: drawn for one trainer step, committed with it, reopened when no checkpoint includes them.
 
 A draw is one statement, so that one snapshot says all it could see; it is recorded with the batch, and
-`store.replay` runs the draw again on it. The lease comes after it and takes all of the drawn rows or, when
-somebody else took one, none. Whatever changes rows locks their groups first, then the rows, each in the
-order of their ids.
+`store.replay` runs the draw again on it. (Expert rows beside rollout groups are a second one, with a snapshot
+of its own.) The lease comes after it and takes all of the drawn rows or, when somebody else took one, none.
+Whatever changes rows locks their groups first, then the rows, each in the order of their ids.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
@@ -20,11 +19,8 @@ from trinity_db import arrays
 from trinity_db.database import Transaction
 from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
-from trinity_db.store import payloads, runs, samplers, workers
+from trinity_db.store import attempts, offline, payloads, runs, samplers, workers
 from trinity_db.store.samplers import Sampler
-
-Advantage = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
-"""From the rewards of a batch and the number of each row's group to the rows' advantages."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,8 @@ class Draw:
     seed: int
     max_uses: int = 1
     """How many committed batches may use a rollout group; kept, so that the draw can be run again."""
+    experts: int = 0
+    """Adopted rows to take beside rollout groups, which batches go on using without end."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,8 @@ class Batch:
     size: int
     epoch: int
     version: int
+    experts: int = 0
+    """How many of its rows, the last ones, are adopted ones beside rollout groups."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,21 @@ def draw_groups(
     tx: Transaction,
     draw: Draw,
     max_staleness: int | None,
-    advantage: Advantage,
+    advantage: attempts.Advantage,
     sampler: Sampler = samplers.FIFO,
+    compares: Collection[str] = (),
 ) -> Batch | None:
     """Lease `batch_size` whole groups within the staleness limit; None when there are not enough.
 
     As all draws, gives back first what this worker drew for this very step before, as when that commit was
     unclear.
     Groups that are too stale become drops with a reason, also when None is returned. Advantages
-    are computed from the rewards as they are in the draw's snapshot, and recorded.
+    are computed from the rewards as they are in the draw's snapshot, and recorded. After them come the next
+    `experts` adopted rows, without a number of their own.
 
     Raises:
         LeaseLost: another trainer draws for this run.
+        TrinityError: the run has fewer adopted rows to imitate than that.
     """
     version = _begin(tx, draw)
     if max_staleness is not None:
@@ -103,20 +106,20 @@ def draw_groups(
     limits = samplers.Limits(draw.run_id, draw.step, draw.seed, draw.batch_size, version, max_staleness)
     picked = samplers.pick(tx, sampler, limits)
     members = picked.members
-    groups = np.array([member["group_id"] for member in members], np.int64)
-    group_ids = np.unique(groups).tolist()
+    group_ids = sorted({member["group_id"] for member in members})
     if len(group_ids) < draw.batch_size:
         return None
-    rewards = np.array([member["reward"] for member in members], np.float64)
-    weights = samplers.weights(sampler, [member["probability"] for member in members])
-    numbers = zip(members, advantage(rewards, groups).tolist(), weights, strict=True)
-    items = [
-        Item(m["id"], None, m["reward"], value, m["staleness"], m["probability"], weight)
-        for m, value, weight in numbers
-    ]
-    parameters = {**picked.parameters, "max_uses": draw.max_uses}
+    queries, items = [picked.query], _valued(tx, members, advantage, sampler, compares)
+    parameters: dict[str, float | str] = {**picked.parameters, "max_uses": draw.max_uses}
+    leases = {"lease_groups": group_ids, "lease_members": [item.experience_id for item in items]}
+    if draw.experts:
+        experts = _experts(tx, draw)
+        queries.append("draw_rows")
+        items += [Item(row["id"]) for row in experts]
+        parameters |= {"experts": draw.experts, "experts_snapshot": experts[0]["snapshot"]}
+        leases["lease_experiences"] = [row["id"] for row in experts]
     drawn = _Drawn(
-        query=picked.query,
+        queries=queries,
         sampler=sampler.name,
         items=items,
         size=len(group_ids),
@@ -125,23 +128,23 @@ def draw_groups(
         max_staleness=max_staleness,
         parameters=parameters,
     )
-    leases = {"lease_groups": group_ids, "lease_members": [item.experience_id for item in items]}
     return _record(tx, draw, version, drawn, leases)
 
 
 def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
-    """Lease the next rows to imitate; None when none is left. A batch never reaches into the next epoch.
+    """Lease the next rows to imitate, or with labels; None when none is left. A batch never reaches into the
+    next epoch.
 
     Raises:
         LeaseLost: another trainer draws for this run.
     """
     version = _begin(tx, draw)
-    rows = _select(tx, draw, "draw_rows")
+    rows = _select(tx, draw, "draw_rows", draw.batch_size)
     if not rows:
         return None
     epoch = rows[0]["use_count"]
     items = [Item(row["id"], None, row["reward"]) for row in rows if row["use_count"] == epoch]
-    drawn = _Drawn("draw_rows", "epochs", items, len(items), epoch, rows[0]["snapshot"])
+    drawn = _Drawn(["draw_rows"], "epochs", items, len(items), epoch, rows[0]["snapshot"])
     leases = {"lease_experiences": [item.experience_id for item in items]}
     return _record(tx, draw, version, drawn, leases)
 
@@ -153,7 +156,7 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
         LeaseLost: another trainer draws for this run.
     """
     version = _begin(tx, draw)
-    rows = _select(tx, draw, "draw_pairs")
+    rows = _select(tx, draw, "draw_pairs", draw.batch_size)
     if not rows:
         return None
     epoch = rows[0]["use_count"]
@@ -163,7 +166,7 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
         for row in pairs
         for side in ("chosen", "rejected")
     ]
-    drawn = _Drawn("draw_pairs", "epochs", items, len(pairs), epoch, rows[0]["snapshot"])
+    drawn = _Drawn(["draw_pairs"], "epochs", items, len(pairs), epoch, rows[0]["snapshot"])
     leases = {"lease_preferences": [row["id"] for row in pairs]}
     return _record(tx, draw, version, drawn, leases)
 
@@ -186,24 +189,10 @@ def read(tx: Transaction, batch_id: int) -> list[Row]:
     ]
 
 
-def held_out(tx: Transaction, run_id: int, pairs: bool, limit: int) -> list[arrays.Payload]:
-    """Payloads of rows, or of chosen and rejected in turn, that are kept for evaluation."""
-    name = "held_out_pairs" if pairs else "held_out_rows"
-    rows = tx.execute(query(name), {"run_id": run_id, "limit": limit}).fetchall()
-    ids = [row[side] for row in rows for side in (("chosen_id", "rejected_id") if pairs else ("id",))]
-    found = payloads.read(tx, ids)
-    return [found[experience_id] for experience_id in ids]
-
-
-def count_trainable(tx: Transaction, run_id: int, pairs: bool) -> int:
-    """Rows or pairs that the whole of the training uses, those it has used already included."""
-    row = tx.execute(query("count_pairs" if pairs else "count_rows"), {"run_id": run_id}).fetchone()
-    assert row is not None
-    return int(row["rows"])
-
-
 def commit(tx: Transaction, batch: Batch, worker_id: int, max_uses: int) -> bool:
     """The trainer step is done: count the uses. Saying it again changes nothing, and returns False.
+
+    What was used `max_uses` times is trained; adopted rows beside rollout groups never are.
 
     Raises:
         LeaseLost: the batch was reopened, or belongs to another worker.
@@ -218,7 +207,8 @@ def commit(tx: Transaction, batch: Batch, worker_id: int, max_uses: int) -> bool
             )
         return False
     _lock(tx, [batch.id])
-    tx.execute(query("use_experiences"), {"batch_id": batch.id, "max_uses": max_uses})
+    uses = {"batch_id": batch.id, "max_uses": max_uses, "keeps_adopted": batch.experts > 0}
+    tx.execute(query("use_experiences"), uses)
     tx.execute(query("use_groups"), {"batch_id": batch.id, "max_uses": max_uses, "run_id": row["run_id"]})
     tx.execute(query("use_preferences"), {"batch_id": batch.id, "max_uses": max_uses})
     runs.announce(tx, row["run_id"])
@@ -281,7 +271,8 @@ def _begin(tx: Transaction, draw: Draw) -> int:
 class _Drawn:
     """What a draw found, and how."""
 
-    query: str
+    queries: Sequence[str]
+    """Names of the statements."""
     sampler: str
     items: Sequence[Item]
     size: int
@@ -290,13 +281,41 @@ class _Drawn:
     snapshot: str
     """The pg_snapshot that the draw's statement saw."""
     max_staleness: int | None = None
-    parameters: Mapping[str, float] | None = None
+    parameters: Mapping[str, float | str] | None = None
     """What the sampler was given and chose, so that the draw can be run again."""
 
 
-def _select(tx: Transaction, draw: Draw, name: str) -> list[DictRow]:
-    limits = {"run_id": draw.run_id, "limit": draw.batch_size}
-    return tx.execute(query(name), limits).fetchall()
+def _valued(
+    tx: Transaction,
+    members: Sequence[DictRow],
+    advantage: attempts.Advantage,
+    sampler: Sampler,
+    compares: Collection[str],
+) -> list[Item]:
+    """The members of groups with their advantages and weights; greedy ones, only compared with, weigh 0."""
+    values, is_greedy = attempts.compare(tx, members, advantage, compares)
+    weights = samplers.weights(sampler, [member["probability"] for member in members])
+    numbers = zip(members, values, np.where(is_greedy, 0.0, weights).tolist(), strict=True)
+    return [
+        Item(m["id"], None, m["reward"], value, m["staleness"], m["probability"], weight)
+        for m, value, weight in numbers
+    ]
+
+
+def _experts(tx: Transaction, draw: Draw) -> list[DictRow]:
+    """The adopted rows that are next; where a pass over them ends, the first of the following one too.
+
+    Raises:
+        TrinityError: there are not that many at all.
+    """
+    rows = _select(tx, draw, "draw_rows", draw.experts)
+    if len(rows) < draw.experts:
+        raise offline.too_few(len(rows), draw.experts)
+    return rows
+
+
+def _select(tx: Transaction, draw: Draw, name: str, limit: int) -> list[DictRow]:
+    return tx.execute(query(name), {"run_id": draw.run_id, "limit": limit}).fetchall()
 
 
 def _record(
@@ -319,7 +338,7 @@ def _record(
                 f"Of what step {draw.step} drew, {len(ids) - cursor.rowcount} of {len(ids)} are not ready "
                 "any more: another trainer took the run over."
             )
-    return Batch(row["id"], draw.step, drawn.size, drawn.epoch, version)
+    return Batch(row["id"], draw.step, drawn.size, drawn.epoch, version, draw.experts)
 
 
 def _recorded(draw: Draw, version: int, drawn: _Drawn) -> dict[str, Any]:
@@ -333,7 +352,7 @@ def _recorded(draw: Draw, version: int, drawn: _Drawn) -> dict[str, Any]:
         "epoch": drawn.epoch,
         "sampler": drawn.sampler,
         "seed": draw.seed,
-        "query": query(drawn.query),
+        "query": "\n\n".join(map(query, drawn.queries)),
         "snapshot": drawn.snapshot,
         "parameters": Jsonb(drawn.parameters) if drawn.parameters else None,
         "experience_ids": [item.experience_id for item in drawn.items],

@@ -11,6 +11,7 @@ from trinity_db import arrays
 from trinity_db.database import Transaction, storable
 from trinity_db.schema.queries import query
 from trinity_db.store import runs
+from trinity_db.store.rewards import MAX_REWARD
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,32 @@ class ClaimedGroup:
     attempt: int
     task: dict[str, Any]
     members: list[int]
+    greedy: int | None = None
+    """The member that is to be sampled at temperature 0, for the others to be compared with."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One prompt and response of an attempt."""
+
+    prompt: str
+    response: str
+    payload: arrays.Payload
+    reward: float | None = None
+    """What the workflow says it earned; what reward functions say is added. None: 0, where it says something
+    of other steps of the attempt."""
+    state: str | None = None
+    """Of the environment that the response was an action in, for algorithms that compare what was done in
+    equal states of one task (GiGPO). None: what stands in the prompt."""
+
+    def __post_init__(self) -> None:
+        if self.reward is not None and not abs(self.reward) <= MAX_REWARD:
+            raise ValueError(f"The reward of a step is {self.reward}, no number up to {MAX_REWARD:g}.")
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One attempt that ended, ready to be written: finished with a payload, or failed with an error."""
+    """One attempt that ended, ready to be written: finished with payloads, or failed with an error."""
 
     group: ClaimedGroup
     member: int
@@ -65,12 +87,21 @@ class Rollout:
     payload: arrays.Payload | None = None
     finish_reason: str | None = None
     error: str | None = None
+    steps: Sequence[Step] = ()
+    """In place of prompt, response and payload: all that an attempt consists of, in order."""
 
     def __post_init__(self) -> None:
-        if (self.payload is None) == (self.error is None):
-            raise ValueError("A rollout has a payload, or an error if it failed.")
-        if self.payload is not None and self.payload.versions is None:
+        if (self.payload is not None) + (self.error is not None) + bool(self.steps) != 1:
+            raise ValueError(
+                "A rollout has a payload, or steps that each have one, or an error if it failed."
+            )
+        if any(step.payload.versions is None for step in self.all_steps):
             raise ValueError("A rollout's payload has the log-probability and version of each sampled token.")
+
+    @property
+    def all_steps(self) -> Sequence[Step]:
+        """What it consists of; nothing where it failed."""
+        return self.steps or ([Step(self.prompt, self.response, self.payload)] if self.payload else [])
 
 
 def claim(
@@ -82,10 +113,12 @@ def claim(
     selection: Selection,
     group_size: int,
     limit: int,
+    greedy: bool = False,
 ) -> list[ClaimedGroup]:
     """Up to `limit` groups to explore with a version: abandoned ones first, then new ones as the pace allows.
 
-    Explorers of a run take turns here, so that together they respect the limit.
+    With `greedy` each group has one more member, its last, which is to be sampled at temperature 0. Explorers
+    of a run take turns here, so that together they respect the limit.
     """
     values = {"run_id": run_id, "worker_id": worker_id}
     tx.execute(query("lock_pace"), values)
@@ -102,11 +135,16 @@ def claim(
                 "taskset_id": selection.taskset_id,
                 "shuffle": selection.shuffle,
                 "seed": selection.seed,
-                "group_size": group_size,
+                "group_size": group_size + greedy,
                 "limit": room,
             },
         ).fetchall()
-    return [ClaimedGroup(row["id"], row["attempt"], row["payload"], row["members"]) for row in rows]
+    return [
+        ClaimedGroup(
+            row["id"], row["attempt"], row["payload"], row["members"], row["expected"] - 1 if greedy else None
+        )
+        for row in rows
+    ]
 
 
 def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout]) -> int:
@@ -117,12 +155,20 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
     after a commit whose outcome was unclear, is left alone. All statements travel together.
     """
     group_ids = list({rollout.group.id for rollout in rollouts})
+    steps = [(rollout, number, step) for rollout in rollouts for number, step in enumerate(rollout.all_steps)]
+    later = [(rollout, number, step) for rollout, number, step in steps if number]
+    rewarded = [one for one in steps if any(step.reward is not None for step in one[0].all_steps)]
     with tx.pipeline():
         tx.execute(query("hold_groups"), {"group_ids": group_ids})
         written = tx.execute(
             query("write_rollouts"),
             {"run_id": run_id, "worker_id": worker_id, "codec": arrays.CODEC, **_columns(rollouts)},
         )
+        if later:
+            tx.execute(query("write_steps"), {"codec": arrays.CODEC, **_steps(later)})
+        if rewarded:
+            rewards = [step.reward or 0.0 for _, _, step in rewarded]
+            tx.execute(query("reward_steps"), {**_places(rewarded), "rewards": rewards})
         runs.announce(tx, run_id)
     row = written.fetchone()
     assert row is not None
@@ -130,24 +176,61 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
 
 
 COLUMNS = (
-    "group_ids", "attempts", "ordinals", "finish_reasons", "errors", "started_at", "finished_at",
-    "prompts", "responses", "messages", "payloads", "prompt_lengths", "response_lengths", "oldest", "newest",
+    "group_ids", "attempts", "ordinals", "finish_reasons", "errors", "greedy", "started_at", "finished_at",
+    "prompts", "responses", "messages", "states", "payloads", "prompt_lengths", "response_lengths", "oldest",
+    "newest",
 )  # fmt: skip
 
 
 def _columns(rollouts: Iterable[Rollout]) -> dict[str, list[Any]]:
-    """What `write_rollouts` asks of each rollout, a list for each of its arrays."""
+    """What `write_rollouts` asks of each rollout and its first step, a list for each of its arrays."""
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for rollout in rollouts:
-        group = rollout.group
-        texts = (rollout.finish_reason, rollout.error, rollout.prompt, rollout.response)
-        reason, error, prompt, response = (text and storable(text) for text in texts)
-        member = (group.id, group.attempt, rollout.member, reason, error)
-        content = (prompt, response, _messages(group.task), *_packed(rollout.payload))
+        group, first = rollout.group, next(iter(rollout.all_steps), None)
+        reason, error = (text and storable(text) for text in (rollout.finish_reason, rollout.error))
+        member = (group.id, group.attempt, rollout.member, reason, error, rollout.member == group.greedy)
+        texts = _texts(first) if first else (storable(rollout.prompt), storable(rollout.response), None)
+        prompt, response, state = texts
+        content = (prompt, response, _messages(group.task), state, *_packed(first.payload if first else None))
         row = (*member, rollout.started_at, rollout.finished_at, *content)
         for values, value in zip(columns.values(), row, strict=True):
             values.append(value)
     return columns
+
+
+Steps = Sequence[tuple[Rollout, int, Step]]
+"""Steps with their rollouts, and their numbers within these."""
+
+
+def _places(steps: Steps) -> dict[str, list[int]]:
+    """Where steps belong, a list for each array of a statement."""
+    return {
+        "group_ids": [rollout.group.id for rollout, _, _ in steps],
+        "attempts": [rollout.group.attempt for rollout, _, _ in steps],
+        "ordinals": [rollout.member for rollout, _, _ in steps],
+        "steps": [number for _, number, _ in steps],
+    }
+
+
+def _steps(steps: Steps) -> dict[str, list[Any]]:
+    """What `write_steps` asks of each step."""
+    names = (
+        "prompts",
+        "responses",
+        "states",
+        "payloads",
+        "prompt_lengths",
+        "response_lengths",
+        "oldest",
+        "newest",
+    )
+    rows = [(*_texts(step), *_packed(step.payload)) for _, _, step in steps]
+    return _places(steps) | dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def _texts(step: Step) -> tuple[str, str, str | None]:
+    """Prompt, response and state as Postgres takes them."""
+    return storable(step.prompt), storable(step.response), step.state and storable(step.state)
 
 
 def _packed(payload: arrays.Payload | None) -> tuple[Any, ...]:

@@ -1,4 +1,8 @@
-"""Adopted rows on their way to the trainer: text that has no tokens yet gets them, or is dropped."""
+"""Adopted rows on their way to the trainer: text that has no tokens yet gets them, or is dropped.
+
+How many there are to learn from, and which are kept for evaluation, is asked here too; drawing them is a
+batch's (`store.batches`).
+"""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +11,9 @@ from typing import Any
 
 from trinity_db import arrays
 from trinity_db.database import Transaction
+from trinity_db.errors import TrinityError
 from trinity_db.schema.queries import query
+from trinity_db.store import payloads
 
 
 @dataclass(frozen=True)
@@ -79,3 +85,42 @@ def drop(tx: Transaction, run_id: int, rows: Sequence[tuple[int, str, str]]) -> 
         },
     )
     tx.execute(query("drop_pairs_of"), {"run_id": run_id, "ids": ids, "stage": "encode"})
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A row that is kept for evaluation, as it is now."""
+
+    experience_id: int
+    payload: arrays.Payload
+    reward: float | None
+
+
+def held_out(tx: Transaction, run_id: int, pairs: bool, limit: int) -> list[HeldOut]:
+    """Rows, or chosen and rejected ones in turn, that are kept for evaluation."""
+    name = "held_out_pairs" if pairs else "held_out_rows"
+    rows = tx.execute(query(name), {"run_id": run_id, "limit": limit}).fetchall()
+    found = payloads.read(tx, [row["id"] for row in rows])
+    return [HeldOut(row["id"], found[row["id"]], row["reward"]) for row in rows]
+
+
+def count_trainable(tx: Transaction, run_id: int, pairs: bool) -> int:
+    """Rows or pairs that the whole of the training uses, those it has used already included."""
+    row = tx.execute(query("count_pairs" if pairs else "count_rows"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    return int(row["rows"])
+
+
+def count_unlabelled(tx: Transaction, run_id: int) -> int:
+    """Rows that lack the reward that would say whether they are good; 0 where the run does not ask."""
+    row = tx.execute(query("count_unlabelled"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    return int(row["rows"])
+
+
+def too_few(available: int, experts: int) -> TrinityError:
+    """What to say where a run has fewer adopted rows to imitate than a step takes beside its groups."""
+    return TrinityError(
+        f"algorithm.expert_rows takes {experts} rows to imitate in each step, and the run has {available}: "
+        "import more into a data set that data: names, or lower it."
+    )

@@ -1,14 +1,16 @@
 """Draws run again: what a batch was drawn from is rebuilt from history and drawn once more.
 
-A draw is one statement, and its snapshot is recorded with the batch. The statements here say what it said:
-what a row's state was then follows from the transactions that made rows ready, and from the batches, drops
-and reward events of the time. They change nothing.
+A draw is one statement, and its snapshot is recorded with the batch (two, each with its own, where expert
+rows stand beside rollout groups). The statements here say what it said: what a row's state was then follows
+from the transactions that made rows ready, and from the batches, drops and reward events of the time. They
+change nothing.
 """
 
 import math
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from psycopg.rows import DictRow
 
@@ -43,8 +45,8 @@ class Recorded:
     epoch: int
     sampler: str
     seed: int
-    parameters: dict[str, float] | None
-    """What else the sampler was given and chose; None where it needed nothing."""
+    parameters: dict[str, Any] | None
+    """What else the sampler was given and chose, and the draw of expert rows; None where nothing was."""
     snapshot: str | None
     """What the draw could see; None where it was drawn by a version that did not record it."""
     rows: int
@@ -77,6 +79,8 @@ def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
     values = {"batch_id": recorded.batch}
     drawn = tx.execute(query("recorded_items"), values).fetchall()
     again = tx.execute(query(_DRAWS[recorded.sampler, recorded.has_pairs]), values).fetchall()
+    if recorded.parameters and "experts" in recorded.parameters:
+        again += tx.execute(query("replay_rows"), values).fetchall()
     for place, (then, now) in enumerate(zip_longest(drawn, again)):
         if not _is_same(then, now):
             return f"row {place}: the batch has {_described(then)}, the draw gives {_described(now)}"

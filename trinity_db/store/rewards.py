@@ -22,7 +22,7 @@ MAX_ID = 2**63 - 1  # of a bigint
 
 @dataclass(frozen=True)
 class RewardEvent:
-    """One statement about a rollout, or about an experience that has none."""
+    """One statement about a rollout, or about an experience: one without a rollout, or a step of several."""
 
     rollout_id: int | None
     name: str
@@ -96,7 +96,8 @@ def record(
 def judge(tx: Transaction, judgements: Sequence[Judgement]) -> list[Change]:
     """Record what people say of experiences, in the order given; returns what became of each experience.
 
-    A judgement is about the experience's rollout where it has one, so that all rows of it follow.
+    A judgement is about the experience's rollout where it has one, so that all rows of it follow; that of a
+    step of several is about the step.
 
     Raises:
         NotFound: naming the experiences that do not exist; nothing is written.
@@ -125,8 +126,9 @@ def _find(tx: Transaction, ids: Sequence[int]) -> dict[int, DictRow]:
 
 
 def _event(judgement: Judgement, row: DictRow) -> RewardEvent:
-    about = None if row["rollout_id"] else row["id"]
-    return RewardEvent(row["rollout_id"], judgement.name, judgement.value, judgement.weight, about)
+    by_itself = row["rollout_id"] is None or row["is_step"]
+    rollout, experience = (None, row["id"]) if by_itself else (row["rollout_id"], None)
+    return RewardEvent(rollout, judgement.name, judgement.value, judgement.weight, experience)
 
 
 def _about(events: Sequence[RewardEvent]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from psycopg.rows import DictRow
 from trinity_db.database import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome
-from trinity_db.store import rewards, runs
+from trinity_db.store import rewards, runs, scores
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Verdict:
     detail: Mapping[str, Any] | None = None
     events: Sequence[rewards.RewardEvent] = ()
     """Rewards that are recorded with it."""
+    said: Sequence[scores.Score] = ()
+    """What other models say of the row; recorded with it."""
 
     @property
     def error(self) -> str | None:
@@ -108,6 +110,8 @@ def finish(
                 tx.execute(query(statement), {"ids": chosen})
         _record_drops(tx, stage, run_id, [v for v in judged if v.outcome == Outcome.DROPPED])
         rewards.record(tx, run_id, stage.processor, [event for verdict in judged for event in verdict.events])
+        if said := [score for verdict in judged for score in verdict.said]:
+            scores.write(tx, said)
         runs.announce(tx, run_id)
     return held
 
@@ -139,7 +143,10 @@ def settle_groups(
     picked = [row["id"] for row in tx.execute(query("pick_groups"), values | limits)]
     if not picked:
         return 0
-    settled = tx.execute(query("settle_groups"), {**values, "group_ids": picked}).fetchall()
+    with tx.pipeline():
+        tx.execute(query("drop_partial_attempts"), {"group_ids": picked})
+        groups = tx.execute(query("settle_groups"), {**values, "group_ids": picked})
+    settled = groups.fetchall()
     if not settled:
         return 0
     ready = [group["id"] for group in settled if group["reason"] is None]
@@ -149,7 +156,7 @@ def settle_groups(
         {
             "run_id": run_id,
             "task_ids": [group["task_id"] for group in settled],
-            "scored": [group["size"] for group in settled],
+            "scored": [group["reward_count"] for group in settled],
             "solved": [group["solved"] for group in settled],
         },
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
@@ -25,6 +25,15 @@ class Run:
     config: dict[str, Any]
     seed: int
     created_at: datetime
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells it from all others.
+
+        Two stores may have a run of the same name and id, but not of the same microsecond.
+        """
+        created_at = self.created_at.astimezone(UTC).isoformat()
+        return {"name": self.name, "id": self.id, "created_at": created_at}
 
 
 def find(tx: Transaction, name: str, what: str = "run") -> Run:

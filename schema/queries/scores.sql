@@ -1,0 +1,32 @@
+-- name: write_scores
+-- What a model says of rows, in place of what was said of them before under that name.
+INSERT INTO trinity.score (experience_id, name, digest, data)
+SELECT n.id, n.name, n.digest, n.data
+FROM unnest(%(ids)s::bigint[], %(names)s::text[], %(digests)s::text[], %(data)s::bytea[]) AS n (id, name, digest, data)
+ON CONFLICT (experience_id, name) DO UPDATE
+SET digest = excluded.digest, data = excluded.data, created_at = excluded.created_at
+
+-- name: read_scores
+-- By whichever model of that name: who writes them sees to it that they are of one.
+SELECT s.experience_id, s.data
+FROM trinity.score s
+WHERE s.experience_id = ANY(%(ids)s) AND s.name = %(name)s
+
+-- name: unscored_rows
+-- Adopted rows that may be drawn, or are held out, and of which this model has said nothing: after the id :after, the
+-- lowest first.
+SELECT e.id
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.source_id IS NOT NULL AND e.prompt_length IS NOT NULL
+  AND e.id > %(after)s
+  AND NOT EXISTS (SELECT FROM trinity.score s
+                  WHERE s.experience_id = e.id AND s.name = %(name)s AND s.digest = %(digest)s)
+ORDER BY e.id
+LIMIT %(limit)s
+
+-- name: count_unscored
+SELECT count(*) AS rows
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.source_id IS NOT NULL AND e.prompt_length IS NOT NULL
+  AND NOT EXISTS (SELECT FROM trinity.score s
+                  WHERE s.experience_id = e.id AND s.name = %(name)s AND s.digest = %(digest)s)

@@ -1,0 +1,141 @@
+"""KTO in a trainer of this process, over responses with labels as they are imported from a file."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recipes import recipe
+from tests.replays import differences
+from tests.rows import Scene, import_records, preference, trajectory
+from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.imports.columns import Columns
+from trinity_db.imports.importer import import_rows
+from trinity_db.imports.readers import open_rows
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import runs, workers
+from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.service import Trainer, TrainerSetup
+
+KTO = recipe("kto", beta=0.5)
+TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
+METRICS = "SELECT name, step, value FROM trinity.metric WHERE run_id = %s ORDER BY step"
+USED = """
+SELECT use_count, reward, count(*) FROM trinity.experience
+WHERE run_id = %s AND NOT held_out GROUP BY 1, 2 ORDER BY 2
+"""
+ITEMS = """
+SELECT count(*) FROM trinity.batch b JOIN trinity.batch_item i ON i.batch_id = b.id
+WHERE b.run_id = %s GROUP BY b.id ORDER BY b.id
+"""
+
+
+def import_labels(scene: Scene, folder: Path) -> None:
+    """Ten responses as TRL has them, every other one good, some in a conversation."""
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"task {n}", "completion": "yes" if n % 2 else "no", "label": n % 2 == 1} for n in range(8)
+    ]
+    turns = [[{"role": "user", "content": "Well?"}], [{"role": "assistant", "content": "Yes."}]]
+    rows += [{"prompt": turns[0], "completion": turns[1], "label": label} for label in (True, False)]
+    path = folder / "labels.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = Columns("preferences")
+    summary = import_rows(scene.database, open_rows(path, None), columns, "labels", lambda done, total: None)
+    assert (summary.added, summary.rejected) == (10, 0)
+
+
+def started(
+    scene: Scene, folder: Path, *data: str, holdout: float = 0.0, reference: str = "start"
+) -> Trainer:
+    config = {"algorithm": KTO.model_dump(mode="json")}
+    with scene.database.transaction() as tx:
+        run = runs.open_run(tx, "kto", config, data, holdout)
+        worker = workers.register(tx, run.id, WorkerRole.TRAIN)
+    setup = TrainerSetup(
+        trainer=TrainerConfig.model_validate(
+            {
+                "epochs": 2,
+                "batch_size": 3,
+                "micro_batch_size": 2,
+                "learning_rate": 0.01,
+                "eval_every": 2,
+                "reference": reference,
+            }
+        ),
+        algorithm=KTO,
+        model=TINY,
+        seed=0,
+        max_staleness=None,
+        temperature=1.0,
+        checkpoints=folder / "checkpoints",
+    )
+    trainer = Trainer(scene.database, run, setup)
+    trainer.worker_id = worker
+    trainer.start()
+    return trainer
+
+
+def test_a_run_of_kto_uses_good_and_bad_rows_once_an_epoch(scene: Scene, tmp_path: Path) -> None:
+    import_labels(scene, tmp_path)
+    trainer = started(scene, tmp_path, "labels")
+    while trainer.work():
+        pass
+    assert trainer.is_done()
+    run_id = trainer.run.id
+    assert scene.rows(USED, run_id) == [(2, 0.0, 5), (2, 1.0, 5)]
+    assert scene.values(ITEMS, run_id) == [3, 3, 3, 1] * 2, "the last row of an epoch is compared with none"
+    assert scene.value("SELECT state FROM trinity.run WHERE id = %s", run_id) == "finished"
+    found = {(name, step): value for name, step, value in scene.rows(METRICS, run_id)}
+    assert {"loss", "kl", "entropy", "rewards/margins", "logps/chosen", "grad_norm"} <= {
+        name for name, _ in found
+    }
+    assert found["loss", 1] == pytest.approx(0.5, abs=1e-5), "nothing has moved yet"
+    assert found["kl", 4] == 0.0
+    run = Scene(scene.database, trainer.run, scene.selection, 0, 0, trainer.worker_id)
+    assert differences(run) == []
+
+
+def test_rows_that_are_held_out_are_evaluated_by_their_labels(scene: Scene, tmp_path: Path) -> None:
+    import_labels(scene, tmp_path)
+    trainer = started(scene, tmp_path, "labels", holdout=0.5)
+    while trainer.work():
+        pass
+    assert trainer.is_done()
+    held_out = "SELECT count(*) FROM trinity.experience WHERE run_id = %s AND held_out"
+    assert 2 < scene.value(held_out, trainer.run.id) < 8
+    rows = scene.rows(METRICS, trainer.run.id)
+    margins = [value for name, _, value in rows if name == "eval/rewards/margins"]
+    assert margins[0] == pytest.approx(0.0, abs=1e-5), "nothing has moved yet"
+    assert margins[-1] != 0.0
+    assert {"eval/kl", "eval/loss", "eval/rewards/chosen", "eval/logps/rejected"} <= {
+        name for name, _, _ in rows
+    }
+
+
+def test_rows_without_a_reward_are_counted_and_said(
+    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import_labels(scene, tmp_path)
+    import_records(scene.database, "attempts", [trajectory(20, "a response"), trajectory(21, "another")])
+    with caplog.at_level(logging.WARNING):
+        started(scene, tmp_path, "labels", "attempts")
+    assert "2 rows have no reward: they are not learned from until they do" in caplog.text
+
+
+def test_a_run_without_any_label_says_where_some_come_from(scene: Scene, tmp_path: Path) -> None:
+    import_records(scene.database, "pairs", [preference(0), preference(1)])
+    with pytest.raises(
+        TrinityError, match=r"has no rows with a reward; import some .* with: trinity-db reward$"
+    ):
+        started(scene, tmp_path, "pairs")
+
+
+def test_a_reference_that_was_asked_beforehand_does_not_know_what_is_compared(
+    scene: Scene, tmp_path: Path
+) -> None:
+    import_labels(scene, tmp_path)
+    with pytest.raises(ConfigError, match=r"reference: label loss 'kto' also asks .*; leave out precomputed"):
+        started(scene, tmp_path, "labels", reference="precomputed")

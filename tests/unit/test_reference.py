@@ -1,0 +1,123 @@
+"""What the policy is compared with: the starting model, or a model that follows the policy."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.recipes import recipe
+from trinity_db.arrays import Payload
+from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.errors import ConfigError
+from trinity_db.models import build_scratch, load_tokenizer
+from trinity_db.settings import validate
+from trinity_db.trainer import checkpoint
+from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.config import AlgorithmConfig, SynchronisedReference, TrainerConfig
+from trinity_db.trainer.policy import Policy
+from trinity_db.trainer.service import TrainerSetup
+from trinity_db.trainer.step import Learner
+
+FOLLOWS = {"name": "synchronised", "sync_every": 2, "mix": 0.6}
+SCRATCH = ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    build_scratch(SCRATCH, 3, folder)
+    return folder
+
+
+def learner(model: Path, start: Path | None = None, reference: Any = FOLLOWS) -> Learner:
+    config = validate(TrainerConfig, {"learning_rate": 1e-2, "reference": reference}, "run.yaml")
+    return Learner(config, recipe("dpo"), model, reference=start, total_steps=10, device="cpu")
+
+
+def batch(seed: int = 0) -> Batch:
+    tokens = np.random.default_rng(seed).integers(0, 10, (4, 8)).astype(np.int32)
+    return Batch([Payload(row, np.arange(8) > 3) for row in tokens])
+
+
+def says(learner: Learner) -> Tensor:
+    """What the reference says of some rows."""
+    return learner.policy.reference_logprobs(batch().payloads)
+
+
+def test_the_starting_model_stays_what_the_policy_is_compared_with(start: Path) -> None:
+    one = learner(start, reference="start")
+    before = says(one)
+    for seed in range(3):
+        one.step(batch(seed))
+    assert torch.equal(says(one), before)
+
+
+def test_a_reference_that_follows_is_mixed_with_the_policy_after_every_so_many_steps(
+    start: Path, tmp_path: Path
+) -> None:
+    one = learner(start)
+    expected = [weight.clone() for weight in one.policy.model.parameters()]
+    for step in range(1, 5):
+        before = says(one)
+        one.step(batch(step))
+        if step % 2:
+            assert torch.equal(says(one), before)
+            continue
+        policy = [weight.detach() for weight in one.policy.model.parameters()]
+        expected = [0.6 * new + 0.4 * old for new, old in zip(policy, expected, strict=True)]
+        one.policy.save(tmp_path / str(step))
+        saved = Policy(tmp_path / str(step) / "reference", TrainerConfig(), device="cpu")
+        for found, weight in zip(saved.parameters(), expected, strict=True):
+            torch.testing.assert_close(found.data, weight, atol=1e-6, rtol=1e-5)
+        assert torch.equal(saved.logprobs(batch().payloads), says(one))
+
+
+@pytest.mark.parametrize("stopped_after", [1, 2, 3])
+def test_training_goes_on_as_if_it_had_not_stopped(start: Path, tmp_path: Path, stopped_after: int) -> None:
+    tokenizer = load_tokenizer(start)
+    steady = learner(start)
+    for seed in range(stopped_after):
+        steady.step(batch(seed))
+    checkpoint.save(tmp_path / "middle", steady, tokenizer)
+    resumed = learner(tmp_path / "middle", start)
+    checkpoint.load_state(tmp_path / "middle", resumed)
+    for seed in range(stopped_after, 5):
+        assert steady.step(batch(seed)) == resumed.step(batch(seed))
+    digests = [
+        checkpoint.save(tmp_path / name, one, tokenizer)
+        for name, one in (("steady", steady), ("resumed", resumed))
+    ]
+    assert digests[0] == digests[1]
+
+
+def test_a_starting_model_that_is_a_checkpoint_is_compared_with_itself(start: Path, tmp_path: Path) -> None:
+    """Not with what its own run was compared with, which lies in it."""
+    other = learner(start)
+    for seed in range(2):
+        other.step(batch(seed))
+    checkpoint.save(tmp_path / "v2", other, load_tokenizer(start))
+    one = learner(tmp_path / "v2")
+    assert torch.equal(says(one), one.policy.logprobs(batch().payloads))
+
+
+@pytest.mark.parametrize("algorithm", [recipe("sft"), recipe("orpo"), recipe("grpo")])
+def test_a_reference_is_refused_where_an_algorithm_has_none(algorithm: AlgorithmConfig) -> None:
+    def setup(**settings: Any) -> TrainerSetup:
+        return TrainerSetup(
+            trainer=TrainerConfig(**settings),
+            algorithm=algorithm,
+            model=ModelConfig(scratch=SCRATCH),
+            seed=0,
+            max_staleness=None,
+            temperature=1.0,
+            checkpoints=Path("checkpoints"),
+        )
+
+    assert not setup().needs_first_model
+    with pytest.raises(
+        ConfigError, match=f"trainer.reference: algorithm {algorithm.name}, as it is composed"
+    ):
+        assert setup(reference=SynchronisedReference()).needs_first_model

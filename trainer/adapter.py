@@ -1,0 +1,128 @@
+"""LoRA: what is trained are two small matrices beside the frozen weight of a layer (arXiv 2106.09685).
+
+    y = W·x + alpha / rank · B·(A·x)        W [out, in], A [rank, in], B [out, rank]
+
+A is random and B is 0 at first, so that the model is the one it is laid on. The layers are peft's and
+stand in the model itself, which stays the transformers model that it was: `attention.py`, `head.py` and
+gradient checkpointing see no difference. Nothing is ever merged into the live weights, since taking it
+out again would not give the same bits.
+"""
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trinity_db.errors import ConfigError
+from trinity_db.models import check_libraries
+from trinity_db.settings import hint
+from trinity_db.trainer.config import LoraConfig
+
+ADAPTER_FOLDER = "adapter"
+"""In a checkpoint: what peft loads onto the starting model."""
+EVERYWHERE = "all-linear"  # peft's name for all linear layers but the output embedding
+_WEIGHTS_FILE = "adapter_model.safetensors"  # peft's name for it
+_NAME = "default"  # of the only adapter, as peft calls it
+
+
+class Adapter:
+    """The matrices on the layers of a model, which is changed in place: all else of it is frozen.
+
+    Raises:
+        ConfigError: the model has no such layers, or they are its output embedding.
+        MissingExtra: peft is not installed.
+    """
+
+    def __init__(self, model: Any, config: LoraConfig) -> None:
+        check_libraries("peft")
+        import peft
+        from peft.tuners.lora import LoraLayer
+
+        is_everywhere = config.targets == (EVERYWHERE,)
+        if not is_everywhere:
+            _check_targets(model, config.targets)
+        settings = peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=config.alpha,
+            target_modules=EVERYWHERE if is_everywhere else list(config.targets),
+            task_type=peft.TaskType.CAUSAL_LM,
+        )
+        self._model = model
+        with warnings.catch_warnings():
+            # peft asks transformers by a name that it calls deprecated.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            self._wrapped = peft.get_peft_model(model, settings, adapter_name=_NAME)
+        # A set otherwise, whose order in the file would differ from process to process.
+        settings.target_modules = sorted(settings.target_modules)
+        self._settings = settings
+        self._layers = {name: one for name, one in model.named_modules() if isinstance(one, LoraLayer)}
+        model.eval()  # the new layers too
+
+    def off(self) -> AbstractContextManager[None]:
+        """Within it the model is the one without the adapter, bit for bit."""
+        without: AbstractContextManager[None] = self._wrapped.disable_adapter()
+        return without
+
+    @torch.no_grad()
+    def merged(self) -> dict[str, Tensor]:
+        """All weights with the adapter in them, W + alpha / rank · B·A, by the names that the model has.
+
+        Those that differ are copies, on the CPU.
+        """
+        weights = {}
+        for name, weight in self._model.state_dict().items():
+            layer, _, rest = name.partition(".base_layer.")
+            if layer in self._layers:
+                weights[f"{layer}.{rest}"] = weight
+            elif name.partition(".lora_")[0] not in self._layers:
+                weights[name] = weight
+        for name, layer in self._layers.items():
+            weights[f"{name}.weight"] = (layer.get_base_layer().weight + layer.get_delta_weight(_NAME)).cpu()
+        return weights
+
+    def save(self, folder: Path) -> None:
+        """Write what `peft.PeftModel.from_pretrained(starting_model, folder)` reads."""
+        import peft
+
+        weights = peft.get_peft_model_state_dict(
+            self._wrapped, adapter_name=_NAME, save_embedding_layers=False
+        )
+        folder.mkdir()
+        self._settings.save_pretrained(folder)
+        save_file(weights, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+
+    def load(self, folder: Path) -> None:
+        """Take the matrices that were saved."""
+        import peft
+
+        peft.set_peft_model_state_dict(self._wrapped, load_file(folder / _WEIGHTS_FILE), adapter_name=_NAME)
+
+
+def _check_targets(model: Any, targets: Sequence[str]) -> None:
+    """Each names a linear layer or more, and none of them the output embedding.
+
+    That one is multiplied part by part, from its weight alone (`head.py`): an adapter would be passed over.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    names = {module: name for name, module in model.named_modules()}
+    linear = {name for module, name in names.items() if isinstance(module, (torch.nn.Linear, Conv1D))}
+    head = names.get(model.get_output_embeddings(), "")
+    for target in targets:
+        found = {name for name in linear if f".{name}".endswith(f".{target}")}
+        if head in found:
+            raise ConfigError(
+                f"trainer.lora.targets: '{target}' is the output embedding, which cannot have an adapter; "
+                "leave it out."
+            )
+        if not found:
+            known = sorted({name.rpartition(".")[2] for name in linear - {head}})
+            raise ConfigError(
+                f"trainer.lora.targets: {type(model).__name__} has no linear layer '{target}'; "
+                f"{hint(target, known)}"
+            )

@@ -1,0 +1,89 @@
+"""Options of the advantages, `algorithms/advantages.py`: a class for each, as `options.py` says."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trinity_db.settings import Settings
+from trinity_db.trainer.options import Own
+
+
+class Group(Settings):
+    """Rewards compared within their rollout group (GRPO)."""
+
+    name: Literal["group"] = "group"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divide by the standard deviation of the group's rewards, of all rewards of the batch, or by nothing
+    (Dr. GRPO)."""
+    unbiased: bool = True
+    """The standard deviation with n - 1; false: with n."""
+
+
+class LeaveOneOut(Settings):
+    """A reward less the mean of the others in its rollout group (RLOO)."""
+
+    name: Literal["leave_one_out"] = "leave_one_out"
+
+
+class Reward(Settings):
+    """The reward as it is (REINFORCE, TOPR)."""
+
+    name: Literal["reward"] = "reward"
+
+
+class Opmd(Settings):
+    """A reward less a value of its rollout group (OPMD)."""
+
+    name: Literal["opmd"] = "opmd"
+    baseline: Literal["mean", "logavgexp"] = "mean"
+    """The value: mean, or logavgexp, which lies between the mean and the highest reward."""
+    temperature: float = Field(1.0, gt=0)
+    """Of logavgexp, in units of reward: towards 0 the highest reward, large the mean."""
+
+
+class Asymre(Settings):
+    """A reward less the mean of its rollout group, which is shifted (AsymRE)."""
+
+    name: Literal["asymre"] = "asymre"
+    baseline_shift: float = Field(-0.1, allow_inf_nan=False)
+    """Added to the mean, in units of reward. Below 0, good responses weigh more than bad ones."""
+
+
+class Zero(Settings):
+    """Nothing for a reward: what is learned comes from elsewhere, as from a teacher."""
+
+    name: Literal["zero"] = "zero"
+
+
+class MultiStepGroup(Settings):
+    """Attempts of several steps compared within their group by their final rewards (multi-step GRPO)."""
+
+    name: Literal["multi_step_group"] = "multi_step_group"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divide by the standard deviation of the group's final rewards, of all of the batch, or by nothing."""
+    step_norm: bool = False
+    """Divide by the number of steps as well, so that a long attempt weighs no more than a short one."""
+
+
+class Gigpo(Settings):
+    """Attempts compared within their rollout group, and steps with those taken in the same state (GiGPO)."""
+
+    name: Literal["gigpo"] = "gigpo"
+    omega: float = Field(1.0, ge=0)
+    """How much a step counts beside its attempt."""
+    gamma: float = Field(0.95, gt=0, le=1)
+    """What a reward is worth one step earlier."""
+    scale_rewards: Literal["group", "none"] = "none"
+    """Divide by the standard deviation of what is compared, or by nothing."""
+
+
+class Remax(Settings):
+    """A reward less that of one more rollout of the group, which is sampled at temperature 0 (ReMax)."""
+
+    name: Literal["remax"] = "remax"
+
+
+Advantage = Annotated[
+    Group | LeaveOneOut | Reward | Opmd | Asymre | Zero | MultiStepGroup | Gigpo | Remax | Own,
+    Field(discriminator="name"),
+]

@@ -1,0 +1,46 @@
+"""What a teacher is worth, token by token: advantages from its log-probabilities of what the policy sampled.
+
+Of each response only the log-probabilities of the tokens that it has are stored, not whole distributions.
+That is enough: each function here is the A for which E_y[A(y)·∇log π(y)], the expectation over the policy's
+own tokens, is exactly the gradient of -D(π, teacher) at a position (the tests enumerate it). D is summed over
+the positions of the policy's own responses, and no gradient goes through how these came about, as in GKD,
+arXiv 2306.13649. The divergence itself is no such A: its gradient has a second term.
+
+Shapes: B sequences, K token columns. Results are [B, K], without gradient, 0 where the mask is False. `old`
+is the policy that ratios are relative to: the one that sampled the tokens, or what a correction puts there.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def reverse_kl(old: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] log teacher - log old: towards KL(policy ‖ teacher).
+
+    The second term of the gradient vanishes in expectation. Not discounted: a token answers for itself alone.
+
+    Sources: Thinking Machines Lab, "On-Policy Distillation" (2025); MiniLLM, arXiv 2306.08543. So are
+    Trinity-RFT's `on_policy_distill` and TRL's IW-OPD without its weights; prime-rl's `ref_kl` has the policy
+    being trained in the place of `old`, which is the same where a step begins.
+    """
+    return (teacher - old).detach().masked_fill(~mask, 0.0)
+
+
+def jsd(old: Tensor, teacher: Tensor, mask: Tensor, *, beta: float = 0.5) -> Tensor:
+    """[B, K] (1 - β)·(log m - log old), m = β·teacher + (1 - β)·old: towards the generalised JSD.
+
+    JSD_β = β·KL(teacher ‖ m) + (1 - β)·KL(policy ‖ m). Written as E_π[f(u)] with u = teacher/π, it is
+    f(u) = βu·log u - w·log w with w = βu + 1 - β = m/π; its gradient is E_π[(f(u) - u·f'(u))·∇log π], and
+    f(u) - u·f'(u) = -(1 - β)·log w. So A is never below (1 - β)·log(1 - β), however far away the teacher is.
+    Divided by β it becomes teacher/π - 1 for β to 0, towards KL(teacher ‖ policy); divided by 1 - β it
+    becomes `reverse_kl` for β to 1.
+
+    Source: GKD, arXiv 2306.13649 equation 1; TRL's GKD has the same β. Trinity-RFT's `jsd` is not followed:
+    its A, log m - β·log teacher - (1 - β)·log π, is positive wherever the two differ, so that what the
+    teacher would never say gains as well. (It takes both terms of the policy's token, and one of them is an
+    expectation over the teacher's.)
+    """
+    mixture = torch.logaddexp(teacher + math.log(beta), old + math.log1p(-beta))
+    return (1 - beta) * (mixture - old).detach().masked_fill(~mask, 0.0)

@@ -1,0 +1,54 @@
+"""What the starting model says of adopted rows: asked once, before the first step, and stored with them.
+
+What was stored stays stored: after a crash the next start goes on with the rows that are left, and where
+none is, the model is not even loaded.
+"""
+
+import logging
+from collections.abc import Callable
+
+from trinity_db.database import Database
+from trinity_db.store import payloads, runs, scores, workers
+from trinity_db.trainer import start
+from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.frozen import FrozenModel
+
+logger = logging.getLogger(__name__)
+
+CHUNK_ROWS = 256  # a transaction; a crash loses so much work at most
+
+
+def score_adopted(
+    database: Database,
+    run: runs.Run,
+    worker_id: int,
+    config: TrainerConfig,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Ask the run's starting model about every adopted row that has tokens and of which it has said nothing.
+
+    It ends early, between two micro-batches, when it should stop.
+
+    Raises:
+        ConfigError: there is something to ask, and the starting model has changed or is gone.
+        LeaseLost: another trainer has this one's place; it does the rest.
+    """
+    model = scores.Model("reference", start.first_digest(database, run))
+    with database.transaction() as tx:
+        total = scores.count_unscored(tx, run.id, model)
+    done = after = 0
+    frozen = FrozenModel(start.first_model(database, run), config) if total else None
+    while frozen and done < total:
+        with database.transaction() as tx:
+            ids = scores.unscored(tx, run.id, model, after, CHUNK_ROWS)
+            found = payloads.read(tx, ids)
+        said = []
+        for place, logprobs in frozen.scores([found[experience_id] for experience_id in ids]):
+            said.append(scores.scored(ids[place], model, found[ids[place]], logprobs))
+            if should_stop():
+                return
+        with database.transaction() as tx:
+            workers.hold_place(tx, worker_id)
+            scores.write(tx, said)
+        after, done = ids[-1], done + len(ids)
+        logger.info("the starting model was asked about %d of %d rows", done, total)
