@@ -7,7 +7,7 @@ from statistics import median
 
 import psycopg
 
-from tests.rows import WAIT_SECONDS, Scene, in_a_thread, rollout
+from tests.rows import WAIT_SECONDS, Scene, in_a_thread, reward, rollout
 from trinity_db.database import Database
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import rows
@@ -64,7 +64,14 @@ class Flow:
             claimed = rows.claim(tx, stage, scene.run.id, scene.processor, size, 3, after)
         assert len(claimed) == size
         self.after[stage.processor] = max(row["id"] for row in claimed) + 1
-        verdicts = [Verdict(row["id"], row["attempt"]) for row in claimed]
+        verdicts = [
+            Verdict(
+                row["id"],
+                row["attempt"],
+                events=[reward(row["rollout_id"], 1.0)] if stage is SCORE else (),
+            )
+            for row in claimed
+        ]
         with self.counted(f"finish {stage.processor}"), scene.database.transaction() as tx:
             rows.finish(tx, stage, scene.run.id, scene.processor, verdicts, max_attempts=3)
 

@@ -167,7 +167,7 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
         if later:
             tx.execute(query("write_steps"), {"codec": arrays.CODEC, **_steps(later)})
         if rewarded:
-            rewards = [step.reward or 0.0 for _, _, step in rewarded]
+            rewards = [float(step.reward or 0.0) for _, _, step in rewarded]
             tx.execute(query("reward_steps"), {**_places(rewarded), "rewards": rewards})
         runs.announce(tx, run_id)
     row = written.fetchone()

@@ -1,4 +1,4 @@
-"""Rows that are bad are drawn too where the algorithm learns from labels.
+"""Draw bad rows too where the algorithm learns from labels, mark greedy rollouts, keep states and scores.
 
 Older workers must be stopped: they would leave adopted rows without their labels.
 """
