@@ -1,16 +1,17 @@
 # Two commands: `make demo` and `make test`. Everything they need goes into .venv, pinned by constraints.txt;
 # what `make bench` compares with, into .venv-bench, pinned by benchmarks/peers/requirements.txt; what the losses are held
-# to, into .venv-peers, pinned by tests/peers/requirements.txt.
+# to, into .venv-peers, pinned by tests/peers/requirements.txt; where metrics go besides, into .venv-sinks.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 BENCH  := .venv-bench
 PEERS  := .venv-peers
+SINKS  := .venv-sinks
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers learning scale chaos bench check format migration clean
+.PHONY: help demo test test-peers test-sinks learning scale chaos bench check format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +24,9 @@ test: $(VENV)/.test ## Run all tests
 
 test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, verl and Trinity-RFT (about two minutes)
 	$(PEERS)/bin/python -m pytest tests/peers -q
+
+test-sinks: $(SINKS)/.sinks ## Weights & Biases and MLflow take what the metric table has (about a minute)
+	$(SINKS)/bin/python -m pytest tests/integration/test_wandb_and_mlflow.py
 
 learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences (about a quarter of an hour)
 	$(BIN)/python -m pytest tests/learning
@@ -50,7 +54,7 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 	$(BIN)/python -c 'import sys; from trinity_db import database as d; d.write_migration(d.location(), sys.argv[1])' "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
-	rm -rf $(VENV) $(BENCH) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -67,6 +71,12 @@ $(PEERS)/.peers: pyproject.toml constraints.txt tests/peers/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt --editable '.[train,dev]'
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r tests/peers/requirements.txt
+	touch $@
+
+# With wandb and mlflow, whose dependencies are many and do not agree with those of the peers.
+$(SINKS)/.sinks: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(SINKS)
+	$(SINKS)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt --editable '.[dev,wandb,mlflow]'
 	touch $@
 
 # A peer that cannot be installed here is left out: its line in the table says so.
