@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,18 @@ class Scene:
         scene = cls(database, run, selection, *roles)
         scene.publish(0, step=0)
         return scene
+
+    def beside(self, name: str, config: Mapping[str, Any] | None = None, data: Sequence[str] = ()) -> Self:
+        """The same tasks with another run, which has workers and no policy version yet."""
+        with self.database.transaction() as tx:
+            run = runs.open_run(tx, name, dict(config or {}), data, holdout=0.0)
+            explorer, processor, trainer = (workers.register(tx, run.id, role) for role in WorkerRole)
+        return replace(self, run=run, explorer=explorer, processor=processor, trainer=trainer)
+
+    def record(self, step: int, values: Mapping[str, float], role: WorkerRole = WorkerRole.TRAIN) -> None:
+        """Metrics, as a role measures them."""
+        with self.database.transaction() as tx:
+            runs.record_metrics(tx, self.run.id, role, step, values)
 
     def new_worker(self, role: WorkerRole) -> int:
         with self.database.transaction() as tx:

@@ -19,7 +19,7 @@ from trinity_db.explorer.service import Explorer
 from trinity_db.processors.config import RewardConfig, ScoreConfig
 from trinity_db.processors.score import Scorer
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import batches, groups, rewards, rows, runs, samplers, workers
+from trinity_db.store import batches, groups, rewards, rows, samplers
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.service import Trainer, TrainerSetup
@@ -330,16 +330,7 @@ class Bench:
     def __init__(
         self, scene: Scene, checkpoints: Path, algorithm: AlgorithmConfig, name: str = "live"
     ) -> None:
-        with scene.database.transaction() as tx:
-            run = runs.open_run(tx, name, {}, [], holdout=0.0)
-            ids = {role: workers.register(tx, run.id, role) for role in WorkerRole}
-        self.scene = replace(
-            scene,
-            run=run,
-            explorer=ids[WorkerRole.EXPLORE],
-            processor=ids[WorkerRole.PROCESS],
-            trainer=ids[WorkerRole.TRAIN],
-        )
+        self.scene = scene.beside(name)
         setup = TrainerSetup(
             trainer=TrainerConfig(steps=1, batch_size=1, learning_rate=0.1),
             algorithm=algorithm,
@@ -349,7 +340,7 @@ class Bench:
             temperature=1.0,
             checkpoints=checkpoints,
         )
-        self.trainer = Trainer(self.scene.database, run, setup)
+        self.trainer = Trainer(self.scene.database, self.scene.run, setup)
         self.trainer.worker_id = self.scene.trainer
         self.trainer.start()
 

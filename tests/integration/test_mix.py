@@ -1,6 +1,5 @@
 """The trainer in this process, over live groups with imported rows beside them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tests.rows import Scene, demonstration, import_records, rollout
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import TrinityError
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import runs, workers
+from trinity_db.store import workers
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.service import Trainer, TrainerSetup
 from trinity_db.trainer.step import Learner
@@ -32,12 +31,7 @@ class Bench:
     def __init__(self, scene: Scene, checkpoints: Path, num_demonstrations: int = 3) -> None:
         records = [demonstration(number) for number in range(num_demonstrations)]
         import_records(scene.database, "set", records)
-        with scene.database.transaction() as tx:
-            run = runs.open_run(tx, "mixed", {"seed": 3}, ["set"], holdout=0.0)
-            ids = {role: workers.register(tx, run.id, role) for role in WorkerRole}
-        self.scene = replace(
-            scene, run=run, explorer=ids[WorkerRole.EXPLORE], processor=ids[WorkerRole.PROCESS]
-        )
+        self.scene = scene.beside("mixed", {"seed": 3}, ["set"])
         self._checkpoints = checkpoints
 
     def trainer(self, name: str = "mix", **options: Any) -> Trainer:

@@ -1,6 +1,5 @@
 """Algorithms in a trainer of this process, over live groups: recipes, parts of one's own."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ from tests.recipes import recipe
 from tests.rows import Scene, rollout
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.schema.states import WorkerRole
-from trinity_db.store import runs, workers
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.service import Trainer, TrainerSetup
 
@@ -33,16 +30,7 @@ class Bench:
     """A run that explores, and its trainer: two steps of two groups."""
 
     def __init__(self, scene: Scene, checkpoints: Path) -> None:
-        with scene.database.transaction() as tx:
-            run = runs.open_run(tx, "live", {}, [], holdout=0.0)
-            ids = {role: workers.register(tx, run.id, role) for role in WorkerRole}
-        self.scene = replace(
-            scene,
-            run=run,
-            explorer=ids[WorkerRole.EXPLORE],
-            processor=ids[WorkerRole.PROCESS],
-            trainer=ids[WorkerRole.TRAIN],
-        )
+        self.scene = scene.beside("live")
         self._checkpoints = checkpoints
 
     def start(self, algorithm: AlgorithmConfig) -> Trainer:

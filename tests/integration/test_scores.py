@@ -168,16 +168,7 @@ class Distillation:
     """A run whose roles are all here: explorer, processors with a teacher of other weights, trainer."""
 
     def __init__(self, scene: Scene, folder: Path) -> None:
-        with scene.database.transaction() as tx:
-            run = runs.open_run(tx, "distillation", {}, [], holdout=0.0)
-            ids = {role: workers.register(tx, run.id, role) for role in WorkerRole}
-        self.scene = replace(
-            scene,
-            run=run,
-            explorer=ids[WorkerRole.EXPLORE],
-            processor=ids[WorkerRole.PROCESS],
-            trainer=ids[WorkerRole.TRAIN],
-        )
+        self.scene = scene.beside("distillation")
         build_scratch(TINY, 7, folder / "teacher")
         self._folder = folder
         self.config = TrainerConfig(steps=3, batch_size=2, learning_rate=0.01)

@@ -60,8 +60,7 @@ Record = Callable[..., None]
 @pytest.fixture
 def record(scene: Scene) -> Record:
     def record(step: int, role: WorkerRole = WorkerRole.TRAIN, **values: float) -> None:
-        with scene.database.transaction() as tx:
-            runs.record_metrics(tx, scene.run.id, role, step, values)
+        scene.record(step, values, role)
 
     return record
 

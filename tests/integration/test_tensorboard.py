@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -18,18 +17,6 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.sinks.config import MetricsConfig, MlflowConfig, WandbConfig
 from trinity_db.sinks.follow import Follower, sinks_of
 from trinity_db.sinks.tensorboard import STATE_FILE, TensorBoard
-from trinity_db.store import runs
-
-Record = Callable[..., None]
-
-
-@pytest.fixture
-def record(scene: Scene) -> Record:
-    def record(step: int, values: dict[str, float], role: WorkerRole = WorkerRole.TRAIN) -> None:
-        with scene.database.transaction() as tx:
-            runs.record_metrics(tx, scene.run.id, role, step, values)
-
-    return record
 
 
 def catch_up(scene: Scene, folder: Path) -> int:
@@ -44,11 +31,11 @@ def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 
-def test_tensorboard_has_every_number_under_its_role(scene: Scene, tmp_path: Path, record: Record) -> None:
-    record(1, {"loss": 0.5, "rewards/margins": 0.25, "eval/loss": 2.0, "clip_ratio": 0.0})
-    record(0, {"explore/seconds": 4.0}, WorkerRole.EXPLORE)
+def test_tensorboard_has_every_number_under_its_role(scene: Scene, tmp_path: Path) -> None:
+    scene.record(1, {"loss": 0.5, "rewards/margins": 0.25, "eval/loss": 2.0, "clip_ratio": 0.0})
+    scene.record(0, {"explore/seconds": 4.0}, WorkerRole.EXPLORE)
     assert catch_up(scene, tmp_path) == 5
-    record(2, {"loss": 0.125})
+    scene.record(2, {"loss": 0.125})
     assert catch_up(scene, tmp_path) == 1
     assert shown(tmp_path) == {
         "train/loss": [(1, 0.5), (2, 0.125)],
@@ -59,46 +46,42 @@ def test_tensorboard_has_every_number_under_its_role(scene: Scene, tmp_path: Pat
     }
 
 
-def test_the_time_is_that_of_the_measurement(scene: Scene, tmp_path: Path, record: Record) -> None:
-    record(1, {"loss": 0.5})
+def test_the_time_is_that_of_the_measurement(scene: Scene, tmp_path: Path) -> None:
+    scene.record(1, {"loss": 0.5})
     catch_up(scene, tmp_path)
     (event,) = EventAccumulator(str(tmp_path / "run")).Reload().Scalars("train/loss")
     measured = scene.value("SELECT created_at FROM trinity.metric")
     assert event.wall_time == pytest.approx(measured.timestamp(), abs=1e-5)
 
 
-def test_a_step_that_was_measured_again_has_both_the_later_one_last(
-    scene: Scene, tmp_path: Path, record: Record
-) -> None:
+def test_a_step_that_was_measured_again_has_both_the_later_one_last(scene: Scene, tmp_path: Path) -> None:
     for step, loss in [(1, 0.5), (2, 0.25), (2, 0.75), (3, 0.125)]:
-        record(step, {"loss": loss})
+        scene.record(step, {"loss": loss})
     catch_up(scene, tmp_path)
     assert shown(tmp_path)["train/loss"] == [(1, 0.5), (2, 0.25), (2, 0.75), (3, 0.125)]
 
 
 def test_what_a_killed_process_wrote_is_written_again_with_the_same_bytes(
-    scene: Scene, tmp_path: Path, record: Record
+    scene: Scene, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    record(1, {"loss": 0.5})
+    scene.record(1, {"loss": 0.5})
     catch_up(scene, tmp_path)
     before = (folder / STATE_FILE).read_text()
-    record(2, {"loss": 0.25})
+    scene.record(2, {"loss": 0.25})
     catch_up(scene, tmp_path)
     (events,) = folder.glob("*tfevents*")
     whole = events.read_bytes()
     (folder / STATE_FILE).write_text(before)  # killed between the events and the position
-    record(3, {"loss": 0.125})
+    scene.record(3, {"loss": 0.125})
     assert catch_up(scene, tmp_path) == 2
     assert events.read_bytes().startswith(whole)
     assert shown(tmp_path)["train/loss"] == [(1, 0.5), (2, 0.25), (3, 0.125)]
 
 
 @pytest.mark.parametrize("lost", ["*tfevents*", STATE_FILE])
-def test_a_folder_of_which_a_file_is_lost_is_filled_anew(
-    scene: Scene, tmp_path: Path, record: Record, lost: str
-) -> None:
-    record(1, {"loss": 0.5})
+def test_a_folder_of_which_a_file_is_lost_is_filled_anew(scene: Scene, tmp_path: Path, lost: str) -> None:
+    scene.record(1, {"loss": 0.5})
     catch_up(scene, tmp_path)
     for path in (tmp_path / "run").glob(lost):
         path.unlink()
@@ -106,8 +89,8 @@ def test_a_folder_of_which_a_file_is_lost_is_filled_anew(
     assert shown(tmp_path)["train/loss"] == [(1, 0.5)]
 
 
-def test_one_process_at_a_time_writes(scene: Scene, tmp_path: Path, record: Record) -> None:
-    record(1, {"loss": 0.5})
+def test_one_process_at_a_time_writes(scene: Scene, tmp_path: Path) -> None:
+    scene.record(1, {"loss": 0.5})
     with closing(Follower(scene.database, scene.run, TensorBoard(tmp_path))) as first:
         assert first.catch_up() == 1
         with pytest.raises(TrinityError, match="another process writes its metrics there"):
@@ -115,10 +98,8 @@ def test_one_process_at_a_time_writes(scene: Scene, tmp_path: Path, record: Reco
     assert catch_up(scene, tmp_path) == 0
 
 
-def test_another_stores_run_of_the_same_name_is_left_alone(
-    scene: Scene, tmp_path: Path, record: Record
-) -> None:
-    record(1, {"loss": 0.5})
+def test_another_stores_run_of_the_same_name_is_left_alone(scene: Scene, tmp_path: Path) -> None:
+    scene.record(1, {"loss": 0.5})
     catch_up(scene, tmp_path)
     files = sorted(path.name for path in (tmp_path / "run").iterdir())
     other = replace(scene, run=replace(scene.run, created_at=scene.run.created_at - timedelta(days=1)))
@@ -131,7 +112,6 @@ def test_another_stores_run_of_the_same_name_is_left_alone(
 def test_the_command_fills_a_folder_and_says_how_many_numbers_there_were(
     scene: Scene,
     tmp_path: Path,
-    record: Record,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -142,12 +122,12 @@ def test_the_command_fills_a_folder_and_says_how_many_numbers_there_were(
         return end.value.code, capsys.readouterr().out
 
     monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
-    record(1, {"loss": 0.5, "kl": 0.0})
+    scene.record(1, {"loss": 0.5, "kl": 0.0})
     assert run("--tensorboard", str(tmp_path)) == (0, f"TensorBoard ({tmp_path}): 2 numbers of run 'run'\n")
     _, counts = run("--tensorboard", str(tmp_path), "--json")
     assert json.loads(counts) == {f"TensorBoard ({tmp_path})": 0}
     assert run()[0] == 2
-    record(2, {"loss": 0.25})
+    scene.record(2, {"loss": 0.25})
     scene.value("UPDATE trinity.run SET state = 'finished', finished_at = now() RETURNING id")
     monkeypatch.setattr("trinity_db.sinks.follow.LOOK_SECONDS", 0.0)
     assert run("--tensorboard", str(tmp_path), "--follow") == (0, "")

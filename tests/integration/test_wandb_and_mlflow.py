@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,8 @@ from trinity_db.sinks.follow import Follower
 from trinity_db.sinks.mlflow import MAX_METRICS, Mlflow
 from trinity_db.sinks.sink import Sink
 from trinity_db.sinks.wandb import Wandb
-from trinity_db.store import runs
 
 pytestmark = pytest.mark.filterwarnings("default")  # other people's
-
-Record = Callable[..., None]
-
-
-@pytest.fixture
-def record(scene: Scene) -> Record:
-    def record(step: int, values: dict[str, float], role: WorkerRole = WorkerRole.TRAIN) -> None:
-        with scene.database.transaction() as tx:
-            runs.record_metrics(tx, scene.run.id, role, step, values)
-
-    return record
 
 
 def catch_up(scene: Scene, sink: Sink) -> int:
@@ -51,12 +39,12 @@ def history(client: Any, name: str) -> list[tuple[int, float]]:
     return [(metric.step, metric.value) for metric in client.get_metric_history(one.info.run_id, name)]
 
 
-def test_mlflow_has_every_number_once_in_one_run(scene: Scene, client: Any, record: Record) -> None:
+def test_mlflow_has_every_number_once_in_one_run(scene: Scene, client: Any) -> None:
     sink = Mlflow(MlflowConfig(tracking_uri=client.tracking_uri, experiment="mine"))
-    record(1, {"loss": 0.5, "clip_ratio": 0.0, "clip_ratio/low_mean": 0.25, "rewards/a.py:b/mean": 1.0})
-    record(0, {"explore/seconds": 4.0}, WorkerRole.EXPLORE)
+    scene.record(1, {"loss": 0.5, "clip_ratio": 0.0, "clip_ratio/low_mean": 0.25, "rewards/a.py:b/mean": 1.0})
+    scene.record(0, {"explore/seconds": 4.0}, WorkerRole.EXPLORE)
     assert catch_up(scene, sink) == 5
-    record(2, {"loss": 0.25})
+    scene.record(2, {"loss": 0.25})
     assert catch_up(scene, sink) == 1
     assert catch_up(scene, sink) == 0
     assert history(client, "train/loss") == [(1, 0.5), (2, 0.25)]
@@ -68,26 +56,26 @@ def test_mlflow_has_every_number_once_in_one_run(scene: Scene, client: Any, reco
     assert (one.info.run_name, one.info.status) == ("run", "FINISHED")
 
 
-def test_mlflow_is_given_no_more_than_one_request_may_hold(scene: Scene, client: Any, record: Record) -> None:
+def test_mlflow_is_given_no_more_than_one_request_may_hold(scene: Scene, client: Any) -> None:
     for step in range(3):
-        record(step, {f"m{number}": float(number) for number in range(MAX_METRICS // 2)})
+        scene.record(step, {f"m{number}": float(number) for number in range(MAX_METRICS // 2)})
     sink = Mlflow(MlflowConfig(tracking_uri=client.tracking_uri, experiment="mine"))
     assert catch_up(scene, sink) == 3 * (MAX_METRICS // 2)
     assert history(client, "train/m7") == [(0, 7.0), (1, 7.0), (2, 7.0)]
 
 
 def test_weights_and_biases_has_every_number_once(
-    scene: Scene, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    record(1, {"loss": 0.5})
-    record(0, {"explore/seconds": 4.0}, WorkerRole.EXPLORE)
+    scene.record(1, {"loss": 0.5})
+    scene.record(0, {"explore/seconds": 4.0}, WorkerRole.EXPLORE)
     sink = Wandb(WandbConfig(project="mine"))
     assert catch_up(scene, sink) == 2
-    record(2, {"loss": 0.25})
+    scene.record(2, {"loss": 0.25})
     assert catch_up(scene, sink) == 1
     assert catch_up(scene, sink) == 0
     lines = logged(tmp_path)
