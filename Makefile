@@ -28,7 +28,7 @@ test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, ve
 test-sinks: $(SINKS)/.sinks ## Weights & Biases and MLflow take what the metric table has (about a minute)
 	$(SINKS)/bin/python -m pytest tests/integration/test_wandb_and_mlflow.py
 
-learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences (about a quarter of an hour)
+learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences (about twelve minutes)
 	$(BIN)/python -m pytest tests/learning
 
 scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million rows (about two minutes)
