@@ -1,5 +1,6 @@
 """The documents tell the truth: what they must name is read from the code."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -12,6 +13,7 @@ from trinity_db.cli import app
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.schema.models import metadata
 from trinity_db.schema.states import ExperienceState
+from trinity_db.trainer.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -36,6 +38,11 @@ def test_every_shipped_configuration_loads(path: Path) -> None:
 
 def test_there_are_configurations_to_load() -> None:
     assert CONFIGS
+
+
+def test_the_text_of_the_setting_names_every_algorithm() -> None:
+    text = RunConfig.model_fields["algorithm"].description or ""
+    assert set(RECIPES) <= set(re.findall(r"\w+", text))
 
 
 def test_every_key_of_the_configuration_is_explained() -> None:

@@ -38,9 +38,9 @@ class RunConfig(Settings):
     member that is left (online). Groups that wait count in the pace, and age: see max_staleness."""
     algorithm: AlgorithmConfig
     """A recipe, by name or with options and parts of one's choice. Online: grpo, dr_grpo, dapo, rloo,
-    reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, gspo, cispo, sapo, opmd, asymre, sppo, topr,
-    rec, remax, multi_step_grpo, gigpo, on_policy_distillation, raft, and policy_gradient for one's own;
-    beside imported rows mix and chord; offline: sft, dft, dpo, orpo, simpo, cpo, kto."""
+    reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, a2c, gspo, cispo, sapo, opmd, asymre,
+    sppo, topr, rec, remax, multi_step_grpo, gigpo, on_policy_distillation, raft, and policy_gradient for
+    one's own; beside imported rows mix and chord; offline: sft, dft, dpo, orpo, simpo, cpo, kto."""
     sampler: SamplerConfig = FifoConfig()
     """Which ready rollout groups a step takes (online): fifo, newest, uniform or prioritized, by name or with
     options."""
