@@ -8,6 +8,7 @@ of it at their next call and end; torchrun ends whoever does not. Models and che
 rank can read them.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,6 +79,15 @@ class Torchrun(Ranks):
         self._calls = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._mesh = init_device_mesh(device.type, (size,))
 
+    def leave(self) -> None:
+        """There will be no more calls. Returns when no thread of ours has anything left of the last one.
+
+        One that had would want the interpreter for it, which may be ending by then, and abort the process.
+        gloo's threads end with their group, and that with its last reference.
+        """
+        del self._calls, self._mesh
+        dist.destroy_process_group()
+
     @property
     def mesh(self) -> DeviceMesh:
         return self._mesh
@@ -120,7 +130,8 @@ def joined() -> Iterator[Ranks]:
         return
     store, rank, size = next(rendezvous("env://", timeout=STEP_LIMIT))
     try:
-        yield Torchrun(store, rank, size)
+        ranks = Torchrun(store, rank, size)
+        yield ranks
     except BaseException as error:
         is_first = _is_first_to_fail(store)
         is_lost = _is_loss(error)
@@ -132,7 +143,20 @@ def joined() -> Iterator[Ranks]:
                 "The same command goes on from the latest checkpoint."
             ) from error
         raise
-    dist.destroy_process_group()
+    ranks.leave()
+
+
+def end_process(ranks: Ranks) -> None:
+    """End a process that torchrun started, which has done all it had to, as it stands; return in any other.
+
+    Sharded weights keep groups alive until the interpreter is torn down, and with them gloo's threads. One
+    that wants the interpreter by then aborts the process, and torchrun says that a complete run failed.
+    """
+    if ranks.size > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def dealt(costs: Sequence[int], ranks: int) -> list[list[int]]:

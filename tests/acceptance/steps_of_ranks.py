@@ -136,6 +136,12 @@ def failures(of: Ranks, folder: Path, sharding: str) -> list[list[str]]:
     return of.gather(raised)
 
 
+def assert_same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0, msg=name)
+
+
 def main(folder: Path) -> None:
     ranks.BUCKET = 1000  # so that the gradients of so small a model are several messages too
     with ranks.joined() as of:
