@@ -113,7 +113,7 @@ def _measure(context: Context, server: Server, claimers: int, size: int) -> dict
     def claim(name: str) -> float:
         server.settle()
         if name in bare:
-            _fill_floor(bare[name], num_rows)
+            fill_floor(bare[name], num_rows)
             outcomes = at_once(_prepare_floor, [_Claimer(bare[name], size, name)] * claimers)
         else:
             fill(scenes[name], num_rows, state=STAGES[name].state)
@@ -167,7 +167,8 @@ def _prepare_floor(claimer: _Claimer) -> Callable[[], list[int]]:
     return lambda: list(cycles())
 
 
-def _fill_floor(url: str, num_rows: int) -> None:
+def fill_floor(url: str, num_rows: int) -> None:
+    """Rows for the floor's claims, after those that there are."""
     with closing(psycopg.connect(url)) as connection, connection:
         connection.execute(
             "INSERT INTO bare SELECT coalesce((SELECT max(id) FROM bare), 0) + n, 0"
