@@ -84,4 +84,10 @@ class BatchItem(Base):
     advantage: Mapped[float | None] = mapped_column(Double)
     staleness: Mapped[int | None] = mapped_column(Integer)
 
-    __table_args__ = (Index(None, "experience_id"),)
+    __table_args__ = (
+        Index(None, "experience_id"),
+        # Deleting a run looks for the items of each of its pairs.
+        Index(
+            "batch_item_preference_idx", "preference_id", postgresql_where=text("preference_id IS NOT NULL")
+        ),
+    )

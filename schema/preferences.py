@@ -65,6 +65,8 @@ class Preference(Base):
             postgresql_where=text("state = 'ready' AND place IS NOT NULL"),
         ),
         Index("preference_ready_idx", "run_id", "id", postgresql_where=text("state = 'ready'")),
+        # Deleting a run looks for the pairs of each of its rows, on either side.
+        Index(None, "chosen_id"),
         Index(None, "rejected_id"),
         Index("preference_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
         {"postgresql_with": HOT_TABLE},

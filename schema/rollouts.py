@@ -73,11 +73,13 @@ class RolloutGroup(Base):
             postgresql_where=text("state IN ('open', 'complete', 'ready', 'leased')"),
         ),
         # Where a draw by chance looks: an interval of this order holds groups picked by the hash of their id.
+        # What it asks of those it passes over is included.
         Index(
             "rollout_group_chance_idx",
             "run_id",
             "octave",
             text("hashint8extended(id, 0)"),
+            postgresql_include=["id", "version_min"],
             postgresql_where=text("state = 'ready'"),
         ),
         # What is too stale expires. The id lets it pass by what lies behind without looking at the rows.

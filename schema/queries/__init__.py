@@ -26,6 +26,11 @@ def queries() -> dict[str, str]:
     return found
 
 
+@cache
 def query(name: str) -> str:
-    """The text of a named query, with psycopg's %(name)s placeholders."""
-    return queries()[name]
+    """A named query as it is sent, with psycopg's %(name)s placeholders, without comments and indentation.
+
+    Psycopg remembers how it reads a statement of up to 4,096 characters; a longer one is read anew each time.
+    """
+    lines = (line.strip() for line in queries()[name].splitlines())
+    return "\n".join(line for line in lines if not line.startswith("--"))

@@ -44,28 +44,41 @@ ORDER BY e.group_id, e.id
 -- exponential with the weight as its rate. All chance is hashes of seed and step: drawn again, the draw is the same.
 --
 -- An octave of few groups gives each of them its key. The others are probed: a probe picks an octave, one of its cells
--- (intervals of the order of hashes) and one of 40 places there; the group at that place, if any, is hit with its share
+-- (intervals of the order of hashes) and one of :places there; the group at that place, if any, is hit with its share
 -- of the octave's largest weight. Probes come at random times, so that each group is hit at the times of a Poisson
 -- process of its own, with its weight as the rate; the first hit is its key. The width of cells changes what it costs,
--- not the law. Undecided, without members, when the probes end too soon. (That a cell holds more than 40 groups, the
--- rest of which would have no place, has a chance of 1e-13 a probe.)
-WITH entry AS MATERIALIZED (
-    SELECT o.octave, g.id, g.priority, g.position
-    FROM generate_series(%(lowest)s::integer, 60) AS o (octave)
+-- not the law. Undecided, without members, when the probes end too soon. (That a cell holds more groups than there are
+-- places, so that the rest would have none, has a chance of 1e-13 a probe.)
+--
+-- What is passed over on the way to a place is read from the index alone, where VACUUM has been since; weights are
+-- looked up of those groups that are proposed, where they are not all alike.
+WITH RECURSIVE occupied AS (
+    SELECT %(lowest)s::integer - 1 AS octave
+    UNION ALL
+    SELECT (SELECT g.octave FROM trinity.rollout_group g
+            WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.octave > o.octave
+            ORDER BY g.octave LIMIT 1)::integer
+    FROM occupied o
+    WHERE o.octave IS NOT NULL
+),
+entry AS MATERIALIZED (
+    SELECT o.octave, g.id, g.position
+    FROM occupied o
     CROSS JOIN LATERAL (
-        SELECT g.id, g.priority, hashint8extended(g.id, 0) AS position
+        SELECT g.id, hashint8extended(g.id, 0) AS position
         FROM trinity.rollout_group g
         WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.octave = o.octave
           AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
         ORDER BY hashint8extended(g.id, 0)
         LIMIT %(few)s::bigint + 1
     ) g
+    WHERE o.octave >= %(lowest)s::integer
 ),
 octave AS MATERIALIZED (
-    -- So many bits of a hash name a cell that it holds 4 to 8 groups, as the first ones tell.
+    -- So many bits of a hash name a cell that it holds :crowd groups, or down to half of that, as the first ones tell.
     SELECT e.octave, power(2, %(alpha)s::float8 * e.octave) AS ceiling, count(*) > %(few)s::bigint AS is_probed,
-           ceil(ln(count(*) / 8.0::float8 / (max(e.position) / 18446744073709551616::float8 + 0.5)) / ln(2::float8))
-               AS bits
+           greatest(ceil(ln(count(*) / %(crowd)s::float8 / (max(e.position) / 18446744073709551616::float8 + 0.5))
+                         / ln(2::float8)), 1) AS bits
     FROM entry e
     GROUP BY e.octave
 ),
@@ -73,11 +86,12 @@ probed AS MATERIALIZED (
     SELECT o.octave, o.ceiling, -1::bigint << (64 - o.bits::integer) AS mask,
            coalesce(sum(o.rate) OVER (ORDER BY o.octave ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS above,
            sum(o.rate) OVER (ORDER BY o.octave ROWS UNBOUNDED PRECEDING) AS upto, sum(o.rate) OVER () AS total
-    FROM (SELECT *, 40 * octave.ceiling * power(2, octave.bits) AS rate FROM octave WHERE octave.is_probed) o
+    FROM (SELECT *, %(places)s::float8 * octave.ceiling * power(2, octave.bits) AS rate
+          FROM octave WHERE octave.is_probed) o
 ),
 probe AS MATERIALIZED (
     SELECT sum(-ln(trinity.unit(h.pause))) OVER (ORDER BY n) / t.total AS at, trinity.unit(h.octave) * t.total AS mark,
-           h.cell, floor(trinity.unit(h.place) * 40)::bigint AS place, trinity.unit(h.luck) AS luck
+           h.cell, floor(trinity.unit(h.place) * %(places)s::float8)::bigint AS place, trinity.unit(h.luck) AS luck
     FROM (SELECT max(upto) AS total FROM probed) t
     CROSS JOIN generate_series(1, %(probes)s::bigint) n
     CROSS JOIN LATERAL (
@@ -88,12 +102,14 @@ probe AS MATERIALIZED (
     ) h
     WHERE t.total IS NOT NULL
 ),
-hit AS MATERIALIZED (
-    SELECT g.id, g.weight, p.at
+proposed AS MATERIALIZED (
+    SELECT g.id, p.at, p.luck * o.ceiling AS least,
+           CASE WHEN %(alpha)s = 0 THEN 1
+                ELSE (SELECT power(w.priority, %(alpha)s) FROM trinity.rollout_group w WHERE w.id = g.id) END AS weight
     FROM probe p
     JOIN probed o ON p.mark >= o.above AND p.mark < o.upto
     CROSS JOIN LATERAL (
-        SELECT g.id, power(g.priority, %(alpha)s) AS weight
+        SELECT g.id
         FROM trinity.rollout_group g
         WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.octave = o.octave
           AND hashint8extended(g.id, 0) BETWEEN (p.cell & o.mask) AND (p.cell | ~o.mask)
@@ -101,16 +117,17 @@ hit AS MATERIALIZED (
         ORDER BY hashint8extended(g.id, 0)
         OFFSET p.place LIMIT 1
     ) g
-    WHERE p.luck * o.ceiling < g.weight
 ),
 keyed AS (
-    SELECT e.id, power(e.priority, %(alpha)s) AS weight,
-           -ln(trinity.unit(trinity.chance(8 * e.id + 5, trinity.chance(%(step)s::bigint, %(seed)s::bigint))))
-               / power(e.priority, %(alpha)s) AS key
-    FROM entry e
-    WHERE e.octave NOT IN (SELECT octave FROM probed)
+    SELECT e.id, e.weight,
+           -ln(trinity.unit(trinity.chance(8 * e.id + 5, trinity.chance(%(step)s::bigint, %(seed)s::bigint)))) / e.weight
+               AS key
+    FROM (SELECT entry.id,
+                 (SELECT power(w.priority, %(alpha)s) FROM trinity.rollout_group w WHERE w.id = entry.id) AS weight
+          FROM entry
+          WHERE entry.octave NOT IN (SELECT octave FROM probed)) e
     UNION ALL
-    SELECT h.id, h.weight, min(h.at) FROM hit h GROUP BY h.id, h.weight
+    SELECT h.id, h.weight, min(h.at) FROM proposed h WHERE h.least < h.weight GROUP BY h.id, h.weight
 ),
 -- One more than are drawn: its key says how likely the others were.
 picked AS MATERIALIZED (

@@ -82,7 +82,7 @@ SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER B
 -- name: write_rollouts
 -- A write, under the lock of its groups, but for further steps. What is stored already is left alone; what comes from a
 -- worker that lost its group is refused, but kept. The last member completes its group and ends the lease. Returns how
--- many are refused, now or before. Psycopg remembers up to 4,096 characters.
+-- many are refused, now or before.
 WITH given AS MATERIALIZED (
     SELECT m.*, r.state AS known,
         (g.state = 'open' AND g.worker_id = %(worker_id)s AND g.attempt = m.attempt) IS TRUE AS is_held

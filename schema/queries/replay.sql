@@ -25,7 +25,10 @@ ORDER BY e.group_id, e.id
 WITH drawn AS MATERIALIZED (
     SELECT b.*, b.snapshot::pg_snapshot AS seen, trinity.chance(b.step, b.seed) AS seed_of_draw,
            (b.parameters ->> 'lowest')::integer AS lowest, (b.parameters ->> 'alpha')::float8 AS alpha,
-           (b.parameters ->> 'few')::bigint AS few, (b.parameters ->> 'probes')::bigint AS probes
+           (b.parameters ->> 'few')::bigint AS few, (b.parameters ->> 'probes')::bigint AS probes,
+           -- Not recorded before migration 0005, when they were always these.
+           coalesce((b.parameters ->> 'crowd')::float8, 8) AS crowd,
+           coalesce((b.parameters ->> 'places')::float8, 40) AS places
     FROM trinity.batch b
     WHERE b.id = %(batch_id)s
 ),
@@ -42,21 +45,22 @@ pool AS MATERIALIZED (
 ),
 octave AS MATERIALIZED (
     SELECT p.octave, power(2, b.alpha * p.octave) AS ceiling, count(*) > b.few AS is_probed,
-           ceil(ln(count(*) / 8.0::float8 / (max(p.position) / 18446744073709551616::float8 + 0.5)) / ln(2::float8))
-               AS bits
+           greatest(ceil(ln(count(*) / b.crowd / (max(p.position) / 18446744073709551616::float8 + 0.5))
+                         / ln(2::float8)), 1) AS bits
     FROM drawn b
     JOIN pool p ON p.place <= b.few + 1
-    GROUP BY p.octave, b.alpha, b.few
+    GROUP BY p.octave, b.alpha, b.few, b.crowd
 ),
 probed AS MATERIALIZED (
     SELECT o.octave, o.ceiling, -1::bigint << (64 - o.bits::integer) AS mask,
            coalesce(sum(o.rate) OVER (ORDER BY o.octave ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS above,
            sum(o.rate) OVER (ORDER BY o.octave ROWS UNBOUNDED PRECEDING) AS upto, sum(o.rate) OVER () AS total
-    FROM (SELECT *, 40 * octave.ceiling * power(2, octave.bits) AS rate FROM octave WHERE octave.is_probed) o
+    FROM (SELECT octave.*, drawn.places * octave.ceiling * power(2, octave.bits) AS rate
+          FROM octave CROSS JOIN drawn WHERE octave.is_probed) o
 ),
 probe AS MATERIALIZED (
     SELECT n, sum(-ln(trinity.unit(h.pause))) OVER (ORDER BY n) / t.total AS at,
-           trinity.unit(h.octave) * t.total AS mark, h.cell, floor(trinity.unit(h.place) * 40)::bigint AS place,
+           trinity.unit(h.octave) * t.total AS mark, h.cell, floor(trinity.unit(h.place) * b.places)::bigint AS place,
            trinity.unit(h.luck) AS luck
     FROM drawn b
     CROSS JOIN (SELECT max(upto) AS total FROM probed) t

@@ -27,7 +27,7 @@ import psycopg
 
 from trinity_db import cli
 from trinity_db.database import Database, Transaction
-from trinity_db.schema.queries import queries
+from trinity_db.schema.queries import queries, query
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 # Where a point is: the function that calls these.
@@ -103,7 +103,7 @@ def _reach(journal: int, survived: set[str] | None) -> Reach:
 
 def watch(reach: Reach) -> None:
     """Report the points that this process comes to."""
-    names = {text: name for name, text in queries().items()}
+    names = {query(name): name for name in queries()}
     last: WeakKeyDictionary[Transaction, str] = WeakKeyDictionary()  # query of a connection
     execute, transaction, fsync = psycopg.Connection.execute, Database.transaction, os.fsync
 

@@ -14,7 +14,7 @@ from psycopg.rows import DictRow
 import trinity_db
 from tests.postgres import new_database
 from trinity_db.database import connect
-from trinity_db.schema.queries import queries
+from trinity_db.schema.queries import queries, query
 
 ROOT = Path(trinity_db.__file__).parent.parent
 SOURCES = sorted(
@@ -119,7 +119,7 @@ HOT = {
 
 @pytest.mark.parametrize("name", sorted(queries()))
 def test_every_query_fits_the_tables(connection: psycopg.Connection[DictRow], name: str) -> None:
-    statement = numbered(queries()[name])
+    statement = numbered(query(name))
     with connection.transaction(force_rollback=True):
         connection.execute(f"PREPARE {name} AS {statement}", prepare=False)
         connection.execute(f"DEALLOCATE {name}")
@@ -152,11 +152,15 @@ def test_queries_stand_in_lines_that_fit_a_screen() -> None:
     assert {name for name, text in queries().items() if max(map(len, text.splitlines())) > 130} == set()
 
 
+def test_psycopg_remembers_how_it_reads_each_query() -> None:
+    assert {name for name in queries() if len(query(name)) > 4096} == set()
+
+
 @pytest.mark.parametrize("name", sorted(HOT))
 def test_a_query_of_the_hot_path_reads_no_table_from_end_to_end(
     busy_store: psycopg.Connection[DictRow], name: str
 ) -> None:
-    statement = numbered(queries()[name])
+    statement = numbered(query(name))
     rows = busy_store.execute(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {statement}", prepare=False).fetchall()
     nodes = list(plan_nodes(rows[0]["QUERY PLAN"][0]["Plan"]))
     scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}

@@ -157,6 +157,20 @@ def test_one_group_that_outweighs_all_others_is_drawn_with_them(
     assert differences(scene) == []
 
 
+def test_a_draw_from_before_the_width_of_cells_was_recorded_can_be_run_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samplers, "MIN_FEW", 8)
+    monkeypatch.setattr(samplers, "FEW_PER_GROUP", 0)
+    monkeypatch.setattr(samplers, "CROWD", 8)
+    monkeypatch.setattr(samplers, "PLACES", 40)
+    for _ in range(5):
+        scene.make_ready(8)
+    scene.commit(scene.draw(1, size=4, sampler=UNIFORM))
+    scene.values("UPDATE trinity.batch SET parameters = parameters - 'crowd' - 'places' RETURNING id")
+    assert differences(scene) == []
+
+
 @BY_CHANCE
 def test_a_draw_that_probed_can_be_run_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, sampler: Sampler

@@ -89,7 +89,8 @@ class Store:
             "processor": "clean", "processor_version": 1, "requires_reward": None, "min_group_size": 2,
             "drop_equal_rewards": True,
             "version": 0, "max_staleness": 1, "max_uses": 1, "keeps_adopted": True, "lease_seconds": 30.0,
-            "lowest": -60, "alpha": 0.6, "few": 64, "probes": 200, "step": 1, "seed": 1,
+            "lowest": -60, "alpha": 0.6, "few": 64, "probes": 200, "crowd": 16, "places": 62, "step": 1,
+            "seed": 1,
         }  # fmt: skip
 
 
@@ -182,6 +183,8 @@ def explain(
         index = node.get("Index Name", "")
         if index.startswith(ROWS_FOUND_BY) and "Index Cond" not in node and "worker" not in index:
             found.append(f"all of {index}")  # what workers hold is little
+        if index == "rollout_group_chance_idx" and kind != "Index Only Scan":
+            found.append(f"{kind} where the index alone would do")
         if kind == "Sort" and node.get("Actual Rows", 0) * node.get("Actual Loops", 0) > 1000:
             found.append(f"a sort of {node['Actual Rows']} rows")
     return found

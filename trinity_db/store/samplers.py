@@ -18,15 +18,20 @@ from trinity_db.schema.queries import query
 
 LOWEST_OCTAVE = -60  # of priority 0 alone, which weighs nothing where priorities count
 
+# How many groups a cell may hold, half of it at least, and how many places it has for them. The wider the
+# cells, the larger the share of places that are taken, and the fewer probes it takes, each of which reads
+# more entries of the index: these numbers cost least, where the index is in memory and where it is not.
+CROWD, PLACES = 16, 62
+
 # An octave with no more groups than this is read as a whole. Of a larger one as many are read to choose the
-# width of its cells: then a cell holds more groups than its 40 places with a chance of 1e-13.
+# width of its cells: then a cell holds more groups than its places with a chance of 1e-13.
 MIN_FEW = 64
 FEW_PER_GROUP = 4
 ALL = 2**62
 
-# One probe in six to twelve hits a group. The second number is for groups that outweigh the others by far and
-# are hit again and again. Where it is not enough either, all groups are read.
-PROBES_PER_GROUP = (18, 300)
+# One probe in four to twelve hits a group. The second number is for groups that outweigh the others by far
+# and are hit again and again. Where it is not enough either, all groups are read.
+PROBES_PER_GROUP = (14, 240)
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def pick(tx: Transaction, sampler: Sampler, limits: Limits) -> Picked:
         return Picked(name, {}, tx.execute(query(name), asdict(limits)).fetchall())
     lowest = LOWEST_OCTAVE + (sampler.name == "prioritized")
     for effort in _efforts(limits.size):
-        parameters = {"lowest": lowest, "alpha": sampler.alpha, **effort}
+        parameters = {"lowest": lowest, "alpha": sampler.alpha, "crowd": CROWD, "places": PLACES, **effort}
         rows = tx.execute(query("draw_by_chance"), asdict(limits) | parameters).fetchall()
         if rows[0]["is_decided"]:
             break
