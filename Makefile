@@ -19,7 +19,7 @@ help: ## Show this list
 demo: $(VENV)/.demo ## Teach a small model from nothing, all three roles at work (about two minutes)
 	$(BIN)/trinity-db demo
 
-test: $(VENV)/.test ## Run all tests
+test: $(VENV)/.test ## Run every test that takes seconds
 	$(BIN)/python -m pytest
 
 test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, verl and Trinity-RFT (about two minutes)

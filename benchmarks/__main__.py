@@ -25,7 +25,7 @@ PEERS_PYTHON = Path(__file__).parents[1] / ".venv-bench" / "bin" / "python"
 def main(
     only: Annotated[list[str] | None, typer.Option(help=f"A measure: {', '.join(MEASURES)}.")] = None,
     quick: Annotated[bool, typer.Option(help="A tenth of the rows; writes no results.")] = False,
-    full: Annotated[bool, typer.Option(help="Also 10 M rows in draw, and 1 M in archive.")] = False,
+    full: Annotated[bool, typer.Option(help="Also 10 M rows in draw, 1 M in offline and archive.")] = False,
     repetitions: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 5,
     scratch: Annotated[Path, typer.Option(help="A folder on a disk, for servers.")] = TEMPORARY,
 ) -> None:

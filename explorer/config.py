@@ -19,7 +19,8 @@ class ExplorerConfig(Settings):
     """Rollout groups explored together by one explorer. More use the hardware better; fewer end sooner."""
     order: Literal["shuffle", "sequential"] = "shuffle"
     """Tasks issued least come first; among those, shuffled anew in each pass, or in the order of import."""
-    temperature: float = Field(1.0, ge=0)
-    """Of sampling. The trainer's probability ratios are exact at 1."""
+    temperature: float = Field(1.0, gt=0)
+    """Of sampling. The trainer divides by it as well, so that ratios compare like with like. For one greedy
+    rollout a group there is remax."""
     max_new_tokens: int = Field(256, ge=1)
     """Longest response in tokens."""

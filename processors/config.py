@@ -42,6 +42,18 @@ class ScoreConfig(Settings):
     """Reward functions; each writes a reward event of its name. None of them, []: rows have no reward, where
     a teacher or somebody else says what they are worth."""
 
+    @model_validator(mode="after")
+    def each_function_stands_once(self) -> Self:
+        # Of each name the latest event counts: of two with one name, the first would count for nothing.
+        names = [reward.function for reward in self.functions]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"{name} stands there twice, and of each name one value counts: leave one out, or join "
+                    "them in a function of your own, path/to/file.py:name"
+                )
+        return self
+
 
 class TeacherConfig(Settings):
     """Another model that says how likely it finds each token of a response (on-policy distillation)."""
@@ -104,6 +116,7 @@ class ProcessorsConfig(Settings):
     """Moves payloads into Lance, to TRINITY_DB_LANCE_URI, which every role must reach. None: they stay where
     they are. May change during a run."""
     claim_size: int = Field(256, ge=1)
-    """Rows claimed at a time. More means fewer round trips and more to repeat after a crash."""
+    """Rows claimed at a time. More means fewer round trips and more to repeat after a crash. May change
+    during a run."""
     max_attempts: int = Field(3, ge=1)
-    """A row that fails this often is dropped with its error; the rest go on."""
+    """A row that fails this often is dropped with its error; the rest go on. May change during a run."""

@@ -141,13 +141,16 @@ class TrainerConfig(Settings):
     batch_size: int = Field(32, ge=1)
     """What one step consumes: rollout groups online, rows (as sft) or pairs (as dpo) offline."""
     micro_batch_size: int = Field(32, ge=1)
-    """Sequences in one forward pass (a pair counts as two). Bounds memory; results do not depend on it."""
+    """Sequences in one forward pass (a pair counts as two). Bounds memory; results do not depend on it. May
+    change during a run, as after out of memory."""
     micro_batch_tokens: int = Field(4096, ge=1)
-    """Tokens in one forward pass, prompts included; a longer sequence goes alone. Bounds memory likewise."""
+    """Tokens in one forward pass, prompts included; a longer sequence goes alone. Bounds memory likewise, and
+    may change during a run likewise."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What forward and backward pass compute in; weights, optimizer and losses stay in float32."""
     gradient_checkpointing: bool = False
-    """Compute each layer's inner values again in the backward pass: less memory for a third more time."""
+    """Compute each layer's inner values again in the backward pass: less memory for a third more time. May
+    change during a run."""
     lora: LoraConfig | None = None
     """Train an adapter instead of the whole model; `lora: {}` has the defaults. None: the whole model."""
     reference: ReferenceConfig = StartReference()
@@ -156,7 +159,8 @@ class TrainerConfig(Settings):
     model in memory."""
     sharding: Literal["none", "full"] = "none"
     """What each process of several has, as torchrun starts them: none, copies of everything (as DDP); full,
-    its part of weights, gradients and optimizer (FSDP2). Results and checkpoints do not depend on it."""
+    its part of weights, gradients and optimizer (FSDP2). Results and checkpoints do not depend on it. May
+    change during a run."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate of AdamW."""
     weight_decay: float = Field(0.0, ge=0)
@@ -171,15 +175,17 @@ class TrainerConfig(Settings):
     """Steps between published policy versions, each with a checkpoint; the last step publishes in any case.
     None: every step online, every 100 steps offline."""
     keep_checkpoints: int = Field(3, ge=2)
-    """Latest checkpoints kept on disk; at least two, since an explorer may still read the one before."""
+    """Latest checkpoints kept on disk; at least two, since an explorer may still read the one before. May
+    change during a run."""
     max_length: int | None = Field(None, ge=2)
     """Longest imported sequence in tokens, prompt and response together; longer ones lose their end.
     None: the model's context."""
     eval_every: int | None = Field(None, ge=1)
-    """Steps between evaluations on held-out rows (offline). None: at the end only."""
+    """Steps between evaluations on held-out rows (offline). None: before the first step and at the end
+    only."""
     checkpoints: Path | None = None
-    """Folder for this run's checkpoints; later ones may go to another. None: below TRINITY_DB_HOME, by the
-    run's name."""
+    """Folder in which the run has one of its name for its checkpoints. May change during a run, for later
+    ones. None: checkpoints in TRINITY_DB_HOME."""
 
     @model_validator(mode="after")
     def an_adapter_has_no_second_model(self) -> Self:

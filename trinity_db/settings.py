@@ -43,7 +43,7 @@ def load(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> S
         ConfigError: one line that names the file, the key and, for an unknown key, the nearest right one.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -53,7 +53,7 @@ def load(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> S
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold keys and values, for example 'name: first-run'.")
     for override in overrides:
-        _apply(content, override)
+        _apply(model, content, override)
     return validate(model, content, str(path))
 
 
@@ -66,16 +66,43 @@ def validate(model: type[SettingsT], content: dict[str, Any], source: str) -> Se
         raise ConfigError(f"{source}: {'; '.join(mistakes[:3])}") from None
 
 
-def _apply(content: dict[str, Any], override: str) -> None:
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error: only the last one would count."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here, where the text is read: later what is merged by << stands beside keys of the same name.
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        known: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in known:
+                    raise yaml.composer.ComposerError(
+                        None, None, f"the key '{key.value}' stands twice; make one of both", key.start_mark
+                    )
+                known.add((key.tag, key.value))
+        return node
+
+
+def _parsed(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
+def _apply(model: type[BaseModel], content: dict[str, Any], override: str) -> None:
     key, separator, value = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"--set {override}: write it as key.path=value, for example trainer.steps=100.")
+        raise ConfigError(
+            f"--set {override}: write it as key.path=value, for example trainer.learning_rate=1e-5."
+        )
     *parents, last = key.split(".")
     section = content
-    for name in parents:
-        section = section.setdefault(name, {})
-        if not isinstance(section, dict):
-            raise ConfigError(f"--set {override}: '{name}' is a value, not a section.")
+    for depth, name in enumerate(parents, 1):
+        below = section.setdefault(name, {})
+        if isinstance(below, str) and _has_name(model, parents[:depth]):
+            below = section[name] = {"name": below}
+        if not isinstance(below, dict):
+            whole = ".".join(parents[:depth])
+            raise ConfigError(f"--set {override}: '{name}' is a value, not a section; set it by {whole}=...")
+        section = below
     try:
         section[last] = _scalar(value)
     except yaml.YAMLError:
@@ -87,9 +114,17 @@ def _apply(content: dict[str, Any], override: str) -> None:
 def _scalar(text: str) -> Any:
     """YAML's reading of a value, with 1e-5 as a number (YAML 1.1 wants 1.0e-5)."""
     try:
-        return float(text) if "e" in text.lower() and not text.isalpha() else yaml.safe_load(text)
+        return float(text) if "e" in text.lower() and not text.isalpha() else _parsed(text)
     except ValueError:
-        return yaml.safe_load(text)
+        return _parsed(text)
+
+
+def _has_name(model: type[BaseModel], keys: Sequence[str]) -> bool:
+    """Whether the section below these keys has a name, and may be given by it alone: `algorithm: grpo`."""
+    sections = [model]
+    for key in keys:
+        sections = [one for s in sections if key in s.model_fields for one in sections_below(s, key)]
+    return any("name" in section.model_fields for section in sections)
 
 
 def _describe(model: type[BaseModel], mistake: dict[str, Any]) -> str:

@@ -1,13 +1,15 @@
 """Model and trainer settings say what is wrong with them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.recipes import recipe
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.cli.configuration import MAY_CHANGE, RunConfig
 from trinity_db.config import ModelConfig
 from trinity_db.errors import ConfigError
+from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.settings import Settings, validate
 from trinity_db.trainer.config import (
     AlgorithmConfig,
@@ -65,15 +67,56 @@ def test_at_least_two_checkpoints_are_kept() -> None:
         validate(TrainerConfig, {"keep_checkpoints": 1}, "run.yaml")
 
 
-def test_a_run_may_go_on_in_another_folder_of_checkpoints() -> None:
-    content = {"name": "run", "algorithm": "sft", "data": ["rows"], "model": {"path": "model"}}
+def test_a_run_may_go_on_in_another_folder_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
     here, there = (
-        validate(RunConfig, content | {"trainer": {"checkpoints": folder}}, "run.yaml")
-        for folder in ("here", "there")
+        validate(RunConfig, OFFLINE | {"trainer": {"checkpoints": folder}}, "run.yaml")
+        for folder in ("~/here", "there")
     )
-    assert here.checkpoints != there.checkpoints
+    assert here.checkpoints == Path("/home/me/here/run")
+    assert there.checkpoints == Path.cwd() / "there" / "run"
     assert here.stored() == there.stored()
     assert RunConfig.completed(here.model_dump(mode="json")) == here.stored()
+
+
+OTHERS: dict[str, Any] = {
+    "metrics": {"tensorboard": "runs"},
+    "processors.archive": {},
+    "processors.claim_size": 1,
+    "processors.max_attempts": 1,
+    "trainer.checkpoints": "elsewhere",
+    "trainer.keep_checkpoints": 9,
+    "trainer.sharding": "full",
+    "trainer.micro_batch_size": 1,
+    "trainer.micro_batch_tokens": 1,
+    "trainer.gradient_checkpointing": True,
+}
+
+
+@pytest.mark.parametrize("key", MAY_CHANGE)
+def test_a_run_goes_on_with_another_value_of_what_may_change(key: str) -> None:
+    section, _, name = key.rpartition(".")
+    change = {section: {name: OTHERS[key]}} if section else {name: OTHERS[key]}
+    before, after = (validate(RunConfig, OFFLINE | more, "run.yaml") for more in ({}, change))
+    assert before != after
+    assert after.stored() == before.stored()
+    # The run may be older, from when this was compared.
+    assert RunConfig.completed(after.model_dump(mode="json")) == before.stored()
+
+
+def test_the_text_of_a_key_says_whether_it_may_change() -> None:
+    sections: dict[str, type[Settings]] = {
+        "": RunConfig,
+        "processors.": ProcessorsConfig,
+        "trainer.": TrainerConfig,
+    }
+    said = {
+        f"{prefix}{name}"
+        for prefix, section in sections.items()
+        for name, field in section.model_fields.items()
+        if "may change during a run" in " ".join((field.description or "").lower().split())
+    }
+    assert said == set(MAY_CHANGE)
 
 
 ONLINE = {

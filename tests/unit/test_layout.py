@@ -1,13 +1,16 @@
 """The roles are top-level folders and import as parts of trinity_db, never under their bare names."""
 
 import importlib
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import trinity_db
+from trinity_db.diagnosis.installation import EXTRAS
 
 PACKAGE = Path(trinity_db.__file__).parent
 ROOT = PACKAGE.parent
@@ -45,3 +48,9 @@ def test_the_schema_cannot_be_imported_twice(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(ROOT)
     with pytest.raises(ImportError, match=r"Import trinity_db\.schema"):
         importlib.import_module("schema")
+
+
+def test_the_doctor_looks_for_all_packages_of_an_extra() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, names in EXTRAS.items():
+        assert sorted(names) == sorted(re.split(r"[<>=\[]", one)[0] for one in declared[extra])

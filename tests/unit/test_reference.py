@@ -120,4 +120,4 @@ def test_a_reference_is_refused_where_an_algorithm_has_none(algorithm: Algorithm
     with pytest.raises(
         ConfigError, match=f"trainer.reference: algorithm {algorithm.name}, as it is composed"
     ):
-        assert setup(reference=SynchronisedReference()).needs_first_model
+        setup(reference=SynchronisedReference()).check()

@@ -11,6 +11,7 @@ from trinity_db import settings
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.errors import ConfigError
 from trinity_db.settings import Settings
+from trinity_db.trainer.config import PrioritizedConfig, SynchronisedReference
 
 OFFLINE = "name: first\nmodel: {scratch: {}}\ndata: [set]\nalgorithm: sft\n"
 ONLINE = "name: first\nmodel: {scratch: {}}\ntaskset: tasks\nalgorithm: {name: grpo}\ntrainer: {steps: 3}\n"
@@ -39,6 +40,71 @@ def mistake(read: Any, text: str, *overrides: str) -> str:
 def test_only_explored_groups_wait_for_a_reward(read: Any) -> None:
     assert read(ONLINE, "requires_reward=human").requires_reward == "human"
     assert "leave out requires_reward" in mistake(read, OFFLINE, "requires_reward=human")
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "key"),
+    [
+        (ONLINE, "data=[set]", "data"),
+        (ONLINE, "holdout=0.1", "holdout"),
+        (ONLINE, "trainer.epochs=2", "trainer.epochs"),
+        (ONLINE, "trainer.eval_every=2", "trainer.eval_every"),
+        (ONLINE, "trainer.max_length=9", "trainer.max_length"),
+        (OFFLINE, "taskset=tasks", "taskset"),
+        (OFFLINE, "trainer.steps=9", "trainer.steps"),
+    ],
+)
+def test_a_key_that_the_run_would_not_read_is_refused(read: Any, text: str, override: str, key: str) -> None:
+    assert mistake(read, text, override).endswith(f": leave out {key}")
+
+
+def test_what_says_the_same_as_nothing_is_left_out_already(read: Any) -> None:
+    read(ONLINE, "data=[]", "holdout=0", "trainer.epochs=1", "trainer.eval_every=null")
+    read(OFFLINE, "taskset=null", "trainer.steps=null")
+
+
+def test_a_mix_reads_the_keys_of_imported_rows(read: Any) -> None:
+    mix = ONLINE.replace("{name: grpo}", "mix")
+    assert read(mix, "data=[set]", "holdout=0.1", "trainer.max_length=9").holdout == 0.1
+    assert "leave out trainer.epochs" in mistake(read, mix, "data=[set]", "trainer.epochs=2")
+
+
+def test_a_run_that_was_stored_with_keys_that_it_did_not_read_goes_on(read: Any) -> None:
+    online, offline = read(ONLINE), read(OFFLINE)
+    older = offline.model_dump(mode="json") | {"taskset": "tasks"}
+    older["trainer"] |= {"steps": 100}
+    assert RunConfig.completed(older) == offline.stored()
+    older = online.model_dump(mode="json") | {"data": ["set"], "holdout": 0.5}
+    older["trainer"] |= {"epochs": 2, "eval_every": 10, "max_length": 9}
+    assert RunConfig.completed(older) == online.stored()
+
+
+def test_of_two_reward_functions_of_one_name_none_is_lost_in_silence(read: Any) -> None:
+    twice = (
+        "[{function: regex_match, options: {pattern: a}}, exact_match, {function: regex_match, weight: 2}]"
+    )
+    said = mistake(read, ONLINE, f"processors.score.functions={twice}")
+    assert "processors.score: regex_match stands there twice" in said
+    assert "a function of your own, path/to/file.py:name" in said
+    read(ONLINE, "processors.score.functions=[regex_match, exact_match]")
+
+
+def test_no_step_can_be_computed_at_temperature_zero(read: Any) -> None:
+    assert "explorer.temperature: Input should be greater than 0" in mistake(
+        read, ONLINE, "explorer.temperature=0"
+    )
+
+
+def test_a_key_that_stands_twice_is_refused_with_its_line(read: Any) -> None:
+    said = mistake(read, ONLINE + "trainer: {batch_size: 4}\n")
+    assert "the key 'trainer' stands twice" in said
+    assert "line 6" in said
+    assert "the key 'steps' stands twice" in mistake(read, ONLINE.replace("steps: 3", "steps: 3, steps: 4"))
+
+
+def test_what_is_merged_may_be_changed(read: Any) -> None:
+    config = read("explorer: {<<: {group_size: 2, batch_size: 3}, batch_size: 4}\n" + ONLINE)
+    assert (config.explorer.group_size, config.explorer.batch_size) == (2, 4)
 
 
 def test_a_file_becomes_typed_settings(read: Any) -> None:
@@ -98,7 +164,7 @@ def test_an_unknown_key_that_is_near_to_none_lists_those_there_are(read: Any) ->
         (OFFLINE.replace("data: [set]\n", ""), "name them under data"),
         (ONLINE.replace("{name: grpo}", "mix"), "beside rollout groups: name them under data"),
         (OFFLINE + "holdout: 1.0\n", "holdout: Input should be less than 1"),
-        (OFFLINE + "data: set\n", "data: Input should be a valid list"),
+        (OFFLINE.replace("[set]", "set"), "data: Input should be a valid list"),
         (OFFLINE + "1: 2\n", "1"),
         (OFFLINE + "trainer: 7\n", "trainer: "),
         ("", "must hold keys and values"),
@@ -165,6 +231,18 @@ def test_overrides_make_the_sections_they_need_and_the_last_one_counts(read: Any
     assert config.algorithm == recipe("grpo", clip_high=0.28)
 
 
+@pytest.mark.parametrize("spelled", ["grpo", "{name: grpo}"])
+def test_an_override_changes_an_option_of_what_is_given_by_its_name(read: Any, spelled: str) -> None:
+    text = ONLINE.replace("{name: grpo}", spelled) + "sampler: prioritized\n"
+    config = read(text, "algorithm.clip_high=0.28", "sampler.alpha=1")
+    assert config.algorithm == recipe("grpo", clip_high=0.28)
+    assert config.sampler == PrioritizedConfig(alpha=1.0)
+    held = OFFLINE.replace("sft", "{name: dpo, loss: hinge}") + "trainer: {reference: synchronised}\n"
+    config = read(held, "algorithm.loss.beta=0.5", "trainer.reference.mix=1")
+    assert config.algorithm == recipe("dpo", loss={"name": "hinge", "beta": 0.5})
+    assert config.trainer.reference == SynchronisedReference(mix=1.0)
+
+
 def test_an_override_may_be_a_list_or_a_mapping(read: Any) -> None:
     assert read(OFFLINE, "data=[one, two]").data == ["one", "two"]
     assert read(ONLINE, "model={scratch: {layers: 3}}").model.scratch.layers == 3
@@ -175,7 +253,8 @@ def test_an_override_may_be_a_list_or_a_mapping(read: Any) -> None:
     [
         ("trainer.steps", "write it as key.path=value"),
         ("=3", "write it as key.path=value"),
-        ("name.first=3", "'name' is a value, not a section"),
+        ("name.first=3", "'name' is a value, not a section; set it by name=..."),
+        ("trainer.steps.most=3", "set it by trainer.steps=..."),
         ("trainer.stps=3", "did you mean 'steps'?"),
         ("trainer.steps=[", "trainer.steps=["),
         ("seed=", "seed: "),

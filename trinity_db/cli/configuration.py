@@ -1,9 +1,10 @@
 """The configuration of a run: the sections of all roles in one file, and what follows from them together."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
 from trinity_db.config import ModelConfig
 from trinity_db.explorer.config import ExplorerConfig
@@ -54,7 +55,7 @@ class RunConfig(Settings):
     trainer: TrainerConfig = TrainerConfig()
     """How the policy is improved."""
     metrics: MetricsConfig = MetricsConfig()
-    """Where metrics are shown, beside the store's own table."""
+    """Where metrics are shown, beside the store's own table. May change during a run."""
 
     @model_validator(mode="after")
     def online_or_offline(self) -> Self:
@@ -70,6 +71,17 @@ class RunConfig(Settings):
                 )
         elif not self.data:
             raise ValueError(f"algorithm {self.algorithm.name} trains on imported rows: name them under data")
+        return self
+
+    @model_validator(mode="after")
+    def every_key_is_read(self, info: ValidationInfo) -> Self:
+        if info.context is not None:  # it is stored, from when such keys were ignored; its run goes on
+            return self
+        said = self.model_dump(mode="json")
+        what = "rollouts, until trainer.steps" if self.is_online else "imported rows, trainer.epochs times"
+        for key in self._unread:
+            if _silenced(said, [key]) != said:
+                raise ValueError(f"algorithm {self.algorithm.name} trains on {what}: leave out {key}")
         return self
 
     @model_validator(mode="after")
@@ -148,26 +160,60 @@ class RunConfig(Settings):
     @property
     def checkpoints(self) -> Path:
         """The folder of this run's checkpoints."""
-        return (self.trainer.checkpoints or home() / "checkpoints").absolute() / self.name
+        folder = self.trainer.checkpoints or home() / "checkpoints"
+        return folder.expanduser().absolute() / self.name
+
+    @property
+    def _unread(self) -> tuple[str, ...]:
+        """Keys that a run of this kind does not read."""
+        if not self.is_online:
+            return ("taskset", "trainer.steps")
+        of_passes = ("trainer.epochs", "trainer.eval_every")
+        of_rows = ("data", "holdout", "trainer.max_length")
+        return of_passes if isinstance(self.algorithm, MixConfig) else (*of_rows, *of_passes)
 
     def stored(self) -> dict[str, Any]:
         """The form in which the configuration is kept with the run, and compared when a role joins it.
 
-        Without the folder of checkpoints, as a run goes on in another one when its disk is full, and without
-        what is archived, how weights are sharded and where metrics are shown, which change nothing of what
-        the run is.
+        Without what may change during a run, since it changes nothing of what the run is: where checkpoints
+        are and how many, what a step needs of memory, how many rows are claimed and how often, what is
+        archived, and where metrics are shown. So a run goes on when a disk or the memory was too small.
         """
-        apart = {
-            "trainer": self.trainer.model_copy(update={"checkpoints": None, "sharding": "none"}),
-            "processors": self.processors.model_copy(update={"archive": None}),
-            "metrics": MetricsConfig(),
-        }
-        return self.model_copy(update=apart).model_dump(mode="json")
+        return _silenced(self.model_dump(mode="json"), (*MAY_CHANGE, *self._unread))
 
     @classmethod
     def completed(cls, stored: dict[str, Any]) -> dict[str, Any]:
         """A stored configuration with the defaults of newer keys; itself where it fits no more."""
         try:
-            return cls.model_validate(stored).stored()
+            return cls.model_validate(stored, context="stored").stored()
         except ValidationError:
             return stored
+
+
+MAY_CHANGE = (
+    *("metrics", "processors.archive", "processors.claim_size", "processors.max_attempts"),
+    *("trainer.checkpoints", "trainer.keep_checkpoints", "trainer.sharding"),
+    *("trainer.micro_batch_size", "trainer.micro_batch_tokens", "trainer.gradient_checkpointing"),
+)
+"""Keys that may change during a run. Their texts say so."""
+
+_SILENCE: dict[str, Any] = {
+    "taskset": None,
+    "data": [],
+    "holdout": 0.0,
+    "metrics": MetricsConfig().model_dump(mode="json"),
+    "processors": ProcessorsConfig().model_dump(mode="json"),
+    "trainer": TrainerConfig().model_dump(mode="json"),
+}
+"""What keys say where nothing is said."""
+
+
+def _silenced(content: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """A configuration, dumped, with these keys as where nothing is said."""
+    for key in keys:
+        section, _, name = key.rpartition(".")
+        if section:
+            content = content | {section: content[section] | {name: _SILENCE[section][name]}}
+        else:
+            content = content | {name: _SILENCE[name]}
+    return content

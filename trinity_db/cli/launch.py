@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from trinity_db import settings
 from trinity_db.cli.configuration import RunConfig
@@ -14,6 +14,9 @@ from trinity_db.errors import ConfigError
 from trinity_db.service import LEASE_SECONDS, is_orphan, is_supervised
 from trinity_db.sinks.follow import mirrored, sinks_of
 from trinity_db.store import groups, runs
+
+if TYPE_CHECKING:
+    from trinity_db.trainer.service import TrainerSetup
 
 Result = TypeVar("Result")
 
@@ -68,8 +71,8 @@ def check(config: RunConfig) -> tuple[Database, runs.Run]:
     """Open the run, and find what would stop its roles right after their start.
 
     Raises:
-        TrinityError: the taskset, the model, the workflow or a reward function does not exist, or an extra
-            is missing.
+        TrinityError: the taskset, the model, the workflow, a reward function or a part of the algorithm does
+            not exist or does not fit, or an extra is missing.
     """
     from trinity_db.cli import teacher
     from trinity_db.explorer.workflow import load
@@ -80,7 +83,38 @@ def check(config: RunConfig) -> tuple[Database, runs.Run]:
     load(config.explorer.workflow)
     Scorer(config.processors.score)
     teacher.check(config)
+    if _may_not_fit(config):
+        _trainer_setup(config)
     return open_run(config)
+
+
+def _may_not_fit(config: RunConfig) -> bool:
+    """Whether the algorithm has to be composed to tell, for which torch is loaded, some seconds long."""
+    return config.trainer.reference.name != "start" or ".py:" in config.algorithm.model_dump_json()
+
+
+def _trainer_setup(config: RunConfig) -> "TrainerSetup":
+    """What the trainer needs of a configuration; asked for before the run is created.
+
+    Raises:
+        ConfigError: a part of the algorithm is not there or cannot be called so, or the reference does not
+            fit.
+    """
+    from trinity_db.trainer.service import TrainerSetup
+
+    setup = TrainerSetup(
+        config.trainer,
+        config.algorithm,
+        config.model,
+        config.seed,
+        config.max_staleness,
+        config.explorer.temperature,
+        config.checkpoints,
+        config.sampler,
+        config.max_uses,
+    )
+    setup.check()
+    return setup
 
 
 def explore(config: RunConfig) -> None:
@@ -139,26 +173,17 @@ def train(config: RunConfig) -> None:
 
     check_source(config.model)  # before the imports: it says which extra is missing
     from trinity_db.trainer import together
-    from trinity_db.trainer.ranks import joined
-    from trinity_db.trainer.service import Trainer, TrainerSetup
+    from trinity_db.trainer.ranks import end_process, joined
+    from trinity_db.trainer.service import Trainer
 
     # Under a supervisor it is that who outlives all roles, and shows what the last of them measures.
     sinks = [] if is_supervised() else sinks_of(config.metrics)
+    setup = _trainer_setup(config)
     database, run = open_run(config)
-    setup = TrainerSetup(
-        config.trainer,
-        config.algorithm,
-        config.model,
-        config.seed,
-        config.max_staleness,
-        config.explorer.temperature,
-        config.checkpoints,
-        config.sampler,
-        config.max_uses,
-    )
     with joined() as ranks, mirrored(database, run, sinks):
         Trainer(database, run, setup, ranks).serve()
         together.dismiss(ranks)
+    end_process(ranks)
 
 
 def is_follower() -> bool:
@@ -175,9 +200,10 @@ def follow() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.getLogger("trinity_db").setLevel(logging.ERROR)
     from trinity_db.trainer import together
-    from trinity_db.trainer.ranks import joined
+    from trinity_db.trainer.ranks import end_process, joined
 
     with joined() as ranks:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         together.follow(ranks)
+    end_process(ranks)
