@@ -24,12 +24,12 @@ NUMBER = re.compile(r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0
 
 def exact_match(response: str, task: Mapping[str, Any]) -> float:
     """1 if the response is the answer, surrounding white space aside."""
-    return float(response.strip() == str(task["answer"]).strip())
+    return float(response.strip() == _answer(task).strip())
 
 
 def position_match(response: str, task: Mapping[str, Any]) -> float:
     """Share of the characters that stand where the answer has them; 1 only for the answer itself."""
-    response, answer = response.strip(), str(task["answer"]).strip()
+    response, answer = response.strip(), _answer(task).strip()
     hits = sum(given == wanted for given, wanted in zip(response, answer, strict=False))
     return hits / max(len(response), len(answer), 1)
 
@@ -39,12 +39,10 @@ def regex_match(response: str, task: Mapping[str, Any], pattern: str) -> float:
 
     `{answer}` in the pattern stands for the task's answer.
     """
-    found = re.search(
-        pattern.replace("{answer}", re.escape(str(task["answer"]).strip())), response, re.DOTALL
-    )
+    found = re.search(pattern.replace("{answer}", re.escape(_answer(task).strip())), response, re.DOTALL)
     if found is None or not found.groups():
         return float(found is not None)
-    return float((found.group(1) or "").strip() == str(task["answer"]).strip())
+    return float((found.group(1) or "").strip() == _answer(task).strip())
 
 
 def number_match(response: str, task: Mapping[str, Any], after: str = "####") -> float:
@@ -52,7 +50,7 @@ def number_match(response: str, task: Mapping[str, Any], after: str = "####") ->
 
     In both texts only what follows the last `after` counts, where it occurs (GSM8K's "#### 18").
     """
-    given, wanted = final_number(response, after), final_number(str(task["answer"]), after)
+    given, wanted = final_number(response, after), final_number(_answer(task), after)
     return float(given is not None and given == wanted)
 
 
@@ -76,6 +74,14 @@ def overlong_penalty(
         raise ValueError(f"buffer_length {buffer_length} is not between 1 and {max_response_length} tokens")
     left = max_response_length - response_length
     return min(max(left / buffer_length - 1.0, -1.0), 0.0)
+
+
+def _answer(task: Mapping[str, Any]) -> str:
+    if "answer" not in task:
+        raise ValueError(
+            "the task has no 'answer'; import tasks with --map answer=COLUMN, under another --name"
+        )
+    return str(task["answer"])
 
 
 def final_number(text: str, after: str) -> float | None:

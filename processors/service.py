@@ -11,6 +11,7 @@ from functools import partial
 from psycopg.rows import DictRow
 
 from trinity_db.database import Database
+from trinity_db.errors import TrinityError
 from trinity_db.processors import clean
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ProcessorsConfig
@@ -22,6 +23,9 @@ from trinity_db.service import Service
 from trinity_db.store import payloads, rows, runs
 
 logger = logging.getLogger(__name__)
+
+FAILURES_IN_A_ROW = 256  # rows; by then it is not them but the function, or what all tasks lack
+FIRST_TRY = 2  # claims of a row that is scored for the first time: one to clean it, and this one
 
 
 class Processors(Service):
@@ -51,6 +55,7 @@ class Processors(Service):
         self._all_groups = Sweep()
         self._judged_groups: set[int] = set()
         """Groups of rows that were judged since groups were last settled."""
+        self._failures_in_a_row = 0
 
     def work(self) -> bool:
         """One round over all processors; whether any had something to do."""
@@ -81,8 +86,7 @@ class Processors(Service):
         if self._teacher is None:
             return verdicts
         ids = [verdict.id for verdict in verdicts if verdict.outcome == Outcome.PASSED]
-        with self.database.transaction() as tx:
-            found = payloads.read(tx, ids)
+        found = payloads.read(self.database, ids)
         return self._teacher.judge(verdicts, found, lambda: self.stopping)
 
     def _judge(
@@ -124,6 +128,23 @@ class Processors(Service):
                 self._fronts[stage.processor].hasten()
             if verdict.detail and "error" in verdict.detail:
                 logger.warning("%s: experience %d: %s", stage.processor, verdict.id, verdict.detail["error"])
+        if stage is rows.SCORE:
+            self._watch_failures(verdicts)
+
+    def _watch_failures(self, verdicts: list[rows.Verdict]) -> None:
+        """Notice that no row can be scored. Those that failed before, and come back together, do not count.
+
+        Raises:
+            TrinityError: in the same words for the same error, by which a supervisor sees that it stays so.
+        """
+        for verdict in verdicts:
+            if verdict.outcome == Outcome.PASSED:
+                self._failures_in_a_row = 0
+            elif verdict.outcome == Outcome.FAILED and verdict.attempt <= FIRST_TRY:
+                self._failures_in_a_row += 1
+            if self._failures_in_a_row == FAILURES_IN_A_ROW:
+                error = f"{FAILURES_IN_A_ROW} rows failed in a row, the last with: {verdict.error}"
+                raise TrinityError(f"score: {error}")
 
     def _settle(self) -> bool:
         """Groups of rows that were just judged; now and then all, as some end by what others do."""

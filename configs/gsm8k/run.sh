@@ -4,6 +4,7 @@
 # FOLDER holds train.jsonl, with question and answer, and example_model_solutions.jsonl, with a solution and its
 # correctness by each of four models. Running it again imports nothing anew and ends at once.
 set -euo pipefail
+trap 'exit 130' INT TERM # a role that is stopped ends with 0, and the next step would begin
 data=${1:?usage: configs/gsm8k/run.sh FOLDER [--set KEY=VALUE ...]}
 shift
 here=$(dirname "$0")

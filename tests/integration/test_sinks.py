@@ -201,10 +201,11 @@ def test_a_mirror_says_once_that_a_sink_fails_and_has_everything_in_the_end(
 ) -> None:
     monkeypatch.setattr(follow, "LOOK_SECONDS", 0.01)
     notebook.refuses = 3
-    with mirrored(scene.database, scene.run, [notebook]):
+    with mirrored(scene.database, scene.run, [notebook]) as [mirror]:
         record(1, loss=0.5)
         assert notebook.full.wait(WAIT_SECONDS)
         record(2, loss=0.25)
+    assert mirror.failure is None
     assert [step for _, step, _, _ in notebook.numbers] == [1, 2]
     assert [one.message for one in caplog.records] == [
         "Notebook does not take the metrics: nobody; trying again, and nothing is lost meanwhile"
@@ -222,8 +223,9 @@ def test_a_sink_that_hangs_is_left_behind(
     goes_on = threading.Event()
     monkeypatch.setattr(notebook, "write", lambda measured: goes_on.wait(WAIT_SECONDS))
     record(1, loss=0.5)
-    with mirrored(scene.database, scene.run, [notebook]):
+    with mirrored(scene.database, scene.run, [notebook]) as [mirror]:
         pass
+    assert "are not complete" in str(mirror.failure)
     hanging = [one for one in threading.enumerate() if one.name == "metrics to Notebook"]
     goes_on.set()
     for one in hanging:

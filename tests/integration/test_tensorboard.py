@@ -132,6 +132,12 @@ def test_the_command_fills_a_folder_and_says_how_many_numbers_there_were(
     monkeypatch.setattr("trinity_db.sinks.follow.LOOK_SECONDS", 0.0)
     assert run("--tensorboard", str(tmp_path), "--follow") == (0, "")
     assert shown(tmp_path)["train/loss"] == [(1, 0.5), (2, 0.25)]
+    assert run("--tensorboard", str(tmp_path), "--follow", "--json")[0] == 2
+    with closing(Follower(scene.database, scene.run, TensorBoard(tmp_path))) as other:
+        other.catch_up()
+        code, printed = run("--tensorboard", str(tmp_path), "--follow")
+    assert str(code).endswith("another process writes its metrics there"), "to follow in vain is an error"
+    assert printed == ""
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,21 @@
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
 
 from trinity_db import cli, database
+from trinity_db.cli import launch, transfer
 from trinity_db.errors import TrinityError
+from trinity_db.imports import exporter
 
+RUN_SH = Path(__file__).parents[2] / "configs/gsm8k/run.sh"
 PASTED = 74  # characters: a longer example line would be broken in an 80 column help
 
 
@@ -85,6 +91,75 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as exit:
         run(monkeypatch, KeyboardInterrupt())
     assert exit.value.code == 130
+
+
+def test_an_export_says_as_json_what_it_wrote(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(database, "open_database", lambda: None)
+    monkeypatch.setattr(exporter, "export_rows", lambda *arguments: 3)
+    transfer.export("set", "tasks", Path("rows.jsonl"), as_json=True)
+    said = {"name": "set", "kind": "tasks", "rows": 3, "file": "rows.jsonl"}
+    assert json.loads(capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("while_it_starts", [True, False])
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--drain"], 130)])
+def test_processors_that_are_stopped_exit_with_0_but_a_drain_was_not_finished(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], code: int, while_it_starts: bool
+) -> None:
+    def stopped(config: object, drain: bool) -> bool:
+        if while_it_starts:
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(launch, "read", lambda *arguments: None)
+    monkeypatch.setattr(launch, "process", stopped)
+    monkeypatch.setattr(sys, "argv", ["trinity-db", "process", "run.yaml", *options])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    assert exit.value.code == code
+
+
+def test_a_drain_that_is_done_exits_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(launch, "read", lambda *arguments: None)
+    monkeypatch.setattr(launch, "process", lambda *arguments: True)
+    monkeypatch.setattr(sys, "argv", ["trinity-db", "process", "run.yaml", "--drain"])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    assert exit.value.code == 0
+
+
+def test_the_gsm8k_example_takes_no_further_step_when_one_is_interrupted(tmp_path: Path) -> None:
+    stub = tmp_path / "trinity-db"  # in place of the command; a trainer that is stopped ends with 0
+    stub.write_text("#!/bin/sh\necho $1 >> calls\nif [ $1 = train ]; then kill -INT $PPID; fi\n")
+    stub.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    ended = subprocess.run(["bash", RUN_SH, tmp_path], cwd=tmp_path, env=environment)
+    assert ended.returncode == 130
+    assert (tmp_path / "calls").read_text().split() == ["import", "process", "train"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("llama-3.1-8b.jsonl", "llama-3.1-8b"),
+        ("data/pairs.v2.JSON.gz", "pairs.v2"),
+        ("gsm8k.parquet", "gsm8k"),
+        ("saved-1.5", "saved-1.5"),
+        ("saved/", "saved"),
+        (".", Path.cwd().name),
+    ],
+)
+def test_an_import_is_named_by_its_file_without_the_endings_of_its_type(path: str, name: str) -> None:
+    assert transfer.name_of(Path(path)) == name
+
+
+def test_a_link_names_its_import_itself(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").symlink_to("blobs-3f2a")
+    assert transfer.name_of(tmp_path / "pairs.jsonl") == "pairs"
 
 
 def test_a_wrong_option_exits_with_2() -> None:

@@ -62,6 +62,13 @@ def test_a_regex_match_compares_its_group_with_the_answer() -> None:
     assert rewards.regex_match("aab", {"answer": "a+b"}, pattern="^{answer}$") == 0.0
 
 
+@pytest.mark.parametrize("name", ["exact_match", "position_match", "regex_match", "number_match"])
+def test_a_task_without_an_answer_is_told_how_to_have_one(name: str) -> None:
+    function = rewards.load(name, {"pattern": "{answer}"} if name == "regex_match" else {})
+    with pytest.raises(ValueError, match=r"no 'answer'; .*--map answer=COLUMN"):
+        function(row("3"))
+
+
 @pytest.mark.parametrize(
     ("length", "value"),
     [(0, 0.0), (12, 0.0), (13, -0.125), (16, -0.5), (19, -0.875), (20, -1.0), (21, -1.0), (999, -1.0)],

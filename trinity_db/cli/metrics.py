@@ -54,6 +54,8 @@ def metrics(
     )
     if not sinks:
         raise typer.BadParameter("name a place: --tensorboard, --wandb or --mlflow")
+    if follow and as_json:
+        raise typer.BadParameter("--json tells what one look has added: leave out --follow")
     with closing(open_database()) as database:
         with database.transaction(read_only=True) as tx:
             run = runs.find(tx, name)
@@ -80,6 +82,11 @@ def _catch_up(database: "Database", run: "Run", sinks: "list[Sink]", as_json: bo
 
 
 def _follow(database: "Database", run: "Run", sinks: "list[Sink]") -> None:
+    """Until the run is finished. What fails meanwhile is only logged, and tried again.
+
+    Raises:
+        TrinityError: a sink does not have everything in the end.
+    """
     from trinity_db.database import retry
     from trinity_db.sinks.follow import LOOK_SECONDS, mirrored
     from trinity_db.store import runs
@@ -88,7 +95,10 @@ def _follow(database: "Database", run: "Run", sinks: "list[Sink]") -> None:
         with database.transaction(read_only=True) as tx:
             return runs.is_finished(tx, run.id)
 
-    with mirrored(database, run, sinks):
+    with mirrored(database, run, sinks) as mirrors:
         while not retry(is_finished):
             time.sleep(LOOK_SECONDS)
         time.sleep(LOOK_SECONDS)  # explorers and processors hear of it and end meanwhile
+    for mirror in mirrors:
+        if mirror.failure is not None:
+            raise mirror.failure

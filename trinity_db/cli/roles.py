@@ -1,6 +1,7 @@
 """The commands of the roles: explore, process, train, one process each, and run, all of them supervised.
 
-To be stopped by SIGTERM or Ctrl-C is no failure: they end with exit code 0, from their first moment on.
+To be stopped by SIGTERM or Ctrl-C is no failure: they end with exit code 0, from their first moment on. A
+drain ends with 130 then: whoever waits for its end would take what is left for done.
 """
 
 import signal
@@ -12,10 +13,12 @@ from typing import Annotated
 
 import typer
 
+STOPPED = 130  # as a shell says of what Ctrl-C ended
+
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's configuration, a YAML file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, for example --set trainer.steps=100."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as --set trainer.learning_rate=1e-5."),
 ]
 
 
@@ -37,7 +40,10 @@ def process(
     overrides: Overrides = None,
     drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to process.")] = False,
 ) -> None:
-    """Clean, score and group a run's rollouts until the run is finished.
+    """Clean and score rollouts, settle groups, derive pairs and archive, until the run is finished.
+
+    The configuration says which of these. With --drain it does what there is to do and ends: before training
+    on imported rows, for pairs out of them; after a run, to archive it.
 
     Example:
 
@@ -46,7 +52,10 @@ def process(
     from trinity_db.cli import launch
 
     with _stoppable():
-        launch.process(launch.read(config, overrides), drain)
+        if launch.process(launch.read(config, overrides), drain):
+            return
+    if drain:
+        raise typer.Exit(STOPPED)
 
 
 def train(config: Config, overrides: Overrides = None) -> None:

@@ -19,8 +19,9 @@ from types import FrameType
 from trinity_db.cli import launch
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.cli.progress import Progress
-from trinity_db.database import Database
+from trinity_db.database import Database, Transaction
 from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.schema.queries import query
 from trinity_db.service import SUPERVISOR
 from trinity_db.settings import home
 from trinity_db.sinks.follow import mirrored, sinks_of
@@ -31,7 +32,8 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.5
 STOP_SECONDS = 60.0  # a step and a checkpoint of a large model; after that a role is killed
 QUICK_DEATH_SECONDS = 30.0  # a role that dies sooner after its start did not do anything
-# Of one role in a row end the run. A row that kills its processor is given up sooner: max_attempts.
+# Of one role in a row end the run, as do so many ends that are alike with no step between them. A row that
+# kills its processor is given up sooner: max_attempts.
 QUICK_DEATHS = 5
 
 
@@ -45,6 +47,8 @@ class Child:
     process: subprocess.Popen[bytes] = field(init=False)
     started_at: float = 0.0
     quick_deaths: int = 0
+    died_as: tuple[str, int] | None = None
+    """Its last words at its last end, and the run's step then."""
 
     def start(self) -> None:
         """Start the role in a session of its own, so that a Ctrl-C reaches it through us alone."""
@@ -83,8 +87,10 @@ def run(config: RunConfig, arguments: Sequence[str]) -> None:
 
 
 def roles_of(config: RunConfig) -> list[str]:
-    """The roles a run needs: all three online, the trainer alone on imported rows."""
-    return ["explore", "process", "train"] if config.is_online else ["train"]
+    """The roles a run needs: all three online; on imported rows the trainer, and processors to archive."""
+    if config.is_online:
+        return ["explore", "process", "train"]
+    return ["process", "train"] if config.processors.archive else ["train"]
 
 
 class Supervisor:
@@ -132,17 +138,20 @@ class Supervisor:
         dead = [child for child in self._children if child.process.poll() is not None]
         with self._database.transaction() as tx:
             finished = runs.is_finished(tx, self._run.id)
+            step = _last_step(tx, self._run.id) if dead else 0
         if not finished and not self._signals:
             for child in dead:
-                self._revive(child)
+                self._revive(child, step)
         return bool(self._signals) or (finished and len(dead) == len(self._children))
 
-    def _revive(self, child: Child) -> None:
-        quick = time.monotonic() - child.started_at < QUICK_DEATH_SECONDS
-        child.quick_deaths = child.quick_deaths + 1 if quick else 0
-        if child.quick_deaths >= QUICK_DEATHS:
-            raise TrinityError(f"{child.role} ends again and again: {child.last_words()} (log: {child.log})")
+    def _revive(self, child: Child, step: int) -> None:
         code, words = child.process.returncode, child.last_words()
+        quick = time.monotonic() - child.started_at < QUICK_DEATH_SECONDS
+        # As where a trainer does minutes of steps once more, up to the one that cannot be done.
+        alike, child.died_as = child.died_as == (words, step), (words, step)
+        child.quick_deaths = child.quick_deaths + 1 if quick or alike else 0
+        if child.quick_deaths >= QUICK_DEATHS:
+            raise TrinityError(f"{child.role} ends again and again: {words} (log: {child.log})")
         logger.warning("%s ended with code %d, starting it again: %s", child.role, code, words)
         child.start()
 
@@ -172,3 +181,10 @@ class Supervisor:
             self._kill()
             raise SystemExit(128 + number)
         logger.info("%s: stopping all roles; once more to stop at once", signal.Signals(number).name)
+
+
+def _last_step(tx: Transaction, run_id: int) -> int:
+    """The last one that is committed; 0 before the first."""
+    row = tx.execute(query("run_progress"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    return int(row["step"])

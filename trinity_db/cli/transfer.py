@@ -1,6 +1,8 @@
 """The commands that bring data in and out: import and export."""
 
 import json
+import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
     from trinity_db.imports.rejects import Summary
 
 Kind = Literal["tasks", "preferences", "demonstrations", "trajectories"]
+
+TYPES = re.compile(r"(\.(jsonl|json|parquet|arrow|feather))?(\.gz)?$", re.IGNORECASE)
 
 PathArgument = Annotated[
     Path,
@@ -58,7 +62,7 @@ def import_(
 
     columns = Columns(kind, parse_options(mapping or []))
     source = open_rows(path, split)
-    name = name or path.name.partition(".")[0]
+    name = name or name_of(path)
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -86,8 +90,13 @@ def export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A taskset, data set or run.")],
     kind: KindOption,
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help=".jsonl, .jsonl.gz, .parquet or .arrow")],
+    as_json: JsonOption = False,
 ) -> None:
     """Write what a taskset, data set or run holds to a file that import reads without loss.
+
+    A run's prompts are those of its tasks, without its model.prompt_template. What a workflow of your
+    own asked is written as the model read it, each step of an attempt as a row of its own: who imports
+    that leaves the template out.
 
     Example:
 
@@ -97,7 +106,15 @@ def export(
     from trinity_db.imports.exporter import export_rows
 
     count = export_rows(open_database(), kind, name, to, lambda rows: None)
-    print(f"{count} {kind} of '{name}' written to {to}")
+    if as_json:
+        print(json.dumps({"name": name, "kind": kind, "rows": count, "file": str(to)}))
+    else:
+        print(f"{count} {kind} of '{name}' written to {to}")
+
+
+def name_of(path: Path) -> str:
+    """The file's name without the endings that say its type: llama-3.1-8b.jsonl.gz is llama-3.1-8b."""
+    return TYPES.sub("", os.path.basename(os.path.abspath(path)))  # a link keeps its own name
 
 
 def _print_summary(summary: "Summary", kind: Kind, name: str, as_json: bool) -> None:

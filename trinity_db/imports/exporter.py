@@ -1,7 +1,8 @@
 """Out of the store into a file that an import reads back without loss.
 
 Rows have TRL's columns; a conversation is a list of messages in their place, and what meant nothing to the
-import stands in the column `extra`. The file appears under its name only when it is whole.
+import stands in the column `extra`. The steps of an attempt become rows of their own. The file appears under
+its name only when it is whole.
 """
 
 import gzip
@@ -14,7 +15,7 @@ from typing import Any
 from psycopg.rows import DictRow
 
 from trinity_db.database import Database, Transaction
-from trinity_db.errors import ConfigError, NotFound
+from trinity_db.errors import ConfigError, NotFound, TrinityError
 from trinity_db.imports.records import Kind
 from trinity_db.schema.queries import query
 
@@ -35,12 +36,22 @@ def export_rows(
     Raises:
         ConfigError: the file's type is none of EXPORT_TYPES, or its folder does not exist.
         NotFound: there are no such rows; no file is written.
+        TrinityError: it cannot be written, as on a full disk; an older file of its name stays.
     """
     suffix = next((suffix for suffix in EXPORT_TYPES if path.name.lower().endswith(suffix)), None)
     if suffix is None:
         raise ConfigError(f"{path}: unknown type of file; known are {', '.join(EXPORT_TYPES)}.")
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}.")
+    try:
+        return _export(database, kind, name, path, suffix, progress)
+    except OSError as error:
+        raise TrinityError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _export(
+    database: Database, kind: Kind, name: str, path: Path, suffix: str, progress: Callable[[int], None]
+) -> int:
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with database.transaction(read_only=True) as tx:
@@ -67,26 +78,25 @@ def _tasks(tx: Transaction, name: str) -> Iterator[Row]:
 
 def _demonstrations(tx: Transaction, name: str) -> Iterator[Row]:
     for row in _select(tx, "export_demonstrations", name):
-        yield _present(
-            prompt=row["messages"] or row["prompt"],
-            completion=_reply(row["response"], row["messages"]),
-            extra=row["extra"],
-        )
+        prompt = row["messages"] or row["prompt"]
+        yield _present(prompt=prompt, completion=_reply(row["response"], prompt), extra=row["extra"])
 
 
 def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
     for row in _select(tx, "export_pairs", name):
+        prompt = _asked(row)
         yield _present(
-            prompt=row["messages"] or row["prompt"],
-            chosen=_reply(row["chosen"], row["messages"]),
-            rejected=_reply(row["rejected"], row["messages"]),
+            prompt=prompt,
+            chosen=_reply(row["chosen"], prompt),
+            rejected=_reply(row["rejected"], prompt),
             margin=row["margin"],
             extra=row["extra"],
         )
     for row in _select(tx, "export_verdicts", name):
+        prompt = _asked(row)
         yield _present(
-            prompt=row["messages"] or row["prompt"],
-            completion=_reply(row["response"], row["messages"]),
+            prompt=prompt,
+            completion=_reply(row["response"], prompt),
             label=row["label"],
             extra=row["extra"],
         )
@@ -94,10 +104,10 @@ def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
 
 def _trajectories(tx: Transaction, name: str) -> Iterator[Row]:
     for row in _select(tx, "export_trajectories", name):
-        messages = row["payload"].get("messages")
+        prompt = _asked(row)
         yield _present(
-            prompt=messages or row["payload"]["prompt"],
-            response=_reply(row["response"], messages),
+            prompt=prompt,
+            response=_reply(row["response"], prompt),
             reward=row["reward"],
             model=row["model"],
             answer=row["payload"].get("answer"),
@@ -121,9 +131,15 @@ def _select(tx: Transaction, name: str, dataset: str) -> Iterator[DictRow]:
         yield from cursor
 
 
-def _reply(response: str, messages: Any) -> Any:
+def _asked(row: DictRow) -> Any:
+    """The prompt: a text that stands for itself, or else that of the task, a conversation or a text."""
+    task = row["payload"]
+    return row["asked"] or task.get("messages") or task["prompt"]
+
+
+def _reply(response: str, prompt: Any) -> Any:
     """The response in the form of its prompt: text to text, a message to a conversation."""
-    return [{"role": "assistant", "content": response}] if messages else response
+    return [{"role": "assistant", "content": response}] if isinstance(prompt, list) else response
 
 
 def _present(**columns: Any) -> Row:

@@ -134,6 +134,8 @@ class Mirror(threading.Thread):
         self._follower = follower
         self._ending = threading.Event()
         self._is_failing = False
+        self.failure: TrinityError | None = None
+        """Why its last look did not bring the sink up to date."""
 
     def run(self) -> None:
         while not self._ending.wait(LOOK_SECONDS):
@@ -149,24 +151,27 @@ class Mirror(threading.Thread):
     def _look(self, patience: float) -> None:
         try:
             self._follower.catch_up(patience)
-        except DatabaseUnavailable:  # whoever has this thread beside him says so
-            return
+        except DatabaseUnavailable as error:  # whoever has this thread beside him says so
+            self.failure = error
         except TrinityError as error:
             if not self._is_failing:
                 logger.warning("%s; trying again, and nothing is lost meanwhile", error)
-            self._is_failing = True
+            self._is_failing, self.failure = True, error
         else:
-            self._is_failing = False
+            self._is_failing, self.failure = False, None
 
 
 @contextmanager
-def mirrored(database: Database, run: Run, sinks: Sequence[Sink]) -> Iterator[None]:
-    """Keep sinks up to date while this lasts. It ends some seconds later at most, and never fails by them."""
+def mirrored(database: Database, run: Run, sinks: Sequence[Sink]) -> Iterator[Sequence[Mirror]]:
+    """Keep sinks up to date while this lasts. It ends some seconds later at most, and never fails by them.
+
+    Afterwards a mirror whose sink does not have everything has a `failure`.
+    """
     mirrors = [Mirror(database, Follower(database, run, sink)) for sink in sinks]
     for mirror in mirrors:
         mirror.start()
     try:
-        yield
+        yield mirrors
     finally:
         deadline = time.monotonic() + END_SECONDS
         for mirror in mirrors:
@@ -174,4 +179,6 @@ def mirrored(database: Database, run: Run, sinks: Sequence[Sink]) -> Iterator[No
         for mirror in mirrors:
             mirror.join(max(0.0, deadline - time.monotonic()))
             if mirror.is_alive():
-                logger.warning("%s are not complete; later: trinity-db metrics %s", mirror.name, run.name)
+                later = f"{mirror.name} are not complete; later: trinity-db metrics {run.name}"
+                logger.warning(later)
+                mirror.failure = TrinityError(later)

@@ -1,0 +1,88 @@
+"""The supervisor: which roles it starts again for ever, and which it gives up."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.rows import Scene
+from trinity_db.cli import supervise
+from trinity_db.cli.supervise import Child, Supervisor
+from trinity_db.errors import TrinityError
+from trinity_db.store import runs
+
+LIVES = supervise.QUICK_DEATHS + 1  # the first one is not like another
+
+ROLE = """
+import pathlib, sys
+lives = pathlib.Path(sys.argv[1])
+lives.write_text(lives.read_text() + "x")
+sys.exit("error: " + sys.argv[2].format(life=len(lives.read_text())))
+"""
+
+
+class Mortal:
+    """A supervised role that says a line and ends, after what counts as a long life."""
+
+    def __init__(self, scene: Scene, folder: Path, says: str) -> None:
+        self._scene = scene
+        self._lives = folder / "lives"
+        self._lives.touch()
+        self._supervisor = Supervisor(scene.database, scene.run, [], [])
+        command = [sys.executable, "-S", "-c", ROLE, str(self._lives), says]
+        self._supervisor._children = [Child("train", command, folder / "train.log")]
+
+    @property
+    def lives(self) -> int:
+        return len(self._lives.read_text())
+
+    def supervise(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Until it is given up, or its run ends, which is so after some lives."""
+
+        def until() -> None:
+            tick()
+            if self.lives > LIVES + 1:
+                with self._scene.database.transaction() as tx:
+                    runs.finish(tx, self._scene.run.id)
+
+        self._supervisor.supervise(until)
+
+
+@pytest.fixture(autouse=True)
+def _no_life_is_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path))
+    monkeypatch.setattr(supervise, "QUICK_DEATH_SECONDS", 0.0)
+    monkeypatch.setattr(supervise, "TICK_SECONDS", 0.01)
+
+
+def test_a_role_that_ends_alike_again_and_again_is_given_up_however_long_it_lives(
+    scene: Scene, tmp_path: Path
+) -> None:
+    role = Mortal(scene, tmp_path, "step 3 has no loss")
+    with pytest.raises(TrinityError, match="train ends again and again: error: step 3 has no loss"):
+        role.supervise()
+    assert role.lives == LIVES
+
+
+def test_a_role_that_says_something_else_each_time_is_started_again(scene: Scene, tmp_path: Path) -> None:
+    role = Mortal(scene, tmp_path, "the {life}th accident")
+    role.supervise()
+    assert role.lives > LIVES
+
+
+def test_a_role_of_a_run_that_goes_on_is_started_again(scene: Scene, tmp_path: Path) -> None:
+    for _ in range(2):  # of eight tasks each
+        scene.make_ready(8)
+    steps = iter(range(1, 17))
+    lives = 0
+
+    def train() -> None:
+        nonlocal lives
+        if role.lives > lives:
+            lives = role.lives
+            scene.train(next(steps), size=1)
+
+    role = Mortal(scene, tmp_path, "an accident")
+    role.supervise(train)
+    assert role.lives > LIVES
