@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engine import Completion, Request
-from trinity_db.models import default_device, load_model, load_tokenizer
+from trinity_db.models import context_of, default_device, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
 
 
@@ -50,18 +50,28 @@ class TransformersEngine:
         Raises:
             ConfigError: the folder holds no model or no tokenizer.
         """
-        weights = path / "model.safetensors"
-        if self._model is not None and weights.is_file():
-            try:
-                safetensors.torch.load_model(self._model, weights, device=self.device)
-            except safetensors.SafetensorError as error:
-                raise ConfigError(f"{weights}: is damaged: {error}") from error
-        else:
+        if not self._takes(path / "model.safetensors"):
+            self._model = None  # rather than two in memory
             self._model = load_model(path, self.device)
             self.tokenizer = load_tokenizer(path)
-            self.context = self._model.config.max_position_embeddings
+            self.context = context_of(self._model.config)
             self._end_tokens = _end_tokens(self._model, self.tokenizer)
         self.version = version
+
+    def _takes(self, weights: Path) -> bool:
+        """Read weights into the model, if there is one and they have the names of its own.
+
+        Some models are saved by names of an older transformers, as those whose language model is a part.
+        """
+        if self._model is None or not weights.is_file():
+            return False
+        try:
+            safetensors.torch.load_model(self._model, weights, device=self.device)
+        except safetensors.SafetensorError as error:
+            raise ConfigError(f"{weights}: is damaged: {error}") from error
+        except RuntimeError:
+            return False
+        return True
 
     def fits(self, prompt_ids: Sequence[int]) -> bool:
         return 0 < len(prompt_ids) < self.context

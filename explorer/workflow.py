@@ -80,9 +80,9 @@ def single_turn(
     started_at = datetime.now(UTC)
     attempts: list[_Attempt] = []
     for group in groups:
-        prompt = prompt_text(group.task, template, engine.tokenizer)
-        error = None
+        prompt, error = "", None
         try:
+            prompt = prompt_text(group.task, template, engine.tokenizer)
             ids = prompt_ids(prompt, engine.tokenizer)
             if not engine.fits(ids):
                 error = f"prompt of {len(ids)} tokens does not fit the context of {engine.context}"

@@ -26,6 +26,7 @@ from trinity_db.trainer.step import Learner
 
 STATE_FILE = "trainer_state.pt"
 OWNER_FILE = "run.json"
+BLOCK_BYTES = 1 << 24  # of a file that are in memory at a time, of which an optimizer's state may take all
 _NAME = re.compile(r"version-(\d{6,})(-\d+)?")
 _ASIDE = re.compile(_NAME.pattern + r"\.\w+\.tmp")
 
@@ -96,7 +97,7 @@ def place(folder: Path, write: Callable[[Path], None]) -> str:
     try:
         aside.mkdir(parents=True)
         write(aside)
-        for path in [*_files(aside), aside]:
+        for path in [*aside.rglob("*"), aside]:  # folders too, for the names in them
             _flush(path)
         written = digest(aside)
         aside.rename(folder)
@@ -111,9 +112,10 @@ def digest(folder: Path) -> str:
     """SHA-256 over the names, sizes and contents of the folder's files."""
     sha = hashlib.sha256()
     for path in _files(folder):
-        content = path.read_bytes()
-        sha.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode())
-        sha.update(content)
+        with path.open("rb") as file:
+            sha.update(f"{path.relative_to(folder)}\0{os.fstat(file.fileno()).st_size}\0".encode())
+            while block := file.read(BLOCK_BYTES):
+                sha.update(block)
     return sha.hexdigest()
 
 

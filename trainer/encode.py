@@ -57,8 +57,8 @@ def _encode(
 ) -> tuple[list[tuple[int, Payload]], list[tuple[int, str, str]]]:
     encoded, refused = [], []
     for text in texts:
-        prompt = prompt_text(text.task, template, tokenizer)
         try:
+            prompt = prompt_text(text.task, template, tokenizer)
             encoded.append((text.id, tokenize(prompt, text.response, tokenizer, max_length)))
         except PromptTooLong as error:
             refused.append((text.id, "prompt_too_long", str(error)))

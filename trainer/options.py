@@ -275,7 +275,8 @@ class Divergence(Settings):
     """What a nat of divergence costs, in units of the loss or of reward. 0.001 as verl and Trinity-RFT; the
     paper of GRPO has 0.04, TRL's RLOO 0.05."""
     applies_to: Literal["loss", "reward"] = "loss"
-    """Added to each token's loss, or its sum over a response taken off the reward."""
+    """Added to each token's loss, or its sum over a response taken off the reward: over all steps of an
+    attempt where only its last reward counts (multi_step_group, remax)."""
     target: float | None = Field(None, gt=0)
     """Nats a token at which the divergence is to be held, by changing the coefficient from step to step.
     None: the coefficient stays."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trinity_db.arrays import Payload
-from trinity_db.models import default_device, load_model
+from trinity_db.models import context_of, default_device, load_model
 from trinity_db.trainer.adapter import ADAPTER_FOLDER, Adapter
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.forward import Forward
@@ -61,7 +61,7 @@ class Policy:
             self._adapter.load(checkpoint / ADAPTER_FOLDER)
         self.value_head = load_value_head(folder, self.model) if has_values else None
         self.forward = Forward(self.model, config, temperature=temperature, value_head=self.value_head)
-        self.max_length = min(config.max_length or sys.maxsize, self.model.config.max_position_embeddings)
+        self.max_length = min(config.max_length or sys.maxsize, context_of(self.model.config))
         """Of a sequence, in tokens."""
         self._reference: Reference | None = None
         if has_reference and not self._adapter:

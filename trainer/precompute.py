@@ -41,7 +41,7 @@ def score_adopted(
     while frozen and done < total:
         with database.transaction() as tx:
             ids = scores.unscored(tx, run.id, model, after, CHUNK_ROWS)
-            found = payloads.read(tx, ids)
+        found = payloads.read(database, ids)
         said = []
         for place, logprobs in frozen.scores([found[experience_id] for experience_id in ids]):
             said.append(scores.scored(ids[place], model, found[ids[place]], logprobs))

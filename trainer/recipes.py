@@ -66,6 +66,15 @@ class PolicyGradientConfig(Settings):
             raise ValueError("advantage zero learns nothing from rewards: name a distillation beside it")
         return self
 
+    @model_validator(mode="after")
+    def a_divergence_in_the_reward_is_learned_from(self) -> Self:
+        if self.kl and self.kl.applies_to == "reward" and self.advantage.name == "zero":
+            raise ValueError(
+                "kl: it is taken off rewards, and advantage zero reads none; take another than k1, with "
+                "applies_to: loss, as {name: k3, applies_to: loss}"
+            )
+        return self
+
     @property
     def draws(self) -> Draws:
         return "groups"
@@ -73,7 +82,7 @@ class PolicyGradientConfig(Settings):
     @property
     def reads_rewards(self) -> bool:
         """Whether a row without a reward cannot be learned from."""
-        return self.advantage.name != "zero" or (self.kl is not None and self.kl.applies_to == "reward")
+        return self.advantage.name != "zero"
 
 
 class MixConfig(PolicyGradientConfig):

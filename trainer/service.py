@@ -36,7 +36,7 @@ from trinity_db.trainer.encode import encode_adopted
 from trinity_db.trainer.precompute import score_adopted
 from trinity_db.trainer.ranks import ALONE, Ranks
 from trinity_db.trainer.recipes import MixConfig
-from trinity_db.trainer.step import Abandoned
+from trinity_db.trainer.step import Abandoned, NonFiniteLoss
 
 logger = logging.getLogger(__name__)
 
@@ -69,25 +69,29 @@ class TrainerSetup:
         """How many adopted rows stand beside the live rollout groups in each step."""
         return self.algorithm.expert_rows if isinstance(self.algorithm, MixConfig) else 0
 
-    @property
-    def needs_first_model(self) -> bool:
-        """Whether the run's starting model is loaded: the policy is compared with it, or is an adapter on it.
+    def check(self) -> None:
+        """Find out early, without a database, that parts do not fit.
 
         Raises:
-            ConfigError: a reference is configured that the algorithm does not have, or cannot do with.
+            ConfigError: a part of the algorithm is not there or cannot be called so, or a reference is
+                configured that the algorithm does not have, or cannot do with.
         """
         needs = create(self.algorithm).needs
-        has_reference = "reference" in needs
         if "mismatched" in needs and self.trainer.reference.name == "precomputed":
             raise ConfigError(
                 f"trainer.reference: {needs['mismatched']} also asks about each prompt with the response to "
                 "another one of its batch, which nobody can know beforehand; leave out precomputed."
             )
-        if not has_reference and self.trainer.reference.name != "start":
+        if "reference" not in needs and self.trainer.reference.name != "start":
             raise ConfigError(
                 f"trainer.reference: algorithm {self.algorithm.name}, as it is composed, compares the policy "
                 "with nothing; leave it out."
             )
+
+    @property
+    def needs_first_model(self) -> bool:
+        """Whether the starting model is loaded: the policy is compared with it, or is an adapter on it."""
+        has_reference = "reference" in create(self.algorithm).needs
         asks_it = has_reference and self.trainer.reference.name != "precomputed"
         return asks_it or self.trainer.lora is not None
 
@@ -120,7 +124,7 @@ class Trainer(Service):
     def start(self) -> None:
         """Go on from the latest whole checkpoint; what it does not include is drawn again."""
         setup = self._setup
-        needs_first = setup.needs_first_model  # asked first, since it finds parts that do not fit
+        setup.check()
         start.own_folder(self.database, self.run, setup.checkpoints)
         start.clear_leftovers(self.database, self.run, self.worker_id, setup.checkpoints)
         start.publish_first_version(
@@ -153,7 +157,7 @@ class Trainer(Service):
             resumes=policy.version > 0,
             total_steps=self._total_steps,
             seed=setup.seed,
-            reference=start.first_model(self.database, self.run) if needs_first else None,
+            reference=start.first_model(self.database, self.run) if setup.needs_first_model else None,
             temperature=setup.temperature if setup.is_online else 1.0,
         )
         self._learner = together.lead(begin, self._ranks, should_stop=lambda: self.stopping)
@@ -169,8 +173,10 @@ class Trainer(Service):
         if step - self._published_step >= self._setup.publish_every:
             self._publish()
             self._waiting_since = time.monotonic()
-        if self._evaluation_is_due() and not self._evaluate():
-            return True
+        if self._evaluation_is_due():
+            if not self._evaluate():
+                return True
+            self._waiting_since = time.monotonic()
         setup = self._setup
         draw = batches.Draw(
             self.run.id,
@@ -188,9 +194,12 @@ class Trainer(Service):
             return False
         try:
             metrics = self._train_on(batch)
-        except Abandoned:
+        except (Abandoned, NonFiniteLoss) as error:
             with self.database.transaction() as tx:
                 batches.reopen_leased(tx, draw)
+            if isinstance(error, NonFiniteLoss):
+                self.release()  # the steps before it are whole: nobody shall do them again to come here
+                raise
             logger.info("step %d was abandoned; its rows are given back", batch.step)
             return True
         self._as_owner(lambda: self._commit(batch, metrics))
@@ -232,9 +241,11 @@ class Trainer(Service):
     def _train_on(self, batch: batches.Batch) -> dict[str, float]:
         waited = time.monotonic() - self._waiting_since
         started = time.monotonic()
+        algorithm = self._learner.algorithm
+        compares = algorithm.compares & algorithm.needs.keys()
+        found = batches.read(self.database, batch.id)
         with self.database.transaction() as tx:
-            algorithm = self._learner.algorithm
-            rows = stored.drawn(tx, batch, self._said_by, algorithm.compares & algorithm.needs.keys())
+            rows = stored.drawn(tx, found, batch.experts, self._said_by, compares)
             outcomes = outcomes_of(tx, batch.id) if self._setup.is_online else None
         metrics = self._learner.step(rows)
         if outcomes is not None:
@@ -307,9 +318,10 @@ class Trainer(Service):
         step = self._learner.steps_done
         if not self._setup.is_online:
             pairs = self._setup.algorithm.draws == "pairs"
-            with self.database.transaction() as tx:
-                rows = stored.held_out(tx, self.run.id, pairs, self._said_by)
-            if rows:
+            kept = offline.held_out(self.database, self.run.id, pairs, stored.HELD_OUT_ROWS)
+            if kept:
+                with self.database.transaction() as tx:
+                    rows = stored.held_out(tx, kept, self._said_by)
                 try:
                     measured = self._learner.evaluate(rows)
                 except Abandoned:
@@ -351,10 +363,14 @@ class Trainer(Service):
 
 _SOURCES = {
     "pairs": ("preferences", "derive pairs with: trinity-db process CONFIG --drain"),
-    "rows": ("rows to imitate", "derive pairs with: trinity-db process CONFIG --drain"),
+    "rows": (
+        "rows to imitate",
+        "look at those that it has: with a reward of zero or less they are not imitated, and what the model "
+        'cannot take is counted by: trinity-db sql "select * from drop_view"',
+    ),
     "labels": ("rows with a reward", "say what its rows are worth with: trinity-db reward"),
 }
-"""What an offline run may lack, by what it draws, and where it comes from but from an import."""
+"""What an offline run may lack, by what it draws, and what to do about it but to import some."""
 
 
 def _sampler(config: SamplerConfig) -> samplers.Sampler:

@@ -110,7 +110,9 @@ class Learner:
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
             raise NonFiniteLoss(
                 f"Step {self.steps_done + 1}: the loss is {metrics['loss']} and its gradient's norm "
-                f"{metrics['grad_norm']}; lower trainer.learning_rate or look at the batch's rows."
+                f"{metrics['grad_norm']}. Look at its rows, with trinity-db batches and replay, or lower "
+                "trainer.learning_rate in a new run that starts from this one, by model: {run: NAME}, or "
+                "from an earlier checkpoint of it, by model: {path: FOLDER}."
             )
         metrics["learning_rate"] = learning_rate(self.config, self.steps_done, self._total_steps)
         for group in self.optimizer.param_groups:

@@ -13,7 +13,11 @@ HELD_OUT_ROWS = 512  # rows or pairs of an evaluation; its error is then a few p
 
 
 def drawn(
-    tx: Transaction, batch: batches.Batch, said_by: Iterable[scores.Name], compares: Collection[str] = ()
+    tx: Transaction,
+    rows: Sequence[batches.Row],
+    experts: int,
+    said_by: Iterable[scores.Name],
+    compares: Collection[str] = (),
 ) -> Batch:
     """The rows of a drawn batch; what the experts' rows, which come last, have no number of is 0.
 
@@ -21,8 +25,7 @@ def drawn(
         said_by: whose scores are read with them.
         compares: which columns of `store.attempts` are, for advantages that a step computes anew.
     """
-    rows = batches.read(tx, batch.id)
-    live = len(rows) - batch.experts
+    live = len(rows) - experts
     columns: dict[str, list[Any]] = {
         "advantages": [row.advantage for row in rows],
         "rewards": [row.reward for row in rows],
@@ -35,17 +38,14 @@ def drawn(
         for name, values in columns.items()
         if None not in values[:live]
     }
-    if batch.experts:
+    if experts:
         known["is_expert"] = np.arange(len(rows)) >= live
     known |= attempts.read(tx, [row.experience_id for row in rows], compares)
     return Batch([row.payload for row in rows], known, _said(tx, rows, said_by))
 
 
-def held_out(tx: Transaction, run_id: int, pairs: bool, said_by: Iterable[scores.Name]) -> Batch | None:
-    """Rows that are kept for evaluation, or chosen and rejected ones in turn; None where there are none."""
-    rows = offline.held_out(tx, run_id, pairs, HELD_OUT_ROWS)
-    if not rows:
-        return None
+def held_out(tx: Transaction, rows: Sequence[offline.HeldOut], said_by: Iterable[scores.Name]) -> Batch:
+    """Rows that are kept for evaluation, or chosen and rejected ones in turn."""
     rewards = [row.reward for row in rows]
     known = {} if None in rewards else {"rewards": np.array(rewards)}
     return Batch([row.payload for row in rows], known, _said(tx, rows, said_by))

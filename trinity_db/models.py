@@ -105,11 +105,26 @@ def context_length(path: Path) -> int:
     """Longest sequence in tokens that the model in a folder takes, prompt and response together.
 
     Raises:
-        ConfigError: there is no model in the folder.
+        ConfigError: there is no model in the folder, or it is of a kind that does not say.
     """
     transformers = _library("transformers")
     _check_folder(path)
-    return int(transformers.AutoConfig.from_pretrained(path, local_files_only=True).max_position_embeddings)
+    return context_of(transformers.AutoConfig.from_pretrained(path, local_files_only=True))
+
+
+def context_of(config: Any) -> int:
+    """The same of a model's configuration; of one that sees as well as reads, its language model's.
+
+    Raises:
+        ConfigError: it does not say, as BLOOM's, MPT's and Mamba's do not.
+    """
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is None:
+        raise ConfigError(
+            f"{config.name_or_path}: its config.json does not say how many tokens a sequence may have; add "
+            f"max_position_embeddings there, with what this {config.model_type} takes."
+        )
+    return int(context)
 
 
 def build_scratch(config: ScratchConfig, seed: int, folder: Path) -> None:

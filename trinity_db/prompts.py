@@ -19,7 +19,7 @@ class PromptTooLong(TrinityError, ValueError):
 
 
 class UntokenizableText(TrinityError, ValueError):
-    """The tokenizer has no token for a character of the text."""
+    """The tokenizer has no token for a character of the text, or its template refuses the conversation."""
 
 
 class Tokenizer(Protocol):
@@ -42,12 +42,18 @@ def prompt_text(task: Mapping[str, Any], template: str, tokenizer: Tokenizer | N
     `messages` go through the tokenizer's chat template; without one they become lines
     "role: content" and a last line "assistant:". A plain `prompt` takes the place of "{prompt}" in
     the template, in which no other brace has a meaning.
+
+    Raises:
+        UntokenizableText: the chat template refuses the messages, as some do a role or two turns of one.
     """
     messages = task.get("messages")
     if not messages:
         return template.replace("{prompt}", task["prompt"])
     if tokenizer is not None and tokenizer.chat_template:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a model's own code
+            raise UntokenizableText(f"The chat template refuses the conversation: {error}") from error
     lines = [f"{message['role']}: {message['content']}" for message in messages]
     return "\n".join([*lines, "assistant:"])
 

@@ -1,7 +1,9 @@
 """What the store and the trainer's service measure of a step, beside the algorithm."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +13,11 @@ from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, rewards, runs, workers
 from trinity_db.store.metrics import Outcomes, outcomes_of
+from trinity_db.trainer import service
+from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.step import Learner
 
 TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 METRICS = "SELECT name, value FROM trinity.metric WHERE run_id = %s AND step = %s"
@@ -105,3 +110,29 @@ def test_passes_and_tokens_are_counted_on_after_a_restart(scene: Scene, tmp_path
     assert [one["epoch"] for one in found] == [0.5, 1.0]
     assert found[1]["num_tokens"] == 2 * found[0]["num_tokens"] > 0
     assert "reward" not in found[0]
+
+
+def test_an_evaluation_is_no_part_of_a_step_nor_of_the_wait_for_its_batch(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(20)])
+    with scene.database.transaction() as tx:
+        run = runs.open_run(tx, "imitation", {}, ["set"], holdout=0.5)
+    one = trainer(scene, run, recipe("sft"), tmp_path, eval_every=1)
+    one.start()
+    hours: list[float] = []
+    evaluate = Learner.evaluate
+
+    def slow(learner: Learner, batch: Batch) -> dict[str, float]:
+        hours.append(3600.0)
+        return evaluate(learner, batch)
+
+    monkeypatch.setattr(Learner, "evaluate", slow)
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(hours)))
+    assert one.work()
+    assert one.work()
+    assert len(hours) == 2
+    for step in (1, 2):
+        found = dict(scene.rows(METRICS, run.id, step))
+        assert 0 <= found["time/wait_for_batch"] < found["step_time"] < 3600
+        assert found["perf/throughput"] > 0

@@ -20,7 +20,7 @@ from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import LoraConfig, TrainerConfig
 from trinity_db.trainer.encode import encode_adopted
 from trinity_db.trainer.service import Trainer, TrainerSetup
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.step import Learner, NonFiniteLoss
 
 VERSIONS = """
 SELECT version, step, checkpoint IS NOT NULL FROM trinity.policy_version WHERE run_id = %s ORDER BY version
@@ -32,9 +32,11 @@ BATCHES = "SELECT step, state::text FROM trinity.batch WHERE run_id = %s ORDER B
 TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 
 
-def settings(micro_batch_size: int = 2, lora: LoraConfig | None = None) -> TrainerConfig:
+def settings(
+    micro_batch_size: int = 2, lora: LoraConfig | None = None, publish_every: int = 2
+) -> TrainerConfig:
     return TrainerConfig(
-        epochs=2, batch_size=2, micro_batch_size=micro_batch_size, publish_every=2, lora=lora
+        epochs=2, batch_size=2, micro_batch_size=micro_batch_size, publish_every=publish_every, lora=lora
     )
 
 
@@ -52,11 +54,16 @@ class Bench:
             return runs.open_run(tx, name, {}, ["set"], holdout=0.0)
 
     def trainer(
-        self, micro_batch_size: int = 2, model: ModelConfig = TINY, lora: LoraConfig | None = None
+        self,
+        micro_batch_size: int = 2,
+        model: ModelConfig = TINY,
+        lora: LoraConfig | None = None,
+        publish_every: int = 2,
+        loss: str = "nll",
     ) -> Trainer:
         setup = TrainerSetup(
-            trainer=settings(micro_batch_size, lora),
-            algorithm=recipe("sft"),
+            trainer=settings(micro_batch_size, lora, publish_every),
+            algorithm=recipe("sft", loss=loss),
             model=model,
             seed=0,
             max_staleness=None,
@@ -303,6 +310,33 @@ def test_a_stop_finishes_a_micro_batch_and_publishes_what_is_committed(
     assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2 if state == "committed" else 1, True)]
 
 
+SICK = """
+seen = []
+
+def sick(logprobs):
+    seen.append(1)
+    return -logprobs * (1.0 if len(seen) <= 2 else float("nan"))
+"""
+
+
+def test_the_steps_before_one_without_a_finite_loss_are_published_and_its_rows_given_back(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "sick.py").write_text(SICK)
+    trainer = bench.trainer(publish_every=100, loss=f"{tmp_path}/sick.py:sick")
+    trainer.start()
+    for _ in range(2):
+        assert trainer.work()
+    with pytest.raises(NonFiniteLoss, match=r"Step 3: the loss is nan .* in a new run that starts from"):
+        trainer.work()
+    assert bench.rows(BATCHES) == [(1, "committed"), (2, "committed"), (3, "reopened")]
+    assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, True)]
+    mended = bench.trainer(publish_every=100)
+    mended.start()
+    assert mended.work()
+    assert bench.rows(BATCHES)[2:] == [(3, "reopened"), (3, "committed")]
+
+
 COMMITTED = "SELECT id FROM trinity.batch WHERE run_id = %s AND state = 'committed' ORDER BY step"
 
 
@@ -324,8 +358,7 @@ def test_an_adapter_survives_a_crash_as_if_there_had_been_none(
     torch.manual_seed(0)
     steady = Learner(settings(lora=lora), recipe("sft"), bench.checkpoints / "version-000000", total_steps=8)
     for (batch,) in bench.rows(COMMITTED):
-        with second.database.transaction() as tx:
-            rows = batches.read(tx, batch)
+        rows = batches.read(second.database, batch)
         steady.step(Batch([row.payload for row in rows]))
     steady.policy.save(tmp_path / "steady")
     assert steady.steps_done == 8

@@ -1,6 +1,8 @@
 """Checkpoints are whole, can be verified, and training goes on from them as if it had not stopped."""
 
+import hashlib
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +172,41 @@ def test_a_disk_that_cannot_be_written_is_named(start: Path, tmp_path: Path) -> 
         make_read_only(disk)
         with pytest.raises(TrinityError, match="version-000001 cannot be written: Read-only file system"):
             checkpoint.save(disk / "version-000001", one, tokenizer)
+
+
+def test_a_digest_does_not_take_the_memory_of_what_it_is_of(tmp_path: Path) -> None:
+    content = bytes(range(256)) * (1 << 14)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    sha = hashlib.sha256(f"model.safetensors\0{len(content)}\0".encode() + content)
+    digests = []
+    for block_bytes in (1 << 16, 100_003, 1 << 24):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checkpoint, "BLOCK_BYTES", block_bytes)
+            tracemalloc.start()
+            digests.append(checkpoint.digest(tmp_path))
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < len(content) / 4 or block_bytes > len(content)
+    assert digests == [sha.hexdigest()] * 3
+
+
+def test_all_that_is_in_a_checkpoint_is_flushed_the_names_in_its_folders_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr(checkpoint, "_flush", flushed.append)
+
+    def write(aside: Path) -> None:
+        (aside / "adapter").mkdir()
+        for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
+            (aside / name).touch()
+
+    checkpoint.place(tmp_path / "v1", write)
+    *within, parent = flushed
+    assert parent == tmp_path, "after it has its name there"
+    [aside] = {path for path in within if path.parent == tmp_path}
+    everything = {path.relative_to(tmp_path / "v1") for path in (tmp_path / "v1").rglob("*")}
+    assert {path.relative_to(aside) for path in within} == everything | {Path(".")}
 
 
 def test_damage_is_noticed(start: Path, tmp_path: Path) -> None:

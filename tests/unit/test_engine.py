@@ -8,7 +8,7 @@ import torch
 from trinity_db.config import ScratchConfig
 from trinity_db.explorer.engine import Completion, Request
 from trinity_db.explorer.transformers_engine import TransformersEngine
-from trinity_db.models import build_scratch, load_model
+from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 1, 2], [3, 3], [2, 4, 6, 8]]
@@ -174,3 +174,29 @@ def test_a_completion_becomes_a_payload_whose_response_is_trained(engine: Transf
     assert payload.versions.tolist() == completion.versions
     assert payload.logprobs is not None
     assert payload.logprobs.tolist() == pytest.approx(completion.logprobs)
+
+
+def test_a_model_that_is_saved_by_other_names_takes_the_weights_of_each_version(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    import transformers
+
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    text = size | {"vocab_size": 16, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8}
+    vision = size | {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(
+        text_config=text | {"max_position_embeddings": 24}, vision_config=vision, mm_tokens_per_image=4
+    )
+    engine = TransformersEngine("cpu")
+    for version in range(2):
+        folder = tmp_path / f"version-{version}"
+        torch.manual_seed(version)
+        transformers.Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+        load_tokenizer(model_folder).save_pretrained(folder)
+        engine.load(folder, version)
+        assert engine.context == 24
+        (completion,) = run(engine, [[1, 2, 3]], max_new_tokens=4)
+        with torch.no_grad():
+            logits = load_model(folder, "cpu")(torch.tensor([[1, 2, 3]])).logits[0, -1]
+        first = torch.log_softmax(logits, dim=-1)[completion.token_ids[0]].item()
+        assert completion.logprobs[0] == pytest.approx(first, abs=1e-4)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.recipes import recipe
 from trinity_db.settings import validate
-from trinity_db.trainer.algorithms import kl
+from trinity_db.trainer.algorithms import create, kl
 from trinity_db.trainer.options import K1, K2, CorrectedK3, Divergence
 
 Estimator = Callable[..., Tensor]
@@ -118,6 +119,39 @@ def test_the_penalty_is_summed_over_the_trained_tokens_of_each_response() -> Non
     rewards = kl.penalised_rewards(torch.tensor([1.0, 0.0]), estimates, mask, coefficient=0.1)
     assert rewards.tolist() == pytest.approx([1 - 0.025, -0.2])
     assert not rewards.requires_grad
+
+
+def test_where_the_last_reward_counts_each_step_has_the_penalty_of_its_whole_attempt() -> None:
+    estimates = torch.tensor([[0.5, 1.0], [2.0, 9.0], [4.0, 0.0]])
+    mask = torch.tensor([[True, True], [True, False], [True, True]])
+    attempts = torch.tensor([7, 3, 7])
+    rewards = kl.penalised_rewards(torch.ones(3), estimates, mask, coefficient=0.1, attempts=attempts)
+    assert rewards.tolist() == pytest.approx([1 - 0.55, 1 - 0.2, 1 - 0.55])
+
+
+@pytest.mark.parametrize("name", ["multi_step_grpo", "remax"])
+def test_a_divergence_off_the_reward_is_that_of_all_steps_of_an_attempt(name: str) -> None:
+    # Attempts 5 and 6 of one group, of two steps and of one, and a greedy one of no weight; a nat costs 0.5.
+    rows = {
+        "rewards": torch.tensor([0.0, 2.0, 1.0, 0.25]),
+        "groups": torch.zeros(4, dtype=torch.int64),
+        "rollouts": torch.tensor([5, 5, 6, 7]),
+        "steps": torch.tensor([0, 1, 0, 0]),
+        "greedy": torch.tensor([False, False, False, True]),
+        "behaviour": torch.tensor([[-1.0, -1.0], [-2.0, -1.0], [-1.0, -3.0], [-1.0, -1.0]]),
+        "reference": torch.tensor([[-2.0, -2.5], [-3.0, -1.0], [-1.0, -2.0], [-9.0, -9.0]]),
+        "mask": torch.ones(4, 2, dtype=torch.bool),
+        "weight": torch.tensor([1.0, 1.0, 1.0, 0.0]),
+        "advantages": torch.zeros(4, 1),
+    }
+    if name == "multi_step_grpo":
+        rows = {column: values[:3] for column, values in rows.items()}
+    changes = {"scale_rewards": "none"} if name == "multi_step_grpo" else {}
+    algorithm = create(recipe(name, kl={"name": "k1", "coefficient": 0.5}, **changes))
+    advantages = algorithm.prepare(rows)[0]["advantages"][:3, 0].tolist()
+    first, second = 2.0 - 0.5 * (1.0 + 1.5 + 1.0), 1.0 + 0.5 * 1.0
+    baseline = (first + second) / 2 if name == "multi_step_grpo" else 0.25
+    assert advantages == pytest.approx([first - baseline, first - baseline, second - baseline])
 
 
 @pytest.mark.parametrize(

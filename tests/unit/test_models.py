@@ -79,3 +79,22 @@ def test_a_missing_library_names_the_extra_to_install(
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"torch.*trinity-db\[train\]"):
         models.load_model(tmp_path)
+
+
+def test_a_model_that_sees_as_well_takes_as_many_tokens_as_its_language_model(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.Gemma3Config(text_config={"max_position_embeddings": 24})
+    assert not hasattr(config, "max_position_embeddings")
+    config.save_pretrained(tmp_path)
+    assert models.context_length(tmp_path) == 24
+
+
+def test_a_model_that_does_not_say_how_many_tokens_it_takes_is_told_where_to(tmp_path: Path) -> None:
+    import transformers
+
+    transformers.BloomConfig().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"add max_position_embeddings there, with what this bloom takes"):
+        models.context_length(tmp_path)
+    transformers.BloomConfig(max_position_embeddings=24).save_pretrained(tmp_path)
+    assert models.context_length(tmp_path) == 24

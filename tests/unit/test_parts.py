@@ -107,6 +107,33 @@ def test_a_loss_of_ones_own_is_called_with_its_options(own: Path) -> None:
     assert torch.equal(loss["loss"], torch.full((2, 3), -3.0))
 
 
+TYPED = """
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+def mine(logprobs: Tensor, *, scale: float = 2.0, mode: Literal["a", "b"] | None = None) -> dict[str, Tensor]:
+    return {"loss": -scale * logprobs}
+
+def strange(logprobs: Tensor, *, scale: Tensor | None = None) -> dict[str, Tensor]:
+    return {"loss": logprobs}
+"""
+
+
+def test_what_is_imported_for_type_checkers_may_stand_beside_what_a_part_reads(tmp_path: Path) -> None:
+    file = tmp_path / "typed.py"
+    file.write_text(TYPED)
+    loss = part("policy loss", options.Own(function=f"{file}:mine", options={"scale": "3", "mode": "b"}))
+    assert loss.options == {"scale": 3.0, "mode": "b"}
+    with pytest.raises(ConfigError, match="scale: Input should be a valid number"):
+        part("policy loss", options.Own(function=f"{file}:mine", options={"scale": "much"}))
+    with pytest.raises(ConfigError, match=r"typed.py:strange': 'Tensor', in the type of an option, is not"):
+        part("policy loss", options.Own(function=f"{file}:strange"))
+
+
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [

@@ -62,3 +62,14 @@ def test_a_long_demonstration_loses_its_end_but_never_its_whole_response() -> No
 def test_a_character_without_a_token_is_named() -> None:
     with pytest.raises(UntokenizableText, match="cannot encode 'a1'"):
         prompt_ids("a1", Letters())
+
+
+def test_a_conversation_that_the_chat_template_refuses_is_text_that_cannot_be_tokenised() -> None:
+    class Strict(Letters):
+        chat_template: str | None = "..."
+
+        def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: bool) -> str:
+            raise RuntimeError("System role not supported")
+
+    with pytest.raises(UntokenizableText, match="template refuses the conversation: System role not supp"):
+        prompt_text({"messages": [{"role": "system", "content": "be"}]}, "{prompt}", Strict())

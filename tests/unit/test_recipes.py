@@ -164,6 +164,7 @@ def test_raft_learns_above_a_limit() -> None:
         ({"name": "kto", "loss": "sigmoid"}, "algorithm.loss: there is no 'sigmoid'; "),
         ({"name": "grpo", "value": "gae"}, "algorithm: value: a reward is compared with its value, not by"),
         ({"name": "dpo", "loss": []}, "algorithm.loss: .*name one loss or more"),
+        ({"name": "on_policy_distillation", "kl": "k1"}, "algorithm: kl: it is taken off rewards, and adv"),
         ({"name": "dpo", "loss": ["sigmiod"]}, "algorithm.loss.0: there is no 'sigmiod'; did you mean 'sig"),
         ({"name": "grpo", "scale_by_std": [1]}, "algorithm.advantage.scale_rewards: Input should be"),
         ({"name": "grpo", "loss": 3}, "algorithm.loss: Input should be"),

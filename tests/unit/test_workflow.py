@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,10 +36,15 @@ def of_an_older_kind(engine, groups, template):
 
 
 class Digits:
-    """A tokenizer of digits."""
+    """A tokenizer of digits, and of conversations without a system."""
 
     bos_token = None
-    chat_template = None
+    chat_template = "..."
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
+        if messages[0]["role"] == "system":
+            raise RuntimeError("no system, please")
+        return "".join(message["content"] for message in messages)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [int(character) for character in text]
@@ -125,6 +130,18 @@ def test_a_prompt_that_does_not_fit_fails_the_members_of_its_group_and_no_other(
         (1, member, "prompt of 5 tokens does not fit the context of 5") for member in (0, 2)
     }
     assert {(r.group.id, r.error) for r in finished} == {(2, None)}
+
+
+def test_a_conversation_that_the_chat_template_refuses_fails_its_group_and_no_other() -> None:
+    conversations = [[{"role": role, "content": "6"}] for role in ("system", "user")]
+    groups = [
+        replace(group(number, ""), task={"messages": messages})
+        for number, messages in enumerate(conversations, 1)
+    ]
+    failed, finished = attempt(groups)
+    assert [(r.group.id, r.member, r.prompt) for r in failed] == [(1, 0, ""), (1, 2, "")]
+    assert {r.error for r in failed} == {"The chat template refuses the conversation: no system, please"}
+    assert [(r.group.id, r.response) for r in finished] == [(2, "6"), (2, "6")]
 
 
 def test_what_has_not_ended_when_it_shall_stop_is_not_yielded() -> None:

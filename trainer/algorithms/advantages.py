@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 
 STD_EPSILON = 1e-6  # in units of reward, as verl and Trinity-RFT have it; TRL takes 1e-4, AReaL 1e-5
 VARIANCE_EPSILON = 1e-8  # in units of reward squared, as verl's and Trinity-RFT's masked_whiten have it
+OF_LAST_REWARDS = {"multi_step_group", "remax"}  # they read of an attempt what its last step earned
 
 
 def group(

@@ -12,6 +12,7 @@ False the estimate is 0, and so is its gradient. Source of k1 to k3: J. Schulman
 divergence" (2020); of the gradients: the tests, which enumerate them.
 """
 
+import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # nats, of low_var and of the ratio of corrected_k3; e^20 is finite in float32
@@ -64,15 +65,32 @@ def corrected_k3(logprobs: Tensor, reference: Tensor, old: Tensor, mask: Tensor)
     return ratio * k3(logprobs, reference, mask)
 
 
-def penalised_rewards(rewards: Tensor, estimates: Tensor, mask: Tensor, *, coefficient: float) -> Tensor:
+def penalised_rewards(
+    rewards: Tensor,
+    estimates: Tensor,
+    mask: Tensor,
+    *,
+    coefficient: float,
+    attempts: Tensor | None = None,
+) -> Tensor:
     """[B] R - coefficient·Σ_t estimate: the divergence as part of what is to be maximised.
 
     To be called before advantages are computed, with estimates of the policy as it is then. Summed over a
     sequence as in TRL's RLOO; verl and AReaL spread it over the tokens, which a reward per sequence sums up.
 
+    Args:
+        attempts: [B] whole numbers of which equal ones mark one attempt, whose reward is that of its last
+            step: each of its steps has the sum over all of them then, since log π of what an attempt said is
+            the sum over its steps. None: each sequence has its own.
+
     Sources: arXiv 1909.08593 equation 2; RLOO, 2402.14740.
     """
-    return rewards - coefficient * estimates.detach().masked_fill(~mask, 0.0).sum(dim=1)
+    penalties = coefficient * estimates.detach().masked_fill(~mask, 0.0).sum(dim=1)
+    if attempts is not None:
+        of = torch.unique(attempts.cpu(), return_inverse=True)[1]
+        together = torch.bincount(of, penalties.double().cpu())  # a GPU would add in any order
+        penalties = together[of].to(penalties)
+    return rewards - penalties
 
 
 def adapted_coefficient(

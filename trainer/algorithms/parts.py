@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import create_model
+from pydantic.errors import PydanticUndefinedAnnotation
 
 from trinity_db import functions
 from trinity_db.errors import ConfigError, TrinityError
@@ -146,7 +147,7 @@ def positional(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 @cache
 def keyword_only(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters that stand for a part's options."""
-    parameters = inspect.signature(function, eval_str=True).parameters
+    parameters = inspect.signature(function).parameters
     return {name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
 
 
@@ -168,5 +169,15 @@ def _own(kind: str, name: str, function: Callable[..., Any], given: Mapping[str,
         )
         for key, one in keyword_only(function).items()
     }
-    options = validate(create_model("Options", __base__=Settings, **fields), dict(given), f"{kind} '{name}'")
+    # Types may stand there as text, which pydantic looks up in the function's module: those of options alone,
+    # so that what is read may have types that are imported for type checkers only.
+    section = create_model("Options", __base__=Settings, __module__=function.__module__, **fields)
+    try:
+        section.model_rebuild()
+    except PydanticUndefinedAnnotation as error:
+        raise ConfigError(
+            f"{kind} '{name}': '{error.name}', in the type of an option, is not there when it runs; "
+            "import it outside of TYPE_CHECKING."
+        ) from error
+    options = validate(section, dict(given), f"{kind} '{name}'")
     return Part(kind, name, function, {key: getattr(options, key) for key in fields}, is_own=True)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinity_db.trainer.algorithms.advantages import returns_to_go, whiten
+from trinity_db.trainer.algorithms.advantages import OF_LAST_REWARDS, returns_to_go, whiten
 from trinity_db.trainer.algorithms.aggregation import seq_mean_token_mean, token_mean
 from trinity_db.trainer.algorithms.corrections import (
     importance_metrics,
@@ -162,7 +162,10 @@ class PolicyGradient(Algorithm):
         elif self._advantage.name == "reward":
             rows["advantages"] = _returns(rows["rewards"], self._coefficient * estimates, mask)
         else:
-            rewards = penalised_rewards(rows["rewards"], estimates, mask, coefficient=self._coefficient)
+            attempts = rows["rollouts"] if self._advantage.name in OF_LAST_REWARDS else None
+            rewards = penalised_rewards(
+                rows["rewards"], estimates, mask, coefficient=self._coefficient, attempts=attempts
+            )
             compared = {name: rows[name].cpu().numpy() for name in ("groups", *self.compares)}
             anew = self.advantages(compared | {"rewards": rewards.double().cpu().numpy()})
             rows["advantages"] = torch.from_numpy(anew).to(estimates)[:, None]
