@@ -182,6 +182,5 @@ def _draw(database: Database, draw: batches.Draw, advantage: Advantage) -> batch
     with database.transaction() as tx:
         batch = batches.draw_groups(tx, draw, None, advantage)
     if batch is not None:
-        with database.transaction() as tx:
-            batches.read(tx, batch.id)
+        batches.read(database, batch.id)
     return batch

@@ -79,7 +79,9 @@ class _Trainer:
         start = time.perf_counter()
         batch = self._timed("draw", lambda tx: verb(tx, draw))
         assert batch is not None, "the data set is too small"
-        self._timed("read", lambda tx: batches.read(tx, batch.id))
+        begun = time.perf_counter()
+        batches.read(self.database, batch.id)
+        self._note("read", begun)
         self._timed("commit", lambda tx: batches.commit(tx, batch, self.worker_id, EPOCHS))
         self._note("step", start)
 

@@ -55,8 +55,7 @@ class _Restarted(Service):
             batch = batches.draw_groups(tx, draw, 1_000_000, lambda columns: columns["rewards"])
         assert batch is not None
         self._clock.mark("drew")
-        with self.database.transaction() as tx:
-            rows = batches.read(tx, batch.id)
+        rows = batches.read(self.database, batch.id)
         self._clock.mark("read")
         print(json.dumps({"rows": len(rows), "reached": self._clock.reached}), flush=True)
         threading.Event().wait()

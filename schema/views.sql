@@ -103,7 +103,9 @@ SELECT r.name AS run,
        width_bucket(f.beta / (f.alpha + f.beta), 0, 1, 4) AS difficulty,
        min(e.response_length) AS shortest,
        max(e.response_length) AS longest,
-       count(*) AS rows
+       count(d.experience_id) AS rows,
+       count(d.group_id) AS groups,
+       count(d.preference_id) AS preferences
 FROM trinity."drop" d
 JOIN trinity.run r ON r.id = d.run_id
 LEFT JOIN trinity.experience e ON e.id = d.experience_id
@@ -142,7 +144,8 @@ WHERE b.state = 'committed'
   -- An item without a reward: the row had none, or none was recorded; then the time of the event tells.
   AND CASE WHEN i.reward IS NULL THEN v.created_at > b.created_at ELSE i.reward IS DISTINCT FROM e.reward END;
 
--- What active runs wait for that require rewards: the members of complete groups of which the source has said nothing.
+-- What active runs wait for that require rewards: the members of complete groups of which the source has said nothing,
+-- but for what is left of attempts that lost a step.
 CREATE VIEW trinity.awaited_reward_view AS
 SELECT r.name AS run,
        r.config ->> 'requires_reward' AS source,
@@ -156,6 +159,7 @@ JOIN trinity.rollout_group g ON g.run_id = r.id AND g.state = 'complete'
 JOIN trinity.experience e ON e.group_id = g.id AND e.state = 'scored'
 LEFT JOIN trinity.experience_text x ON x.experience_id = e.id
 WHERE r.state = 'active' AND r.config ->> 'requires_reward' IS NOT NULL
+  AND NOT EXISTS (SELECT FROM trinity.experience lost WHERE lost.rollout_id = e.rollout_id AND lost.state = 'dropped')
   AND NOT EXISTS (SELECT FROM trinity.reward_event v
                   WHERE v.rollout_id = e.rollout_id AND v.source = r.config ->> 'requires_reward')
   AND NOT EXISTS (SELECT FROM trinity.reward_event v

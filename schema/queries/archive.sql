@@ -18,14 +18,15 @@ WHERE a.run_id = %(run_id)s AND a.worker_id = %(worker_id)s AND a.attempt = %(at
 FOR NO KEY UPDATE
 
 -- name: archivable_payloads
--- Payloads of rows that are done with, by id, and those of a finished run that may still be drawn: nobody will.
+-- Payloads of rows that are done with, by id, and those of a finished run that may still be drawn, or are scored and
+-- wait for the rest of their group: nobody will draw them.
 -- The sizes stand in the rows: the bytes are not read.
 SELECT e.id, octet_length(p.data) AS bytes
 FROM trinity.experience e
 JOIN trinity.payload p ON p.experience_id = e.id
 WHERE e.run_id = %(run_id)s AND e.id >= %(floor)s AND p.data IS NOT NULL
   AND (e.state IN ('trained', 'expired', 'dropped')
-       OR (e.state = 'ready' AND (SELECT r.state FROM trinity.run r WHERE r.id = %(run_id)s) = 'finished'))
+       OR (e.state IN ('scored', 'ready') AND (SELECT r.state FROM trinity.run r WHERE r.id = %(run_id)s) = 'finished'))
 ORDER BY e.id
 LIMIT %(limit)s
 

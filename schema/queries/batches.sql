@@ -67,13 +67,16 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: held_out_pairs
--- The chosen row of each pair, then the rejected one.
+-- The chosen row of each pair, then the rejected one; by the rules of those that are drawn.
 SELECT e.id, e.reward
 FROM (SELECT p.id, p.chosen_id, p.rejected_id
       FROM trinity.preference p
+      CROSS JOIN LATERAL (SELECT FROM trinity.experience chosen, trinity.experience rejected
+                          WHERE chosen.id = p.chosen_id AND rejected.id = p.rejected_id
+                            AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
+                            AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
+                          LIMIT 1) AS sides
       WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.held_out
-        AND NOT EXISTS (SELECT FROM trinity.experience e
-                        WHERE e.id IN (p.chosen_id, p.rejected_id) AND e.prompt_length IS NULL)
       ORDER BY p.id
       LIMIT %(limit)s) AS pair
 CROSS JOIN LATERAL (VALUES (0, pair.chosen_id), (1, pair.rejected_id)) AS side (place, id)

@@ -2,6 +2,12 @@
 -- Create a taskset; nothing when the name is taken.
 INSERT INTO trinity.taskset (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING
 
+-- name: describe_tasks
+-- Whether a taskset has tasks, and whether these are of the responses in the data set of its name.
+SELECT EXISTS (SELECT FROM trinity.task t JOIN trinity.taskset s ON s.id = t.taskset_id WHERE s.name = %(name)s) AS has_tasks,
+       EXISTS (SELECT FROM trinity.rollout_group g JOIN trinity.run r ON r.id = g.run_id
+               WHERE r.name = %(name)s AND r.kind = 'data') AS of_responses
+
 -- name: insert_tasks
 -- Add tasks; those that the set has already are left alone.
 INSERT INTO trinity.task (taskset_id, key, payload)
@@ -17,9 +23,10 @@ FROM trinity.task t
 JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE s.name = %(name)s AND t.key = ANY(%(keys)s)
 
--- name: lock_taskset
--- Imports under one name take turns, so that what one found missing is still missing when it writes.
-SELECT s.id FROM trinity.taskset s WHERE s.name = %(name)s FOR NO KEY UPDATE
+-- name: lock_tasksets
+-- Imports under one name take turns, so that what one found missing is still missing when it writes; and so do those
+-- that change a data set and those that adopt it.
+SELECT s.id FROM trinity.taskset s WHERE s.name = ANY(%(names)s::text[]) ORDER BY s.id FOR NO KEY UPDATE
 
 -- name: find_imported
 -- Which of these rows are there already.
@@ -29,17 +36,24 @@ WHERE e.run_id = %(run_id)s AND e.import_key = ANY(%(keys)s::uuid[])
 
 -- name: join_groups
 -- Make room for new members in the groups of their tasks; a task that has no group, or only groups that are full
--- (their counters are smallint), gets one. The first of the new members has ordinal `first`.
+-- (their counters are smallint), gets one. The first of the new members has ordinal `first`. Groups are locked in the
+-- order of their ids, as everybody does, whatever the order of the file.
 WITH joining AS (
     SELECT n.task_id, n.members,
            (SELECT max(g.id) FROM trinity.rollout_group g
             WHERE g.run_id = %(run_id)s AND g.task_id = n.task_id AND g.arrived + n.members <= 32767) AS group_id
     FROM unnest(%(task_ids)s::bigint[], %(members)s::integer[]) AS n (task_id, members)
 ),
+held AS MATERIALIZED (
+    SELECT g.id FROM trinity.rollout_group g
+    WHERE g.id = ANY(ARRAY(SELECT j.group_id FROM joining j))
+    ORDER BY g.id
+    FOR NO KEY UPDATE
+),
 grown AS (
     UPDATE trinity.rollout_group g SET expected = g.expected + j.members, arrived = g.arrived + j.members
-    FROM joining j
-    WHERE g.id = j.group_id
+    FROM held JOIN joining j ON j.group_id = held.id
+    WHERE g.id = held.id
     RETURNING g.task_id, g.id, g.arrived - j.members AS first
 ),
 started AS (
@@ -78,8 +92,10 @@ WHERE r.name = %(name)s AND e.group_id IS NULL AND e.source_id IS NULL
 ORDER BY e.id
 
 -- name: export_trajectories
--- All attempts of a run or a data set, with their rewards as they are now.
-SELECT t.payload, x.response, e.reward, m.model, x.extra
+-- All attempts of a run or a data set, each step by itself, with their rewards as they are now. What was asked is the
+-- task's own prompt, which the run's template is put around again; a workflow of one's own may have asked anything.
+SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
+       x.response, e.reward, m.model, x.extra
 FROM trinity.experience e
 JOIN trinity.run r ON r.id = e.run_id
 JOIN trinity.experience_text x ON x.experience_id = e.id
@@ -90,10 +106,15 @@ WHERE r.name = %(name)s AND e.source_id IS NULL
 ORDER BY e.id
 
 -- name: export_pairs
-SELECT x.prompt, x.messages, x.response AS chosen, y.response AS rejected, p.margin, p.extra
+-- Asked as in export_trajectories; no workflow made the prompts of adopted rows.
+SELECT t.payload, x.response AS chosen, y.response AS rejected, p.margin, p.extra,
+       CASE WHEN chosen.source_id IS NULL AND position('.py:' IN r.config #>> '{explorer,workflow}') > 0
+            THEN x.prompt END AS asked
 FROM trinity.preference p
 JOIN trinity.run r ON r.id = p.run_id
 JOIN trinity.experience chosen ON chosen.id = p.chosen_id
+JOIN trinity.rollout_group g ON g.id = chosen.group_id
+JOIN trinity.task t ON t.id = g.task_id
 JOIN trinity.experience_text x ON x.experience_id = coalesce(chosen.source_id, chosen.id)
 JOIN trinity.experience rejected ON rejected.id = p.rejected_id
 JOIN trinity.experience_text y ON y.experience_id = coalesce(rejected.source_id, rejected.id)
@@ -101,11 +122,15 @@ WHERE r.name = %(name)s
 ORDER BY p.id
 
 -- name: export_verdicts
--- Responses with an imported verdict, the latest of each.
-SELECT x.prompt, x.messages, x.response, v.value > 0 AS label, x.extra
+-- Responses with an imported verdict, or one that somebody gave under its name, the latest of each. Asked as in
+-- export_trajectories.
+SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
+       x.response, v.value > 0 AS label, x.extra
 FROM trinity.experience e
 JOIN trinity.run r ON r.id = e.run_id
 JOIN trinity.experience_text x ON x.experience_id = e.id
+JOIN trinity.rollout_group g ON g.id = e.group_id
+JOIN trinity.task t ON t.id = g.task_id
 JOIN LATERAL (SELECT v.value FROM trinity.reward_event v
               WHERE v.rollout_id = e.rollout_id AND v.name = 'label' ORDER BY v.id DESC LIMIT 1) v ON true
 WHERE r.name = %(name)s AND e.source_id IS NULL

@@ -132,9 +132,10 @@ ON CONFLICT (experience_id) DO NOTHING
 -- name: pick_groups
 -- Lock complete groups of which no member is still being processed, oldest first. Whole groups only: a member that
 -- another processor holds keeps its group back, and so does, where a source of rewards is required, one of which
--- that source has said nothing, unless the group is too small in any case. Groups that wait are passed over, not
--- waited for. Looks at :among, or, where that is NULL, at all complete groups, from the lowest that was live at the
--- last draw.
+-- that source has said nothing, unless the group is too small in any case. What is left of an attempt that lost a step
+-- goes with it: nobody has to judge it, and it is none of the attempts that are counted. Groups that wait are passed
+-- over, not waited for. Looks at :among, or, where that is NULL, at all complete groups, from the lowest that was live
+-- at the last draw.
 SELECT g.id
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state = 'complete'
@@ -147,10 +148,15 @@ WHERE g.run_id = %(run_id)s AND g.state = 'complete'
   AND NOT EXISTS (SELECT FROM trinity.experience e WHERE e.group_id = g.id AND e.state IN ('raw', 'clean'))
   -- LIMIT 1 in place of EXISTS, which the planner may answer from a hash of the whole table.
   AND (%(requires_reward)s::text IS NULL
-       OR (SELECT count(*) FROM trinity.experience e
-           WHERE e.group_id = g.id AND e.state = 'scored') < %(min_group_size)s
+       OR (SELECT count(DISTINCT e.rollout_id) FROM trinity.experience e
+           WHERE e.group_id = g.id AND e.state = 'scored'
+             AND (SELECT lost.id FROM trinity.experience lost
+                  WHERE lost.rollout_id = e.rollout_id AND (lost.state = 'dropped') IS TRUE
+                  LIMIT 1) IS NULL) < %(min_group_size)s
        OR (SELECT e.id FROM trinity.experience e
            WHERE e.group_id = g.id AND e.state = 'scored'
+             AND (SELECT lost.id FROM trinity.experience lost
+                  WHERE lost.rollout_id = e.rollout_id AND (lost.state = 'dropped') IS TRUE LIMIT 1) IS NULL
              AND (SELECT v.id FROM trinity.reward_event v
                   WHERE v.rollout_id = e.rollout_id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
              AND (SELECT v.id FROM trinity.reward_event v
@@ -247,11 +253,13 @@ SET scored = s.scored + excluded.scored,
     beta = s.beta + excluded.scored - excluded.solved
 
 -- name: count_unprocessed
--- Rows that processors have yet to move on, free or held; scored ones that wait for somebody's reward are not theirs
--- to move.
+-- Rows that processors have yet to move on, free or held. Scored ones that wait for somebody's reward are not theirs
+-- to move, and neither are those of groups that are still explored, or that nobody explores any more.
 SELECT (SELECT count(*) FROM trinity.experience e
         WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean', 'scored') AND e.worker_id IS NULL
-          AND (%(requires_reward)s::text IS NULL OR e.state <> 'scored'))
+          AND (e.state <> 'scored'
+               OR (%(requires_reward)s::text IS NULL
+                   AND (SELECT g.state FROM trinity.rollout_group g WHERE g.id = e.group_id) <> 'open')))
      + (SELECT count(*) FROM trinity.experience e
         WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NOT NULL) AS rows
 

@@ -20,6 +20,18 @@ WHERE e.id IN (SELECT m.id FROM trinity.experience m WHERE m.rollout_id = ANY(%(
 ORDER BY e.id
 FOR NO KEY UPDATE
 
+-- name: lock_judged_data
+-- The data sets that these experiences are of, or were adopted from. What is said of a row while a run adopts it has to
+-- wait: it would change the row, and not the run's copy, which nobody else can see yet.
+SELECT s.id FROM trinity.taskset s
+WHERE s.name = ANY(ARRAY(SELECT r.name
+                         FROM trinity.experience e
+                         JOIN trinity.experience o ON o.id = coalesce(e.source_id, e.id)
+                         JOIN trinity.run r ON r.id = o.run_id AND r.kind = 'data'
+                         WHERE e.id = ANY(%(ids)s)))
+ORDER BY s.id
+FOR NO KEY UPDATE
+
 -- name: insert_reward_events
 -- In the given order: of each name the last one counts.
 INSERT INTO trinity.reward_event (run_id, rollout_id, experience_id, source, name, value, weight, created_by)

@@ -22,7 +22,7 @@ FROM trinity.taskset s WHERE s.name = %(name)s
 
 -- name: adopt_experiences
 -- Copy the hot rows that a data set has gained since the run looked last; text and rollouts stay shared. Imports into
--- one data set take turns (lock_taskset), so that its rows are committed in the order of their ids, and all behind the
+-- one data set take turns (lock_tasksets), so that its rows are committed in the order of their ids, and all behind the
 -- newest that the run has are new. All answers to one prompt are held out together, in whichever data sets they are.
 -- Neither those nor, unless the run learns from labels, the worse rows of pairs are in passes over rows.
 WITH adopted AS (
@@ -56,13 +56,14 @@ WHERE a.group_id IS NOT NULL AND r.derives_pairs
 
 -- name: adopt_preferences
 -- Copy the pairs that a data set has gained, as adopt_experiences does, over the rows that the run adopted. (A pair that
--- the run derived from rewards is none that it adopted.) The worse one of a pair is in no pass over rows from now on, but
--- for passes over labels.
+-- the run derived from rewards is none that it adopted.) A pair goes with either of its rows, also with one that went
+-- before. The worse one of a pair is in no pass over rows from now on, but for passes over labels.
 WITH made AS (
     INSERT INTO trinity.preference
-        (run_id, chosen_id, rejected_id, source, margin, held_out, origin_id, seed)
-    SELECT r.id, chosen.id, rejected.id, p.source, p.margin, chosen.held_out, p.chosen_id,
-           CASE WHEN NOT chosen.held_out THEN r.seed END
+        (run_id, chosen_id, rejected_id, source, margin, state, held_out, origin_id, seed)
+    SELECT r.id, chosen.id, rejected.id, p.source, p.margin,
+           CASE WHEN 'dropped' IN (chosen.state, rejected.state) THEN 'dropped' ELSE 'ready' END::trinity.experience_state,
+           chosen.held_out, p.chosen_id, CASE WHEN NOT chosen.held_out THEN r.seed END
     FROM trinity.run r
     CROSS JOIN trinity.preference p
     JOIN trinity.experience chosen ON chosen.run_id = r.id AND chosen.source_id = p.chosen_id
@@ -80,7 +81,11 @@ WITH made AS (
                            ORDER BY n.id DESC LIMIT 1), 0)
     ORDER BY p.id
     ON CONFLICT DO NOTHING
-    RETURNING rejected_id
+    RETURNING id, run_id, rejected_id, state
+),
+dropped AS (
+    INSERT INTO trinity."drop" (run_id, preference_id, stage, reason)
+    SELECT made.run_id, made.id, 'encode', 'row_dropped' FROM made WHERE made.state = 'dropped'
 ),
 worse AS MATERIALIZED (
     SELECT e.id FROM trinity.experience e

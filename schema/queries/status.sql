@@ -112,11 +112,15 @@ LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE e.id = %(id)s
 
 -- name: show_rewards
--- What was said about an experience or its rollout; the latest of each name counts.
+-- What was said about an experience, the one it was adopted from, or their rollout; the latest of each name counts.
 SELECT v.created_at, v.source, v.name, v.value, v.weight, v.created_by, v.detail,
-       row_number() OVER (PARTITION BY v.rollout_id, v.name ORDER BY v.id DESC) = 1 AS latest
+       row_number() OVER (PARTITION BY v.name ORDER BY v.id DESC) = 1 AS latest
 FROM trinity.experience e
-JOIN trinity.reward_event v ON v.rollout_id = e.rollout_id OR v.experience_id = e.id
+CROSS JOIN LATERAL (
+    SELECT v.* FROM trinity.reward_event v WHERE v.rollout_id = e.rollout_id
+    UNION ALL
+    SELECT v.* FROM trinity.reward_event v WHERE v.experience_id = ANY(ARRAY[e.id, e.source_id])
+) v
 WHERE e.id = %(id)s
 ORDER BY v.id
 

@@ -59,11 +59,11 @@ def main() -> None:
 
 def _look() -> str:
     """What a reader finds."""
-    with closing(open_database()) as database, database.transaction() as tx:
-        ids = [
-            row["experience_id"] for row in tx.execute("SELECT experience_id FROM trinity.payload ORDER BY 1")
-        ]
-        found = payloads.read(tx, ids)
+    with closing(open_database()) as database:
+        with database.transaction() as tx:
+            rows = tx.execute("SELECT experience_id FROM trinity.payload ORDER BY 1").fetchall()
+        ids = [row["experience_id"] for row in rows]
+        found = payloads.read(database, ids)
     digest = hashlib.sha256(b"".join(encode(found[id]) for id in ids)).hexdigest()
     return json.dumps({"digest": digest, "payloads": len(found)})
 

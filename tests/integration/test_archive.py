@@ -2,24 +2,31 @@
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.disk import fill, small_disk
-from tests.rows import Scene
+from tests.rows import Scene, rollout
 from trinity_db import archive
 from trinity_db.arrays import encode
-from trinity_db.database import Transaction
+from trinity_db.database import Transaction, connect
 from trinity_db.errors import NotFound, TrinityError
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.lance import table_name
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, payloads, runs
+from trinity_db.store.rows import CLEAN, SCORE
 
 IN_POSTGRES = "SELECT count(*) FROM trinity.payload WHERE data IS NOT NULL"
+IN_TRANSACTION = """
+SELECT count(*) AS sessions FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND xact_start IS NOT NULL
+  AND pid <> pg_backend_pid()
+"""
 ARCHIVED = "SELECT count(*) FROM trinity.payload WHERE archive_row IS NOT NULL"
 
 
@@ -50,8 +57,7 @@ def train(scene: Scene, step: int, size: int = 2) -> batches.Batch:
 
 def read(scene: Scene) -> dict[int, bytes]:
     """Every payload as a reader sees it."""
-    with scene.database.transaction(read_only=True) as tx:
-        found = payloads.read(tx, scene.values("SELECT id FROM trinity.experience"))
+    found = payloads.read(scene.database, scene.values("SELECT id FROM trinity.experience"))
     return {id: encode(payload) for id, payload in found.items()}
 
 
@@ -69,13 +75,11 @@ def assert_each_is_there_once(scene: Scene) -> None:
 def test_every_reader_gets_the_same_bytes_from_the_archive(scene: Scene) -> None:
     batch = train(scene, step=1)
     before = read(scene)
-    with scene.database.transaction() as tx:
-        rows_before = batches.read(tx, batch.id)
+    rows_before = batches.read(scene.database, batch.id)
     assert archiver(scene).finish(scene.processor)
     assert scene.value(IN_POSTGRES) == 0
     assert read(scene) == before
-    with scene.database.transaction() as tx:
-        rows = batches.read(tx, batch.id)
+    rows = batches.read(scene.database, batch.id)
     assert [encode(row.payload) for row in rows] == [encode(row.payload) for row in rows_before]
     assert [row.experience_id for row in rows] == [row.experience_id for row in rows_before]
     assert scene.rows("SELECT num_rows, num_bytes FROM trinity.archive") == [
@@ -90,21 +94,46 @@ def test_a_row_that_is_drawn_again_is_read_from_the_archive(scene: Scene) -> Non
     archiver(scene).finish(scene.processor)
     assert scene.reopen(version=0) == 1
     batch = scene.train(step=1, size=2)
-    with scene.database.transaction() as tx:
-        assert {row.experience_id: encode(row.payload) for row in batches.read(tx, batch.id)} == before
+    rows = batches.read(scene.database, batch.id)
+    assert {row.experience_id: encode(row.payload) for row in rows} == before
+
+
+def test_no_transaction_stands_still_while_the_archive_is_read(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = train(scene, step=1)
+    archiver(scene).finish(scene.processor)
+    take, found = archive._take, list[Any]()
+    with closing(connect(scene.database.url, autocommit=True)) as observer:
+
+        def watched(*arguments: Any) -> dict[int, bytes]:
+            found.append(observer.execute(IN_TRANSACTION).fetchone())
+            return take(*arguments)
+
+        monkeypatch.setattr(archive, "_take", watched)
+        assert len(batches.read(scene.database, batch.id)) == len(read(scene)) == 4
+    assert found == [{"sessions": 0}] * 2
 
 
 def test_only_rows_that_are_done_with_are_archived(scene: Scene) -> None:
     train(scene, step=1)
     scene.make_ready(2)
+    [group] = scene.claim(1)
+    scene.write([rollout(group, 0)])
+    scene.judge(CLEAN)
+    scene.judge(SCORE)
     scene.explore(1)
     assert archiver(scene).finish(scene.processor)
     left = "SELECT e.state FROM trinity.experience e JOIN trinity.payload p ON p.experience_id = e.id"
-    assert sorted(scene.values(f"{left} WHERE p.data IS NOT NULL")) == ["raw"] * 2 + ["ready"] * 4
+    assert sorted(scene.values(f"{left} WHERE p.data IS NOT NULL")) == [
+        *["raw"] * 2,
+        *["ready"] * 4,
+        "scored",
+    ]
     with scene.database.transaction() as tx:
         runs.finish(tx, scene.run.id)
     assert archiver(scene).finish(scene.new_worker(WorkerRole.PROCESS)), "another one is alive"
-    assert len(scene.values(f"{left} WHERE p.data IS NOT NULL")) == 6
+    assert len(scene.values(f"{left} WHERE p.data IS NOT NULL")) == 7
     assert archiver(scene).finish(scene.processor)
     assert scene.values(f"{left} WHERE p.data IS NOT NULL") == ["raw", "raw"]
 
@@ -281,10 +310,9 @@ def test_a_missing_archive_is_named_and_harms_nobody_else(
     scene.make_ready(1)
     [*hot] = scene.values("SELECT id FROM trinity.experience WHERE state = 'ready'")
     monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(place / "elsewhere"))
-    with scene.database.transaction() as tx:
-        assert payloads.read(tx, hot).keys() == set(hot)
-        with pytest.raises(NotFound, match=r"no table payload_.*TRINITY_DB_LANCE_URI"):
-            payloads.read(tx, archived)
+    assert payloads.read(scene.database, hot).keys() == set(hot)
+    with pytest.raises(NotFound, match=r"no table payload_.*TRINITY_DB_LANCE_URI"):
+        payloads.read(scene.database, archived)
     assert not (place / "elsewhere").exists(), "to look makes no folder"
     train(scene, step=2)
     with pytest.raises(NotFound, match="TRINITY_DB_LANCE_URI"):

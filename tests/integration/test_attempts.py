@@ -203,6 +203,30 @@ def test_an_attempt_that_loses_a_step_is_lost_and_groups_count_attempts(scene: S
     assert scene.values("SELECT state::text FROM trinity.rollout_group") == ["dropped"]
 
 
+def test_nobody_is_asked_about_what_is_left_of_attempts_that_lost_a_step(scene: Scene) -> None:
+    asked = scene.beside("asked", {"requires_reward": "human"})
+    small, large = asked.claim(2, group_size=4)
+    asked.write([attempt(group, n, ["1", "2", "3"]) for group in (small, large) for n in group.members])
+    lost = asked.values(
+        "SELECT e.id FROM trinity.experience e JOIN trinity.rollout m ON m.id = e.rollout_id"
+        " WHERE e.step = 0 AND (m.group_id = %s OR m.ordinal = 0) AND m.ordinal < 3",
+        small.id,
+    )
+    assert len(lost) == 4
+    verdicts = {id: rows.Verdict(id, 1, Outcome.DROPPED, "long") for id in lost}
+    finish_rows(asked, [verdicts.get(id, rows.Verdict(id, 1)) for id in claim_rows(asked)])
+    asked.judge(rows.SCORE)
+    states = "SELECT state::text FROM trinity.rollout_group ORDER BY id"
+    assert asked.settle(requires_reward="human") == 1
+    assert asked.values(states) == ["dropped", "complete"]
+    awaited = asked.values("SELECT experience_id FROM trinity.awaited_reward_view WHERE run = 'asked'")
+    assert len(awaited) == 9, "the steps of the three attempts that are whole"
+    with asked.database.transaction() as tx:
+        rewards.judge(tx, [rewards.Judgement(id, 1.0, "human", "human", None, 1.0) for id in awaited])
+    assert asked.settle(requires_reward="human") == 1
+    assert asked.values(states) == ["dropped", "ready"]
+
+
 def test_rewards_are_equal_where_attempts_earned_the_same(scene: Scene) -> None:
     [same, other] = scene.claim(2)
     scene.write([attempt(same, 0, ["0", "1"]), attempt(same, 1, ["0.5", "0", "0.5"])])

@@ -108,8 +108,8 @@ def train(scene: Scene, loss: float) -> None:
 
 def trained_on(url: str, batch_id: int) -> list[batches.Row]:
     """What the trainer reads."""
-    with closing(Database(url)) as database, database.transaction() as tx:
-        return batches.read(tx, batch_id)
+    with closing(Database(url)) as database:
+        return batches.read(database, batch_id)
 
 
 def test_batches_lists_the_newest_first_with_their_numbers(url: str, output: Say) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.postgres import execute, new_database
-from tests.rows import Scene, import_records, reward, trajectory
+from tests.rows import Scene, demonstration, import_records, reward, trajectory
 from trinity_db import cli
 from trinity_db.database import Database
 from trinity_db.schema.states import Outcome, WorkerRole
@@ -402,6 +402,21 @@ def test_show_has_everything_about_an_experience(url: str, output: Say) -> None:
         batch[name] for name in ("step", "included_version", "reward", "advantage", "staleness", "weight")
     ]
     assert used == [1, 1, 0.0, -0.5, 0, 1.0]
+
+
+def test_show_of_an_adopted_row_has_what_was_said_of_the_one_it_comes_from(
+    database_url: str, output: Say
+) -> None:
+    with closing(Database(database_url)) as database:
+        import_records(database, "set", [demonstration(0)])
+        scene = Scene.open(database, data=["set"])
+        row, copy = scene.values("SELECT id FROM trinity.experience ORDER BY id")
+        with database.transaction() as tx:
+            for about, value in ((row, 0.25), (copy, 0.5)):
+                rewards.judge(tx, [rewards.Judgement(about, value, "taste", "human", "ann", 1.0)])
+    shown = json.loads(output(database_url, "show", str(copy), "--json"))
+    assert shown["reward"] == 0.5
+    assert [(event["value"], event["latest"]) for event in shown["rewards"]] == [(0.25, False), (0.5, True)]
 
 
 def test_show_says_why_a_row_was_dropped(url: str, output: Say) -> None:

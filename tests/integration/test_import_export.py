@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from trinity_db.database import Database
-from trinity_db.errors import ConfigError, ImportFileError, NotFound
+from trinity_db.errors import ConfigError, DatabaseUnavailable, ImportFileError, NotFound, TrinityError
 from trinity_db.imports.columns import Columns
+from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.exporter import export_rows
 from trinity_db.imports.importer import BATCH_RECORDS, import_rows
 from trinity_db.imports.readers import open_rows
@@ -261,6 +262,32 @@ def test_two_imports_at_once_add_each_row_once(database: Database, tmp_path: Pat
     assert ask(database, sums) == [(3_000, 3_000, 3_000)]
 
 
+def test_what_the_database_undid_is_imported_by_another_try(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = list[int]()
+
+    def open_interrupted(*arguments: Any) -> Any:
+        write = open_writer(*arguments)
+
+        def interrupted(records: Any) -> int:
+            if not tries:
+                tries.append(0)
+                raise DatabaseUnavailable("The database undid a transaction: deadlock detected")
+            tries.append(write(records))
+            if len(tries) == 2:
+                raise DatabaseUnavailable("The database went away: what became of the commit is unclear")
+            return tries[-1]
+
+        return interrupted
+
+    monkeypatch.setattr("trinity_db.imports.importer.open_writer", open_interrupted)
+    path = write(tmp_path / "rows.jsonl", EXAMPLES["trajectories"])
+    assert counts(load(database, path, "trajectories")) == (4, 0, 4, 0)
+    assert tries == [0, 4, 0]
+    assert ask(database, "SELECT count(*) FROM trinity.experience") == [(4,)]
+
+
 def test_more_responses_to_one_task_than_a_group_can_count_open_another(
     database: Database, tmp_path: Path
 ) -> None:
@@ -279,6 +306,25 @@ def test_the_name_of_a_training_run_is_refused(database: Database, tmp_path: Pat
         load(database, path, "demonstrations")
 
 
+@pytest.mark.parametrize("kind", ["preferences", "trajectories"])
+def test_what_explorers_draw_is_not_mixed_with_the_prompts_of_responses(
+    database: Database, tmp_path: Path, kind: Kind
+) -> None:
+    tasks = write(tmp_path / "tasks.jsonl", EXAMPLES["tasks"])
+    responses = write(tmp_path / "responses.jsonl", EXAMPLES[kind])
+    demonstrations = write(tmp_path / "demonstrations.jsonl", EXAMPLES["demonstrations"])
+    load(database, demonstrations, "demonstrations", "first")
+    load(database, tasks, "tasks", "first")
+    with pytest.raises(ConfigError, match="'first' has tasks to attempt; import under another name"):
+        load(database, responses, kind, "first")
+    load(database, responses, kind, "second")
+    with pytest.raises(ConfigError, match="'second' has the prompts of responses; import under another"):
+        load(database, tasks, "tasks", "second")
+    load(database, demonstrations, "demonstrations", "second")
+    assert load(database, tasks, "tasks", "first").known == len(EXAMPLES["tasks"])
+    assert load(database, responses, kind, "second").known == len(EXAMPLES[kind])
+
+
 def test_progress_reaches_the_size_of_the_file(database: Database, tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [{"prompt": f"p{n}"} for n in range(2_500)])
     seen: list[tuple[int, int]] = []
@@ -287,6 +333,19 @@ def test_progress_reaches_the_size_of_the_file(database: Database, tmp_path: Pat
     assert len(seen) == 3
     assert seen == sorted(seen)
     assert seen[-1] == (size, size)
+
+
+@pytest.mark.parametrize("name", ["folder.jsonl", f"{'long' * 100}.jsonl"])
+def test_a_file_that_cannot_be_written_is_named_in_one_line(
+    database: Database, tmp_path: Path, name: str
+) -> None:
+    load(database, write(tmp_path / "rows.jsonl", EXAMPLES["tasks"]), "tasks")
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(
+        TrinityError, match=rf"{name}: cannot be written: (Is a directory|File name too long)$"
+    ):
+        save(database, tmp_path / name, "tasks")
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "folder.jsonl"}
 
 
 def test_what_is_not_there_cannot_be_exported(database: Database, tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def process(scene: Scene, teacher: Teacher, **config: Any) -> None:
 
 
 def read(scene: Scene, name: scores.Name, ids: Sequence[int]) -> list[list[float]]:
+    found = payloads.read(scene.database, ids)
     with scene.database.transaction() as tx:
-        found = payloads.read(tx, ids)
         return [one.tolist() for one in scores.read(tx, name, [(one, found[one]) for one in ids])]
 
 
@@ -121,7 +121,7 @@ def test_what_comes_too_late_is_not_stored(scene: Scene) -> None:
     scene.judge(rows.CLEAN)
     with scene.database.transaction() as tx:
         claimed = rows.claim(tx, rows.SCORE, scene.run.id, scene.processor, 10)
-        found = payloads.read(tx, [row["id"] for row in claimed])
+    found = payloads.read(scene.database, [row["id"] for row in claimed])
     scene.lose(scene.processor)
     said = {id: [scores.scored(id, MODEL, one, np.zeros(2))] for id, one in found.items()}
     late = [rows.Verdict(row["id"], row["attempt"], said=said[row["id"]]) for row in claimed]
@@ -132,8 +132,7 @@ def test_what_comes_too_late_is_not_stored(scene: Scene) -> None:
 def test_scores_of_the_wrong_length_are_refused(scene: Scene) -> None:
     scene.make_ready(1)
     [first, _] = scene.values("SELECT id FROM trinity.experience ORDER BY id")
-    with scene.database.transaction() as tx:
-        payload = payloads.read(tx, [first])[first]
+    payload = payloads.read(scene.database, [first])[first]
     with pytest.raises(ValueError, match="do not fit 2 predicted tokens"):
         scores.scored(first, MODEL, payload, np.zeros(3))
     with scene.database.transaction() as tx:
@@ -155,8 +154,8 @@ def test_a_row_without_a_score_is_named(scene: Scene) -> None:
 def test_another_model_of_the_same_name_takes_the_place_of_the_first(scene: Scene) -> None:
     scene.make_ready(1)
     [first, _] = scene.values("SELECT id FROM trinity.experience ORDER BY id")
+    payload = payloads.read(scene.database, [first])[first]
     with scene.database.transaction() as tx:
-        payload = payloads.read(tx, [first])[first]
         for number, digest in enumerate(("one", "two")):
             model = scores.Model("teacher", digest)
             scores.write(tx, [scores.scored(first, model, payload, np.full(2, number, np.float32))])
@@ -217,8 +216,7 @@ def test_a_run_learns_from_its_teacher_alone(scene: Scene, tmp_path: Path) -> No
     # The first step's rows are the policy's own: its loss is its distance from the teacher.
     assert distances[0] == pytest.approx(run.scene.values(METRIC, run.scene.run.id, "loss")[0], abs=1e-4)
     ids = run.scene.values(SCORED, "teacher")
-    with run.scene.database.transaction() as tx:
-        found = payloads.read(tx, ids)
+    found = payloads.read(run.scene.database, ids)
     expected = dict(run.teacher.scores([found[one] for one in ids]))
     for place, said in enumerate(read(run.scene, "teacher", ids)):
         np.testing.assert_allclose(said, expected[place], atol=1e-6)

@@ -125,8 +125,8 @@ def test_the_advantages_that_are_recorded_are_those_computed_and_those_read(scen
         batch = batches.draw_groups(
             tx, draw, None, lambda columns: group(columns["rewards"], columns["groups"])
         )
-        assert batch is not None
-        read = batches.read(tx, batch.id)
+    assert batch is not None
+    read = batches.read(scene.database, batch.id)
     items = scene.rows("SELECT reward, advantage, experience_id FROM trinity.batch_item ORDER BY ordinal")
     rewards, advantages, ids = zip(*items, strict=True)
     assert rewards == (1.0, 0.0, 0.25, 2.0, -1.0)
@@ -141,8 +141,7 @@ def test_a_batch_is_read_with_the_arrays_that_were_written(scene: Scene) -> None
     scene.process()
     batch = scene.draw(step=1, size=1)
     assert batch is not None
-    with scene.database.transaction() as tx:
-        read = batches.read(tx, batch.id)
+    read = batches.read(scene.database, batch.id)
     assert [row.payload.num_trained for row in read] == [2, 3, 1], "in the order of their ids"
     for row in read:
         wanted = payload([0] * row.payload.num_trained)
@@ -437,5 +436,5 @@ def test_a_batch_whose_arrays_are_gone_cannot_be_read(scene: Scene) -> None:
     with scene.database.transaction() as tx:
         tx.execute("DELETE FROM trinity.payload WHERE experience_id = %s", [gone])
     missing = rf"The arrays of batch {batch.id} are gone: experience {gone} "
-    with pytest.raises(NotFound, match=missing), scene.database.transaction() as tx:
-        batches.read(tx, batch.id)
+    with pytest.raises(NotFound, match=missing):
+        batches.read(scene.database, batch.id)

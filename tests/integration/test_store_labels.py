@@ -195,9 +195,8 @@ def test_rows_that_are_held_out_have_their_labels_and_are_never_drawn(scene: Sce
     import_records(scene.database, "attempts", [trajectory(n, "unknown") for n in range(60)])
     import_records(scene.database, "pairs", [preference(n) for n in range(60)])
     run = opened(scene, "labels run", "labels", "attempts", "pairs", holdout=0.3)
-    with run.database.transaction() as tx:
-        held_out = offline.held_out(tx, run.run.id, pairs=False, limit=500)
-        few = offline.held_out(tx, run.run.id, pairs=False, limit=3)
+    held_out = offline.held_out(run.database, run.run.id, pairs=False, limit=500)
+    few = offline.held_out(run.database, run.run.id, pairs=False, limit=3)
     trained = drawn(run)
     assert 5 < len(held_out) < 35
     assert len(held_out) + len(trained) == 60
@@ -209,8 +208,8 @@ def test_rows_that_are_held_out_have_their_labels_and_are_never_drawn(scene: Sce
 def test_held_out_pairs_are_not_what_a_run_of_labels_is_judged_by(scene: Scene) -> None:
     import_records(scene.database, "pairs", [preference(n) for n in range(20)])
     run = opened(scene, "labels run", "pairs", holdout=0.5)
+    assert offline.held_out(run.database, run.run.id, pairs=False, limit=500) == []
     with run.database.transaction() as tx:
-        assert offline.held_out(tx, run.run.id, pairs=False, limit=500) == []
         rejected = tx.execute(
             "SELECT e.id FROM trinity.experience e JOIN trinity.preference p ON p.rejected_id = e.source_id"
             " WHERE e.run_id = %s AND e.held_out",
@@ -218,6 +217,6 @@ def test_held_out_pairs_are_not_what_a_run_of_labels_is_judged_by(scene: Scene) 
         ).fetchall()
         ids = [row["id"] for row in rejected]
         rewards.judge(tx, [rewards.Judgement(row, 0.0, "human", "human", "ann", 1.0) for row in ids])
-        judged = offline.held_out(tx, run.run.id, pairs=False, limit=500)
+    judged = offline.held_out(run.database, run.run.id, pairs=False, limit=500)
     assert ids
     assert sorted(row.experience_id for row in judged) == sorted(ids)

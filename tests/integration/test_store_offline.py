@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes import recipe
+from tests.replays import correct
 from tests.rows import (
     WAIT_SECONDS,
     Scene,
@@ -14,11 +15,12 @@ from tests.rows import (
     payload,
     preference,
     reward,
+    task,
     trajectory,
     wait_until_blocked,
 )
 from trinity_db.config import ModelConfig, ScratchConfig
-from trinity_db.imports.records import Demonstration, Task
+from trinity_db.imports.records import Demonstration, Preference, Task
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, offline, rewards, runs, workers
 from trinity_db.trainer.config import TrainerConfig
@@ -188,9 +190,8 @@ def test_held_out_rows_are_kept_for_evaluation_and_never_drawn(scene: Scene) -> 
     kept = run.values("SELECT id FROM trinity.experience WHERE run_id = %s AND held_out", run.run.id)
     assert len(drawn) == 60 - held_out
     assert drawn.isdisjoint(kept)
-    with run.database.transaction() as tx:
-        assert len(offline.held_out(tx, run.run.id, pairs=False, limit=100)) == held_out
-        assert len(offline.held_out(tx, run.run.id, pairs=False, limit=3)) == 3
+    assert len(offline.held_out(run.database, run.run.id, pairs=False, limit=100)) == held_out
+    assert len(offline.held_out(run.database, run.run.id, pairs=False, limit=3)) == 3
 
 
 def test_held_out_pairs_are_never_drawn_and_come_chosen_then_rejected(scene: Scene) -> None:
@@ -199,8 +200,28 @@ def test_held_out_pairs_are_never_drawn_and_come_chosen_then_rejected(scene: Sce
     held_out = 40 - count(run, pairs=True)
     assert 5 < held_out < 35
     assert sum(map(len, epochs(run, pairs=True, max_uses=1))) == 40 - held_out
-    with run.database.transaction() as tx:
-        assert len(offline.held_out(tx, run.run.id, pairs=True, limit=100)) == 2 * held_out
+    assert len(offline.held_out(run.database, run.run.id, pairs=True, limit=100)) == 2 * held_out
+
+
+def test_a_held_out_pair_that_its_rewards_contradict_is_not_evaluated_until_they_agree(scene: Scene) -> None:
+    qualities = (("good", 1.0), ("bad", 0.0))
+    records = [trajectory(n, f"{quality} {n}", value) for n in range(20) for quality, value in qualities]
+    import_records(scene.database, "set", records)
+    run = adopt(scene, "comparison", "set", holdout=0.5)
+    run.pair()
+
+    def kept() -> list[int]:
+        return [
+            row.experience_id for row in offline.held_out(run.database, run.run.id, pairs=True, limit=100)
+        ]
+
+    before = kept()
+    assert 4 < len(before) < 36
+    worse = run.value("SELECT rollout_id FROM trinity.experience WHERE id = %s", before[1])
+    correct(run, worse, 2.0, "reward")
+    assert kept() == before[2:]
+    correct(run, worse, 0.5, "reward")
+    assert kept() == before
 
 
 def test_all_attempts_at_a_task_are_held_out_together(scene: Scene) -> None:
@@ -279,8 +300,7 @@ def test_rows_get_their_tokens_once(scene: Scene) -> None:
     run.encode()
     batch = run.draw_rows(step=1, size=10)
     assert batch is not None
-    with run.database.transaction() as tx:
-        read = batches.read(tx, batch.id)
+    read = batches.read(run.database, batch.id)
     assert [row.payload.num_trained for row in read] == [2, 2, 2]
     assert read[0].payload.logprobs is None
 
@@ -300,6 +320,28 @@ def test_a_row_that_does_not_fit_takes_its_pairs_with_it(comparison: Scene) -> N
     ]
     assert count(comparison, pairs=True) == 9
     assert sum(map(len, epochs(comparison, pairs=True, max_uses=1))) == 9
+
+
+def test_a_pair_that_comes_after_one_of_its_rows_went_is_dropped_too(comparison: Scene) -> None:
+    pairs = "SELECT id, state::text FROM trinity.preference WHERE run_id = %s AND id > %s ORDER BY id"
+    first, *others = comparison.rows(pairs, comparison.run.id, 0)
+    [chosen] = comparison.values("SELECT chosen_id FROM trinity.preference WHERE id = %s", first[0])
+    with comparison.database.transaction() as tx:
+        offline.drop(tx, comparison.run.id, [(chosen, "prompt_too_long", "it has 9 tokens")])
+    more = [Preference(task(number), "good", "worse", None, {}) for number in (0, 1)]
+    assert import_records(comparison.database, "set", more) == 2
+    comparison.adopt_again("set")
+    comparison.encode()
+    last, _ = others[-1]
+    [(late, dropped), (_, ready)] = comparison.rows(pairs, comparison.run.id, last)
+    assert (dropped, ready) == ("dropped", "ready")
+    dropped_with = 'SELECT stage, reason FROM trinity."drop" WHERE preference_id = %s'
+    assert comparison.rows(dropped_with, late) == [("encode", "row_dropped")]
+    counted = "SELECT reason, sum(rows), sum(groups), sum(preferences) FROM trinity.drop_view GROUP BY 1"
+    assert sorted(comparison.rows(counted)) == [("prompt_too_long", 1, 0, 0), ("row_dropped", 0, 0, 2)]
+    comparison.adopt_again("set")
+    assert count(comparison, pairs=True) == 10
+    assert sum(map(len, epochs(comparison, pairs=True, max_uses=1))) == 10
 
 
 def test_a_run_ends_though_rows_were_judged_bad_while_it_trained(scene: Scene, tmp_path: Path) -> None:

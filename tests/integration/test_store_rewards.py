@@ -1,18 +1,30 @@
 """Rewards: statements that add up, and everything that follows them in the same transaction."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tests.rows import Scene, at_once, demonstration, import_records, reward, rolled_back, trajectory
-from trinity_db.database import Transaction
+from tests.rows import (
+    WAIT_SECONDS,
+    Scene,
+    at_once,
+    demonstration,
+    import_records,
+    in_a_thread,
+    reward,
+    rolled_back,
+    trajectory,
+    wait_until_blocked,
+)
+from trinity_db.database import Database, Transaction, connect
 from trinity_db.errors import NotFound
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.processors.service import Processors
-from trinity_db.store import rewards, rows
+from trinity_db.store import rewards, rows, runs
 from trinity_db.store.rewards import RewardEvent
 
 GROUP = "SELECT reward_count, reward_mean, reward_variance FROM trinity.rollout_group ORDER BY id"
@@ -200,9 +212,38 @@ def test_a_judgement_of_a_row_without_a_rollout_is_about_the_row_and_those_that_
     judge(scene, (source, 2.0))
     assert scene.values(by_run) == [[2.0, None], [3.0, None], [2.0, None]], "the latest of each name"
     said = "SELECT run_id, rollout_id FROM trinity.reward_event ORDER BY id"
-    runs = scene.rows(said)
-    assert runs[1:3] == [(one.run.id, None)] * 2
-    assert runs[0] == runs[3] not in [(one.run.id, None), (two.run.id, None)]
+    by = scene.rows(said)
+    assert by[1:3] == [(one.run.id, None)] * 2
+    assert by[0] == by[3] not in [(one.run.id, None), (two.run.id, None)]
+
+
+@pytest.mark.parametrize("of_a_copy", [False, True])
+def test_what_is_said_of_a_row_while_a_run_adopts_it_reaches_that_run(scene: Scene, of_a_copy: bool) -> None:
+    import_records(scene.database, "set", [trajectory(0, "an answer", 0.5)])
+    Scene.open(scene.database, "first", data=["set"])
+    row, copy = scene.values("SELECT id FROM trinity.experience ORDER BY id")
+    with closing(connect(scene.database.url)) as tx:
+        adopting = runs.open_run(tx, "second", {}, ["set"], holdout=0.0)
+        judging = in_a_thread(scene.database, lambda: judge(scene, (copy if of_a_copy else row, 1.0)))
+        wait_until_blocked(scene.database, judging)
+        tx.commit()
+    judging.result(WAIT_SECONDS)
+    assert scene.values(REWARDS) == [1.5] * 3
+    assert scene.value("SELECT count(*) FROM trinity.experience WHERE run_id = %s", adopting.id) == 1
+
+
+def test_an_import_and_a_reward_do_not_wait_in_a_circle(scene: Scene) -> None:
+    import_records(scene.database, "set", [trajectory(number, "first") for number in range(20)])
+    lowest, *_, highest = scene.values("SELECT id FROM trinity.rollout_group ORDER BY id")
+    backwards = [trajectory(number, "second") for number in reversed(range(20))]
+    lock = "SELECT id FROM trinity.rollout_group WHERE id = %s FOR NO KEY UPDATE"
+    large = Database(scene.database.url, silence_seconds=WAIT_SECONDS)  # plans as for a large store
+    with scene.database.transaction() as tx:
+        tx.execute(lock, [lowest])
+        importing = in_a_thread(large, lambda: import_records(large, "set", backwards))
+        wait_until_blocked(large, importing)
+        tx.execute(lock + " NOWAIT", [highest])
+    assert importing.result(WAIT_SECONDS) == 20
 
 
 def test_rewards_of_a_row_without_a_group_recorded_at_the_same_time_all_count(scene: Scene) -> None:

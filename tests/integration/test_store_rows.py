@@ -297,6 +297,16 @@ def test_drops_are_counted_by_taskset_length_and_difficulty(scene: Scene) -> Non
     ]
 
 
+def test_a_group_that_is_dropped_is_not_counted_as_a_row(scene: Scene) -> None:
+    scene.explore(1)
+    first, second = claim_rows(scene)
+    finish_rows(scene, [Verdict(first, 1, Outcome.DROPPED, "empty"), Verdict(second, 1)])
+    scene.judge(SCORE)
+    assert scene.settle() == 1
+    counted = "SELECT reason, sum(rows), sum(groups), sum(preferences) FROM trinity.drop_view GROUP BY 1"
+    assert sorted(scene.rows(counted)) == [("empty", 1, 0, 0), ("group_too_small", 1, 1, 0)]
+
+
 def test_pairs_are_the_best_against_the_worst(scene: Scene) -> None:
     scene.make_ready(1, rewards=(0.5, 3.0, 0.0, 2.0, 0.5))
     assert scene.pair() == 2
@@ -374,4 +384,17 @@ def test_a_drain_settles_groups_that_others_left_complete(scene: Scene) -> None:
     scene.write([rollout(group, member, error="out of memory") for member in group.members])
     assert not processors.is_done()
     assert scene.values("SELECT state FROM trinity.rollout_group") == ["dropped"]
+    assert processors.is_done()
+
+
+def test_a_drain_ends_though_nobody_explores_the_rest_of_a_group(scene: Scene) -> None:
+    [group] = scene.claim(1)
+    scene.write([rollout(group, 0)])
+    scene.lose(scene.explorer)
+    processors = Processors(scene.database, scene.run, ProcessorsConfig(), drain=True)
+    processors.worker_id = scene.processor
+    scene.judge(CLEAN)
+    assert not processors.is_done()
+    scene.judge(SCORE)
+    assert scene.rows(STATES) == [("scored", 1)]
     assert processors.is_done()

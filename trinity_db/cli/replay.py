@@ -67,10 +67,11 @@ def replay(
     from trinity_db.store.batches import read
     from trinity_db.store.replay import find, first_difference
 
-    with closing(open_database()) as database, database.transaction(read_only=True) as tx:
-        recorded = find(tx, batch_id)
-        rows = read(tx, batch_id) if to is not None else []
-        difference = first_difference(tx, recorded) if check else None
+    with closing(open_database()) as database:
+        with database.transaction(read_only=True) as tx:
+            recorded = find(tx, batch_id)
+            difference = first_difference(tx, recorded) if check else None
+        rows = read(database, batch_id) if to is not None else []
     if to is not None:
         _write(to, rows)
     if as_json:

@@ -52,7 +52,7 @@ def _read(database: "Database", experience_id: int) -> dict[str, Any]:
             raise NotFound(f"There is no experience {experience_id}.")
         for part in HISTORY:
             found[part] = tx.execute(query(f"show_{part}"), about).fetchall()
-        payload = payloads.read(tx, [experience_id]).get(experience_id)
+    payload = payloads.read(database, [experience_id]).get(experience_id)
     return {**found, "tokens": _tokens(payload) if payload else None}
 
 

@@ -65,8 +65,9 @@ def open_writer(database: Database, kind: Kind, name: str) -> Writer:
     def write(records: Sequence[Record]) -> int:
         with database.transaction() as tx:
             tx.execute(query("create_taskset"), {"name": name})
-            tx.execute(query("lock_taskset"), {"name": name})
+            tx.execute(query("lock_tasksets"), {"names": [name]})
             if kind == "tasks":
+                _check_tasks_are(tx, name, of_responses=False)
                 return _insert_tasks(tx, name, [record for record in records if isinstance(record, Task)])
             return _write_responses(tx, _open_data(tx, name), name, records)
 
@@ -80,6 +81,19 @@ def _open_data(tx: Transaction, name: str) -> int:
     if run.kind != RunKind.DATA:
         raise ConfigError(f"'{name}' is a training run; import under another name with --name.")
     return run.id
+
+
+def _check_tasks_are(tx: Transaction, name: str, of_responses: bool) -> None:
+    """Keep tasks to attempt apart from those of responses, which explorers would draw as well.
+
+    Raises:
+        ConfigError: the taskset has the other ones.
+    """
+    row = tx.execute(query("describe_tasks"), {"name": name}).fetchone()
+    assert row is not None
+    if row["has_tasks"] and row["of_responses"] != of_responses:
+        have = "the prompts of responses" if row["of_responses"] else "tasks to attempt"
+        raise ConfigError(f"'{name}' has {have}; import under another name with --name.")
 
 
 def _insert_tasks(tx: Transaction, name: str, tasks: Iterable[Task]) -> int:
@@ -154,6 +168,7 @@ def _join_groups(tx: Transaction, run_id: int, name: str, responses: Sequence[_R
     tasks = {str(response.task.key): response.task for response in responses if response.grouped}
     if not tasks:
         return [_Place(None, 0)] * len(responses)
+    _check_tasks_are(tx, name, of_responses=True)
     _insert_tasks(tx, name, tasks.values())
     task_ids = {
         row["key"]: row["id"] for row in tx.execute(query("find_tasks"), {"name": name, "keys": list(tasks)})

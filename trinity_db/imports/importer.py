@@ -4,6 +4,7 @@ The importer owns the counting: every record it reads ends as added, known or re
 already is left alone, so that an import that was cut short is finished by importing again.
 """
 
+import time
 from collections.abc import Callable, Iterator
 
 from trinity_db.database import Database
@@ -16,6 +17,7 @@ from trinity_db.imports.rejects import Rejected, RejectsFile, Summary, rejects_p
 
 BATCH_RECORDS = 1_000  # in a transaction: the cost of a commit is spread, the progress bar still moves
 BATCH_BYTES = 32 * 2**20  # in a transaction, whatever the number of records: bounds the memory
+RETRY_SECONDS = 10  # enough to get past a deadlock or a restart of the server; then the person decides
 
 Progress = Callable[[int, int], None]
 """Called after each transaction with the bytes that are read and the bytes there are."""
@@ -26,8 +28,11 @@ def import_rows(
 ) -> Summary:
     """Write every record of a source into the taskset or data set of that name, which is made if need be.
 
+    What the database undid is written again; where it had been written after all, it counts as known.
+
     Raises:
-        ConfigError: the name belongs to a training run.
+        DatabaseUnavailable: for so long that a person should decide.
+        ConfigError: the name belongs to a training run, or to tasks of another kind.
         ImportFileError: the file breaks off; what stands before the break is in the store.
     """
     summary = Summary()
@@ -37,7 +42,8 @@ def import_rows(
 
     def flush() -> None:
         nonlocal num_bytes
-        added = write(batch) if batch else 0
+        deadline = time.monotonic() + RETRY_SECONDS
+        added = database.retry(lambda: write(batch), lambda: time.monotonic() > deadline) if batch else 0
         summary.added += added
         summary.known += len(batch) - added
         batch.clear()

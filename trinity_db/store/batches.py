@@ -16,7 +16,7 @@ from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
 from trinity_db import arrays
-from trinity_db.database import Transaction
+from trinity_db.database import Database, Transaction
 from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.store import attempts, offline, payloads, runs, samplers, workers
@@ -171,18 +171,17 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
     return _record(tx, draw, version, drawn, leases)
 
 
-def read(tx: Transaction, batch_id: int) -> list[Row]:
-    """The rows of a batch in the order of the draw.
+def read(database: Database, batch_id: int) -> list[Row]:
+    """The rows of a batch in the order of the draw, in a transaction of its own.
 
     Raises:
         NotFound: a row's arrays are gone.
     """
-    rows = tx.execute(query("read_batch"), {"batch_id": batch_id}, binary=True).fetchall()
+    rows = payloads.select(database, "read_batch", {"batch_id": batch_id})
     gone = [row["experience_id"] for row in rows if row["codec"] is None]
     if gone or not rows:
         which = f"experience {gone[0]}" if len(gone) == 1 else f"{len(gone) or 'all'} of its rows"
         raise NotFound(f"The arrays of batch {batch_id} are gone: {which} cannot be read any more.")
-    payloads.fetch_archived(tx, rows)
     return [
         Row(payload=arrays.decode(row.pop("codec"), row.pop("data"), row.pop("num_tokens")), **row)
         for row in rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_db import arrays
-from trinity_db.database import Transaction
+from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.store import payloads
@@ -96,11 +96,12 @@ class HeldOut:
     reward: float | None
 
 
-def held_out(tx: Transaction, run_id: int, pairs: bool, limit: int) -> list[HeldOut]:
+def held_out(database: Database, run_id: int, pairs: bool, limit: int) -> list[HeldOut]:
     """Rows, or chosen and rejected ones in turn, that are kept for evaluation."""
     name = "held_out_pairs" if pairs else "held_out_rows"
-    rows = tx.execute(query(name), {"run_id": run_id, "limit": limit}).fetchall()
-    found = payloads.read(tx, [row["id"] for row in rows])
+    with database.transaction() as tx:
+        rows = tx.execute(query(name), {"run_id": run_id, "limit": limit}).fetchall()
+    found = payloads.read(database, [row["id"] for row in rows])
     return [HeldOut(row["id"], found[row["id"]], row["reward"]) for row in rows]
 
 

@@ -9,11 +9,12 @@ removed.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from psycopg.rows import DictRow
 
 from trinity_db import archive, arrays
-from trinity_db.database import Transaction
+from trinity_db.database import Database, Transaction
 from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.lance import table_name
 from trinity_db.schema.queries import query
@@ -40,38 +41,50 @@ class Archivable:
     """Whether there may be more of them than were asked for."""
 
 
-def read(tx: Transaction, ids: Sequence[int]) -> dict[int, arrays.Payload]:
-    """The payloads of experiences that have one, by id. What is archived is read inside the transaction.
+def read(database: Database, ids: Sequence[int]) -> dict[int, arrays.Payload]:
+    """The payloads of experiences that have one, by id.
+
+    Raises: as `select`.
+    """
+    rows = select(database, "read_payloads", {"ids": list(ids)})
+    return {row["experience_id"]: arrays.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows}
+
+
+def select(database: Database, name: str, values: Mapping[str, Any]) -> list[DictRow]:
+    """The rows of a query that has the columns of `read_payloads`, with their data wherever it is.
+
+    What is archived is read after the transaction: the server would end one that stands still for as long as
+    the archive may take. Nothing is lost in between, since pointers to the archive stay what they are.
 
     Raises:
         NotFound: bytes are not where they should be in the archive.
         TrinityError: the archive cannot be read.
     """
-    rows = tx.execute(query("read_payloads"), {"ids": list(ids)}, binary=True).fetchall()
-    fetch_archived(tx, rows)
-    return {row["experience_id"]: arrays.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows}
+    with database.transaction() as tx:
+        rows = tx.execute(query(name), values, binary=True).fetchall()
+        pointers = {row["experience_id"]: row.pop("archive_row") for row in rows}
+        archive_rows = {id: row_id for id, row_id in pointers.items() if row_id is not None}
+        away = {"ids": list(archive_rows)}
+        archived = tx.execute(query("archived_runs"), away).fetchall() if archive_rows else []
+    found: dict[int, bytes] = {}
+    for run in archived:
+        found |= _fetch(run, archive_rows)
+    for row in rows:
+        row["data"] = found.get(row["experience_id"], row["data"])
+    return rows
 
 
-def fetch_archived(tx: Transaction, rows: Sequence[DictRow]) -> None:
-    """Put the data that is in the archive where the pointer to it is, for rows of `read_payloads`.
-
-    Raises: as `read`.
-    """
-    pointers = {row["experience_id"]: row.pop("archive_row") for row in rows}
-    archive_rows = {id: row_id for id, row_id in pointers.items() if row_id is not None}
-    if not archive_rows:
-        return
-    for run in tx.execute(query("archived_runs"), {"ids": list(archive_rows)}).fetchall():
-        away = {id: archive_rows[id] for id in run["ids"]}
-        found = archive.read(table_name(run["id"], run["created_at"]), away)
-        if missing := [id for id in run["ids"] if id not in found]:
-            others = f" and of {len(missing) - 1} others" if len(missing) > 1 else ""
-            raise NotFound(
-                f"The arrays of experience {missing[0]} of run '{run['name']}'{others} are not in the "
-                "archive; TRINITY_DB_LANCE_URI says where it is."
-            )
-        for row in rows:
-            row["data"] = found.get(row["experience_id"], row["data"])
+def _fetch(run: DictRow, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
+    """What the archive of one run has of these experiences."""
+    away = {id: archive_rows[id] for id in run["ids"]}
+    found = archive.read(table_name(run["id"], run["created_at"]), away)
+    if missing := [id for id in run["ids"] if id not in found]:
+        others = f" and of {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise NotFound(
+            f"The arrays of experience {missing[0]} of run '{run['name']}'{others} are not in the "
+            "archive; TRINITY_DB_LANCE_URI says where it is."
+        )
+    return found
 
 
 def claim_archive(tx: Transaction, run_id: int, worker_id: int, lease_seconds: float) -> Lease | None:

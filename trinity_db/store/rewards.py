@@ -1,7 +1,8 @@
 """Reward events and everything that follows from them, in one transaction.
 
 Of each name the latest event counts; the reward of a row is the sum of their values times weights. Whoever
-changes rewards locks first the groups, then the rows, each in the order of their ids.
+changes rewards locks first the groups, then the rows, each in the order of their ids; before them, where the
+rows are a data set's, the data set, as imports and runs do that adopt it.
 """
 
 from collections.abc import Sequence
@@ -107,6 +108,7 @@ def judge(tx: Transaction, judgements: Sequence[Judgement]) -> list[Change]:
     if missing := [str(id) for id in ids if id not in found]:
         raise NotFound(f"There is no experience {', '.join(missing[:5])}{', ...' if missing[5:] else ''}.")
     events = [_event(judgement, found[judgement.experience_id]) for judgement in judgements]
+    tx.execute(query("lock_judged_data"), {"ids": ids})
     lock(tx, events)
     before = _find(tx, ids)
 

@@ -184,7 +184,10 @@ def pair_groups(tx: Transaction, run_id: int, margin: float, limit: int) -> int 
 
 
 def count_unprocessed(tx: Transaction, run_id: int, requires_reward: str | None = None) -> int:
-    """Rows that processors have yet to move on; not those that only wait for a reward that is required."""
+    """Rows that processors have yet to move on.
+
+    Not those that only wait: for a reward that is required, or for the rest of their group to be explored.
+    """
     values = {"run_id": run_id, "requires_reward": requires_reward}
     row = tx.execute(query("count_unprocessed"), values).fetchone()
     assert row is not None

@@ -85,8 +85,13 @@ def open_run(
             f"The run name '{name}' is in use with another configuration "
             f"({'; '.join(_differences(stored, config)[:3])}); choose another with --set name=..."
         )
-    for source in data:
-        _adopt(tx, run, find(tx, source, "data set"), holdout)
+    sources = [_find_data(tx, source) for source in data]
+    # No import comes between rows and their pairs, and no reward between a row and its copy.
+    tx.execute(query("lock_tasksets"), {"names": list(data)})
+    for source in sources:
+        values = {"run_id": run.id, "source_run_id": source.id, "holdout": holdout}
+        tx.execute(query("adopt_experiences"), values)
+        tx.execute(query("adopt_preferences"), values)
     return run
 
 
@@ -142,13 +147,11 @@ def record_metrics(
     )
 
 
-def _adopt(tx: Transaction, run: Run, source: Run, holdout: float) -> None:
+def _find_data(tx: Transaction, name: str) -> Run:
+    source = find(tx, name, "data set")
     if source.kind != RunKind.DATA:
-        raise ConfigError(f"data: '{source.name}' is a training run, not an imported data set.")
-    values = {"run_id": run.id, "source_run_id": source.id, "holdout": holdout}
-    tx.execute(query("lock_taskset"), {"name": source.name})  # no import comes between rows and their pairs
-    tx.execute(query("adopt_experiences"), values)
-    tx.execute(query("adopt_preferences"), values)
+        raise ConfigError(f"data: '{name}' is a training run, not an imported data set.")
+    return source
 
 
 def _differences(stored: Any, given: Any, path: str = "") -> list[str]:
