@@ -77,7 +77,7 @@ def test_a_precomputed_reference_makes_the_step_of_one_that_is_asked(
     stored = learner(model, algorithm, other, reference="precomputed")
     said = Batch(rows, scores={"reference": scores(other, rows)})
     for _ in range(3):
-        assert stored.step(said) == pytest.approx(asked.step(Batch(rows)), abs=1e-6)
+        assert stored.step(said) == pytest.approx(asked.step(Batch(rows)), rel=1e-5, abs=1e-6)
     # A hundredth of one step: Adam divides by the size of a gradient, so rounding errors of tiny ones grow,
     # by how much depends on the processor.
     torch.testing.assert_close(weights(stored), weights(asked), atol=1e-4, rtol=0)
