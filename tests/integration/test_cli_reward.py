@@ -178,3 +178,18 @@ def test_a_role_that_waits_for_the_reward_is_woken(scene: Scene, say: Say, ids: 
     with closing(scene.database.listen(f"trinity_run_{scene.run.id}")) as ears:
         assert say(ids[0], 1)[0] == 0
         assert [news.channel for news in ears.notifies(timeout=30, stop_after=1)]
+
+
+@pytest.mark.parametrize("option", ["--name", "--source", "--by"])
+def test_a_word_that_is_too_long_for_an_index_is_one_line(say: Say, ids: list[int], option: str) -> None:
+    word = "".join(chr(33 + number * 7 % 90) for number in range(5_000))
+    code, printed = say(ids[0], "1", option, word)
+    assert (code, printed) == ("error: 'name', 'source' and 'by' may have 200 bytes each", "")
+
+
+def test_a_reward_beyond_the_statistics_of_a_group_is_one_line(say: Say, ids: list[int]) -> None:
+    for value in ("1e308", "-1e308", "nan", "inf", "1e101"):
+        code, _ = say(ids[0], value)
+        assert str(code).startswith("error: 'value'")
+    assert say(ids[0], "1e100")[0] == 0
+    assert say(ids[1], "-1e100")[0] == 0

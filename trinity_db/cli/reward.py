@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # A value may be negative: -1 is no option.
 CONTEXT = {"ignore_unknown_options": True}
 RETRY_SECONDS = 10  # enough to get past a deadlock or a restart of the server; then the person decides
+MAX_WORD_BYTES = 200  # of a name, source or person: an index of the database holds the name
 KEYS = ("experience", "value", "name", "source", "by", "weight")
 
 
@@ -137,6 +138,8 @@ def _judgement(row: Mapping[str, Any]) -> "Judgement":
         raise ConfigError(f"'value' times 'weight' is beyond {MAX_REWARD:g}")
     if not all(word.isprintable() for word in words):
         raise ConfigError("'name', 'source' and 'by' must be printable text in one line")
+    if any(len(word.encode()) > MAX_WORD_BYTES for word in words):
+        raise ConfigError(f"'name', 'source' and 'by' may have {MAX_WORD_BYTES} bytes each")
     return Judgement(experience, value, row["name"], row["source"], by, weight)
 
 

@@ -24,6 +24,7 @@ from trinity_db.imports.records import (
     number,
     prompt_payload,
     reply,
+    reward,
     text,
     tidy,
     verdict,
@@ -167,13 +168,13 @@ def _read_demonstration(fields: _Fields) -> Record:
 
 def _read_trajectory(fields: _Fields) -> Record:
     payload, response = _attempt(fields)
-    reward, model, answer = (fields.take_optional(name) for name in ("reward", "model", "answer"))
+    earned, model, answer = (fields.take_optional(name) for name in ("reward", "model", "answer"))
     if answer is not None:
         payload["answer"] = tidy(answer)
     return Trajectory(
         task=Task(payload),
         response=response,
-        reward=None if reward is None else number(reward, fields.label("reward")),
+        reward=None if earned is None else reward(earned, fields.label("reward")),
         model=None if model is None else text(model, fields.label("model")),
         extra=fields.extra(),
     )

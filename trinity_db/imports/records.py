@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
+from trinity_db.store.rewards import MAX_REWARD
+
 Kind = Literal["tasks", "preferences", "demonstrations", "trajectories"]
 
 MAX_RECORD_BYTES = 8 * 2**20  # of a record as JSON, and of a line: far above any context, far below memory
@@ -138,6 +140,14 @@ def number(value: Any, name: str) -> float:
         result = math.inf
     if not math.isfinite(result):
         raise Unfit(f"'{name}' is not finite")
+    return result
+
+
+def reward(value: Any, name: str) -> float:
+    """A number of which a group's statistics can be computed, or Unfit."""
+    result = number(value, name)
+    if abs(result) > MAX_REWARD:
+        raise Unfit(f"'{name}' is beyond {MAX_REWARD:g}")
     return result
 
 
