@@ -11,7 +11,7 @@ SINKS  := .venv-sinks
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers test-sinks learning scale chaos bench check format migration clean
+.PHONY: help demo test test-peers test-sinks learning scale chaos bench check docs reference format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,11 +40,17 @@ chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make
 bench: $(VENV)/.demo $(BENCH)/.bench $(PEERS)/.peers ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"
 	$(BIN)/python -m benchmarks $(ARGUMENTS)
 
-check: $(VENV)/.test ## Lint, check types and the arrows between the parts
+check: docs ## Lint, check types, the arrows between the parts, and the links of the documents
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs ## Build the documents into build/docs; a link that leads nowhere ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+reference: $(VENV)/.test ## Write the generated parts of docs/reference/ from the code
+	$(BIN)/python -m docs.generate
 
 format: $(VENV)/.test ## Format the code and sort imports
 	$(BIN)/ruff format .
@@ -64,6 +70,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --editable '.[train,dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	$(PIP) --editable '.[train,dev,docs]'
 	touch $@
 
 # The project's own environment, and the peers on top of it.

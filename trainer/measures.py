@@ -1,7 +1,7 @@
 """What a step's rows and its clock say, beside what the algorithm says of its loss.
 
 Pure functions; names and meanings are TRL's where it has one (version 1.16), verl's for the rate. All of
-them, and those of the algorithms, stand in METRICS.md.
+them, and those of the algorithms, stand in docs/reference/metrics.md.
 """
 
 from typing import Any

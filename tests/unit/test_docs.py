@@ -8,6 +8,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
+from docs import generate
 from trinity_db import settings
 from trinity_db.cli import app
 from trinity_db.cli.configuration import RunConfig
@@ -60,6 +61,21 @@ def test_the_architecture_names_every_table_and_state() -> None:
     tables = {table.name for table in metadata.tables.values()}
     assert {name for name in tables if f"`{name}`" not in text} == set()
     assert {state.value for state in ExperienceState if state.value not in text} == set()
+
+
+@pytest.mark.parametrize("page", sorted(generate.PAGES.glob("*.md")), ids=lambda page: page.name)
+def test_what_is_generated_of_a_page_is_what_the_code_says_now(page: Path) -> None:
+    text = page.read_text()
+    assert generate.brought_up_to_date(text) == text, "run: make reference"
+
+
+def test_every_part_that_is_generated_stands_on_a_page() -> None:
+    named = [
+        region["name"]
+        for page in generate.PAGES.glob("*.md")
+        for region in generate.REGION.finditer(page.read_text())
+    ]
+    assert sorted(named) == sorted(generate.REGIONS)
 
 
 def test_the_changelog_names_every_command() -> None:

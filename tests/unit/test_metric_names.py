@@ -1,4 +1,4 @@
-"""METRICS.md names what is measured: every name that some algorithm yields, and no other."""
+"""docs/reference/metrics.md names what is measured: every name that some algorithm yields, and no other."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from trinity_db.trainer.measures import of_rollouts, of_time
 from trinity_db.trainer.recipes import RECIPES
 from trinity_db.trainer.step import Learner
 
-TEXT = (Path(__file__).parents[2] / "METRICS.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
 DOCUMENTED = set(re.findall(r"^\| `([^`]+)` \|", TEXT, re.MULTILINE))
 OUTSIDE = {"epoch", "eval/NAME", "explore/seconds", "explore/tokens_per_second", "refused/batches"}
 """What the services measure, not a step."""

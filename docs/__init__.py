@@ -1,0 +1,1 @@
+"""The documents, and what writes their generated parts."""

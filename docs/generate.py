@@ -1,0 +1,354 @@
+"""Writes the generated parts of the reference: `make reference`.
+
+A page of `docs/reference/` holds what was written by hand, and regions between `<!-- generated: NAME -->` and
+`<!-- end of NAME -->`. Here each NAME has a function that says what the code says of it: the texts under the
+settings, the commands' help, the comments of tables and views, the docstrings of an algorithm's parts.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from sqlalchemy import Table
+from sqlalchemy.dialects import postgresql
+from typer.testing import CliRunner
+
+from trinity_db.cli import app
+from trinity_db.cli.configuration import MAY_CHANGE, RunConfig
+from trinity_db.schema.base import Base
+from trinity_db.schema.models import metadata
+from trinity_db.trainer import advantage_options, distillation_options, offline_options, options
+from trinity_db.trainer.algorithms.parts import KINDS
+from trinity_db.trainer.recipes import RECIPES, Composition
+
+PAGES = Path(__file__).parent / "reference"
+VIEWS = Path(__file__).parents[1] / "schema" / "views.sql"
+DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+REGION = re.compile(
+    r"(<!-- generated: (?P<name>[a-z ]+) -->\n).*?(<!-- end of (?P=name) -->)",
+    re.DOTALL,
+)
+
+PARTS = {
+    "advantage": advantage_options.Advantage,
+    "policy loss": options.PolicyLoss,
+    "correction": options.Correction,
+    "kl": options.Kl,
+    "value": options.Value,
+    "distillation": distillation_options.Distillation,
+    "aggregation": options.Aggregation,
+    "preference loss": offline_options.PreferenceLoss,
+    "label loss": offline_options.LabelLoss,
+    "supervised loss": offline_options.SupervisedLoss,
+}
+"""The parts of each kind, as a union of the classes of their options."""
+
+
+def main() -> None:
+    """Bring every page up to date."""
+    for path in sorted(PAGES.glob("*.md")):
+        text = path.read_text()
+        if (now := brought_up_to_date(text)) != text:
+            path.write_text(now)
+            print(f"{path.relative_to(Path.cwd())} changed", flush=True)
+
+
+def brought_up_to_date(page: str) -> str:
+    """A page with its generated regions as the code has them now."""
+    return REGION.sub(lambda region: f"{region[1]}\n{REGIONS[region['name']]()}\n{region[3]}", page)
+
+
+# Configuration
+
+
+def configuration() -> str:
+    """Every section of the configuration with its keys."""
+    return "\n".join(_section(RunConfig, ""))
+
+
+def _section(section: type[BaseModel], prefix: str) -> Iterator[str]:
+    name = prefix.rstrip(".")
+    yield f"### `{name}`\n" if name else "### At the top\n"
+    yield f"{_text(section.__doc__)}\n"
+    if name == "algorithm":
+        return
+    yield from _keys(section, prefix)
+    for key, field in section.model_fields.items():
+        for below in _sections(field.annotation):
+            if f"{prefix}{key}" == "algorithm":
+                break
+            title = f"{prefix}{key}"
+            if is_alternative := "name" in below.model_fields:
+                title += f": {below.model_fields['name'].default}"
+            if not is_alternative or len(below.model_fields) > 1:
+                yield from _section(below, f"{title}.")
+
+
+def _keys(section: type[BaseModel], prefix: str, leave_out: tuple[str, ...] = ("name",)) -> Iterator[str]:
+    fields = {
+        key: field
+        for key, field in section.model_fields.items()
+        if prefix == "" or key not in leave_out or get_origin(field.annotation) is not Literal
+    }
+    if not fields:
+        return
+    yield "| key | type | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for key, field in fields.items():
+        yield f"| `{key}` | {_type(field)} | {_default(field)} | {_text(field.description)} |"
+    yield ""
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections that a key may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        return
+    for one in get_args(annotation):
+        yield from _sections(one)
+
+
+def _type(field: FieldInfo) -> str:
+    limits = " and ".join(
+        f"{sign} {_number(getattr(limit, name))}"
+        for limit in field.metadata
+        for kind, name, sign in ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
+        if isinstance(limit, kind)
+    )
+    kind, or_null, _ = _kind(field.annotation).partition(" or null")
+    return f"{kind} {limits}{or_null}".replace(" or null", ", or null" if limits else " or null")
+
+
+def _number(value: float) -> str:
+    """A bound as people write it."""
+    power = int(value).bit_length() - 1
+    return f"2^{power}" if value == 2**power and power > 20 else f"{value:g}"
+
+
+def _kind(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(arguments[0])
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, UnionType):
+        kinds = [_kind(one) for one in arguments if one is not NoneType]
+        return " or ".join(dict.fromkeys(kinds)) + (" or null" if NoneType in arguments else "")
+    if origin in (list, tuple):
+        return f"list of {_kind(arguments[0])}"
+    if origin is dict:
+        return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path"}[
+        annotation
+    ]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is None:
+        return "null"
+    if isinstance(value, BaseModel):
+        return f"`{value.name}`" if hasattr(value, "name") else ""
+    if isinstance(value, tuple | list):
+        names = [getattr(one, "function", None) or getattr(one, "name", None) or str(one) for one in value]
+        return f"`[{', '.join(names)}]`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def may_change() -> str:
+    """The keys that may differ when a run goes on."""
+    return "".join(f"- `{key}`\n" for key in MAY_CHANGE)
+
+
+# Commands
+
+
+def commands() -> str:
+    """Every command with its help."""
+    return "\n".join(_commands(typer.main.get_command(app), []))
+
+
+def _commands(command: Any, path: list[str]) -> Iterator[str]:
+    if path:
+        yield f"{'#' * (len(path) + 1)} {' '.join(path)}\n"
+    shown = CliRunner().invoke(app, [*path, "--help"], prog_name="trinity-db", env={"COLUMNS": "80"})
+    assert shown.exit_code == 0, shown.output
+    yield f"```text\n{shown.output.strip()}\n```\n"
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _commands(below, [*path, name])
+
+
+# Tables and views
+
+
+def tables() -> str:
+    """Every table with its columns."""
+    return "\n".join(
+        line for table in sorted(metadata.tables.values(), key=lambda one: one.name) for line in _table(table)
+    )
+
+
+def _table(table: Table) -> Iterator[str]:
+    (mapped,) = (one.class_ for one in Base.registry.mappers if one.local_table is table)
+    yield f"### {table.name}\n"
+    yield f"{_text(table.comment or inspect.getdoc(mapped))}\n"
+    yield "| column | type | meaning |"
+    yield "| --- | --- | --- |"
+    for column in table.columns:
+        kind = column.type.compile(dialect=DIALECT).lower().removeprefix("trinity.")
+        null = "" if column.nullable else ", not null"
+        points_to = ", ".join(f"→ {key.column.table.name}" for key in column.foreign_keys)
+        meaning = ". ".join(filter(None, (_text(column.comment), points_to)))
+        yield f"| `{column.name}` | {kind}{null} | {meaning} |"
+    yield ""
+
+
+def views() -> str:
+    """Every view and function that people ask, with the comment that stands with it."""
+    return "\n".join(_views(VIEWS.read_text().partition("-- create")[2]))
+
+
+def _views(text: str) -> Iterator[str]:
+    said = {
+        (of, name): " ".join(comment.replace("''", "'").split())
+        for of, name, comment in re.findall(
+            r"COMMENT ON (VIEW|FUNCTION|COLUMN) trinity\.([\w.]+)(?:\([^)]*\))?\s+IS\s+'((?:[^']|'')*)'", text
+        )
+    }
+    made = re.findall(
+        r"((?:^--.*\n)+)CREATE (?:OR REPLACE )?(VIEW|FUNCTION) trinity\.(\w+)(\([^)]*\))?", text, re.M
+    )
+    for above, of, name, takes in made:
+        yield f"### {name}{_text(takes)}\n"
+        yield f"{_text(said.get((of, name)) or re.sub(r'^-- ?', '', above, flags=re.M))}\n"
+        columns = {
+            key.partition(".")[2]: text
+            for (kind, key), text in said.items()
+            if kind == "COLUMN" and key.startswith(f"{name}.")
+        }
+        if columns:
+            yield "| column | meaning |"
+            yield "| --- | --- |"
+            yield from (f"| `{column}` | {_text(meaning)} |" for column, meaning in columns.items())
+            yield ""
+
+
+# Algorithms
+
+
+def recipes() -> str:
+    """Every recipe with the parts that it chooses."""
+    rows = [f"| `{name}` | {recipe.draws} | {_chosen(recipe)} |" for name, recipe in RECIPES.items()]
+    return "\n".join(["| recipe | a batch holds | parts and options |", "| --- | --- | --- |", *rows, ""])
+
+
+def _chosen(recipe: Composition) -> str:
+    """The parts of a recipe, with the options that it sets."""
+    said = []
+    for key, field in type(recipe).model_fields.items():
+        value, default = getattr(recipe, key), field.get_default(call_default_factory=True)
+        chosen = value if isinstance(value, tuple) else (value,)
+        if key == "name" or ((value is None or not isinstance(chosen[0], BaseModel)) and value == default):
+            continue
+        said.append(f"{key}: {' + '.join(_spelled(one) for one in chosen)}")
+    return ", ".join(said)
+
+
+def _spelled(value: Any) -> str:
+    if not isinstance(value, BaseModel):
+        return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    given = value.model_dump(exclude_defaults=True)
+    name = value.model_dump()["name"]
+    given.pop("name", None)
+    options = f" ({', '.join(f'{key} {one}' for key, one in given.items())})" if given else ""
+    return f"`{name}`{options}"
+
+
+def compositions() -> str:
+    """The options of an algorithm that are not those of a part."""
+    return "\n".join(
+        line
+        for section in dict.fromkeys(type(recipe) for recipe in RECIPES.values())
+        for line in (
+            f"### {section().name}\n",
+            f"{_text(section.__doc__)}\n",
+            *_keys(section, "algorithm.", leave_out=("name",)),
+        )
+    )
+
+
+def parts() -> str:
+    """Every part with its formula and its options."""
+    return "\n".join(line for kind, union in PARTS.items() for line in _kind_of_part(kind, union))
+
+
+def _kind_of_part(kind: str, union: Any) -> Iterator[str]:
+    yield f"### {kind[0].upper()}{kind[1:]}\n"
+    module = KINDS[kind].module
+    yield f"{_docstring(module.__doc__)}\n"
+    yield f"A part of your own may read: {', '.join(f'`{column}`' for column in KINDS[kind].columns)}.\n"
+    for section in _sections(union):
+        name = section.model_fields["name"].default
+        if name == "own":
+            continue
+        yield f"#### {name}\n"
+        yield f"{_text(section.__doc__)}\n"
+        yield f"{_docstring(inspect.getdoc(getattr(module, name)))}\n"
+        yield from _keys(section, "part.")
+
+
+REGIONS: dict[str, Callable[[], str]] = {
+    "configuration": configuration,
+    "may change": may_change,
+    "commands": commands,
+    "tables": tables,
+    "views": views,
+    "recipes": recipes,
+    "compositions": compositions,
+    "parts": parts,
+}
+
+
+# Markdown
+
+
+def _text(text: str | None) -> str:
+    """One line of text that means in Markdown, in a table too, what it means in the code."""
+    return _escaped(" ".join((text or "").split())).replace("|", "\\|")
+
+
+def _docstring(text: str | None) -> str:
+    """A docstring: its paragraphs, and what it says of its arguments as a list."""
+    return "\n\n".join(
+        _arguments(paragraph) if paragraph.startswith("Args:") else _escaped(paragraph)
+        for paragraph in inspect.cleandoc(text or "").split("\n\n")
+        if not paragraph.startswith("Sources are")
+    )
+
+
+def _arguments(paragraph: str) -> str:
+    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", paragraph, re.M)
+    return "\n".join(f"- `{name}`: {_escaped(' '.join(text.split()))}" for name, text in found)
+
+
+def _escaped(text: str) -> str:
+    code = re.compile(r"(`[^`]*`)")
+    return "".join(
+        piece if code.match(piece) else re.sub(r"([*_\[\]])", r"\\\1", piece).replace("<", "&lt;")
+        for piece in code.split(text)
+    )
+
+
+if __name__ == "__main__":
+    main()
