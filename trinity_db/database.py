@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow, dict_row, tuple_row
 
-from trinity_db import schema
+from trinity_db import address, schema
 from trinity_db.errors import DatabaseUnavailable, SchemaMismatch, TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.settings import home
@@ -163,11 +163,13 @@ def connect(url: str, **options: Any) -> psycopg.Connection[DictRow]:
         )
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(
-            f"No database answers at {_without_password(url)}: {_first_line(error)} "
+            f"No database answers at {address.shown(url)}: {address.reason(error, url)} "
             "(TRINITY_DB_URL names the server)"
-        ) from error
-    except psycopg.ProgrammingError as error:
-        raise TrinityError(f"TRINITY_DB_URL is not a PostgreSQL address: {_first_line(error)}") from error
+        ) from None
+    except (psycopg.ProgrammingError, UnicodeError) as error:
+        raise TrinityError(
+            f"TRINITY_DB_URL is not a PostgreSQL address: {address.reason(error, url)}"
+        ) from None
     if (since := getattr(_absence, "since", None)) is not None:
         logger.warning("The database is back after %.1f s.", time.monotonic() - since)
         _absence.since = None
@@ -312,9 +314,14 @@ def alembic_config(url: str) -> Iterator[Any]:
     from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 
+    def connected() -> psycopg.Connection[Any]:
+        connection: psycopg.Connection[Any] = connect(url)
+        connection.row_factory = tuple_row
+        return connection
+
     config = Config()
     config.set_main_option("script_location", "trinity_db.schema:migrations")
-    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=NullPool)
+    engine = create_engine("postgresql+psycopg://", creator=connected, poolclass=NullPool)
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         yield config
@@ -334,13 +341,6 @@ def _mismatch(found: str | None) -> str:
 def storable(text: str) -> str:
     """Text from anywhere in a form that Postgres takes: without NUL and halves of surrogate pairs."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "")
-
-
-def _without_password(url: str) -> str:
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    return url.replace(f":{parts.password}@", ":***@") if parts.password else url
 
 
 def _first_line(error: Exception) -> str:

@@ -142,6 +142,19 @@ def test_a_server_that_does_not_answer_is_named(complaint: Say) -> None:
     assert "postgresql://someone:***@127.0.0.1:1/nowhere" in line
 
 
+@pytest.mark.parametrize("arguments", [("status",), ("db", "check"), ("db", "init"), ("sql", "SELECT 1")])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "host=127.0.0.1 port=1 password='secret'",
+        "postgresql://127.0.0.1:1/x?password=secret",
+        "postgresql://me:se%cret",
+    ],
+)
+def test_no_command_prints_a_password(complaint: Say, address: str, arguments: tuple[str, ...]) -> None:
+    assert "cret" not in complaint(address, *arguments)
+
+
 def test_upgrade_leaves_a_store_that_is_up_to_date(url: str, output: Say) -> None:
     found = output(url, "sql", "SELECT version_num FROM alembic_version", "--format", "csv").split()[1]
     assert output(url, "db", "upgrade") == f"The schema was {found} and is {found} now.\n"

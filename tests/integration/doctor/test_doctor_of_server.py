@@ -140,6 +140,9 @@ def test_a_slot_that_nobody_reads_is_found(url: str, examine: Examine) -> None:
 def test_a_server_that_does_not_answer_is_a_finding(examine: Examine) -> None:
     finding = one(examine("postgresql://someone:secret@127.0.0.1:1/nowhere"), "store reached")
     assert "postgresql://someone:***@127.0.0.1:1/nowhere" in finding["found"]
+    finding = one(examine("host=127.0.0.1 port=1 password='secret'"), "store reached")
+    assert "postgresql://:***@127.0.0.1:1" in finding["found"]
+    assert "secret" not in finding["found"]
 
 
 def test_a_store_that_was_not_made_yet_is_not_made(examine: Examine, tmp_path: Path) -> None:
