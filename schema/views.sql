@@ -301,6 +301,7 @@ DO $$
 BEGIN
     GRANT USAGE ON SCHEMA trinity TO trinity_reader;
     GRANT SELECT ON ALL TABLES IN SCHEMA trinity TO trinity_reader;
+    GRANT SELECT ON ALL SEQUENCES IN SCHEMA trinity TO trinity_reader;
 EXCEPTION
     WHEN undefined_object THEN NULL;
 END $$;

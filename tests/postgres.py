@@ -77,6 +77,11 @@ def on_database(server: str, name: str) -> str:
     return urlsplit(server)._replace(path=f"/{name}").geturl()
 
 
+def by_login(url: str, login: str = embedded.READER) -> str:
+    """The superuser's URL of a database for another login, by itself the one that may only read."""
+    return url.replace(f"//{embedded.SUPERUSER}@", f"//{login}@", 1)
+
+
 def execute(url: str, statement: str, *names: str) -> None:
     """Run one statement with quoted names, outside a transaction."""
     with closing(psycopg.connect(url, autocommit=True)) as connection:

@@ -250,6 +250,23 @@ def open_database(silence_seconds: float | None = None) -> Database:
     return Database(url, silence_seconds, home() if is_embedded else None)
 
 
+def open_reader() -> Database:
+    """The store for commands that only look, by a login that may only read where there is one.
+
+    TRINITY_DB_READ_URL names it; the embedded server has one; otherwise it is the login of TRINITY_DB_URL.
+    The errors are those of open_database.
+    """
+    from trinity_db import embedded
+
+    if not os.environ.get("TRINITY_DB_URL") and not os.environ.get("TRINITY_DB_READ_URL"):
+        open_database()
+        return Database(embedded.reader_url(home()), embedded_home=home())
+    url = os.environ.get("TRINITY_DB_READ_URL") or os.environ["TRINITY_DB_URL"]
+    if (found := schema_version(url)) != schema.HEAD:
+        raise SchemaMismatch(_mismatch(found))
+    return Database(url)
+
+
 def schema_version(url: str) -> str | None:
     """The version of the schema that is there; None where there is none.
 

@@ -32,7 +32,9 @@ from urllib.parse import quote
 import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import PGconn, Ping
+from psycopg.rows import DictRow, dict_row
 
+from trinity_db import privileges
 from trinity_db.errors import DatabaseUnavailable
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 MAJOR = 18  # the newest of the two that the wheel brings
 DATABASE = "trinity"
 SUPERUSER = "postgres"
+READER = "reader"  # the login of commands that only look
 PORT = 5432  # only part of the socket's name; stated everywhere, so that PGPORT cannot change it
 SOCKET = f".s.PGSQL.{PORT}"
 SOCKET_BYTES = 103  # the longest socket path on macOS; Linux allows 107
@@ -101,9 +104,9 @@ class Cluster:
             return inside
         return Path("/tmp", f"trinity-db-{hashlib.sha256(os.fsencode(self.home)).hexdigest()[:16]}")
 
-    def url(self, database: str = DATABASE) -> str:
+    def url(self, database: str = DATABASE, login: str = SUPERUSER) -> str:
         """Where clients connect, whether or not the server runs."""
-        return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self.socket), safe='')}&port={PORT}"
+        return f"postgresql://{login}@/{database}?host={quote(str(self.socket), safe='')}&port={PORT}"
 
     def running(self) -> bool:
         """Whether the server accepts connections."""
@@ -320,13 +323,21 @@ class Cluster:
 
     def _create_database(self) -> None:
         try:
-            with closing(psycopg.connect(self.url("postgres"), autocommit=True)) as connection:
+            address = self.url("postgres")
+            with closing(psycopg.connect(address, autocommit=True, row_factory=dict_row)) as connection:
                 found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
                 if not found.rowcount:
                     connection.execute(f"CREATE DATABASE {DATABASE}")
+                self._make_reader(connection)
         except psycopg.OperationalError as error:
             reason = str(error).partition("\n")[0]
             raise DatabaseUnavailable(f"The embedded database does not let us in: {reason}") from error
+
+    def _make_reader(self, connection: psycopg.Connection[DictRow]) -> None:
+        """A login that is no superuser. The schema's views.sql lets its group read."""
+        if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [privileges.READERS]).rowcount:
+            connection.execute(f"CREATE ROLE {privileges.READERS} NOLOGIN")
+        privileges.make_login(connection, READER, privileges.READERS)
 
     def _run(
         self,
@@ -375,6 +386,11 @@ def cluster(home: Path) -> Cluster:
 def ensure_running(home: Path) -> str:
     """The URL of the home's database, which is made and started if need be. See Cluster.ensure_running."""
     return cluster(home).ensure_running()
+
+
+def reader_url(home: Path) -> str:
+    """The URL of the home's database for its login that may only read. Says nothing of whether it runs."""
+    return cluster(home).url(login=READER)
 
 
 def revive(home: Path) -> bool:

@@ -1,6 +1,7 @@
 -- name: lock_pace
--- Explorers of a run decide one after the other how much to start, so that together they respect the limit.
-SELECT pg_advisory_xact_lock(hashtextextended('trinity pace', %(run_id)s))
+-- Explorers of a run decide one after the other how much to start, so that together they respect the limit. Who waits
+-- here waits for the run's row, which a login that may only read cannot lock.
+SELECT r.id FROM trinity.run r WHERE r.id = %(run_id)s FOR NO KEY UPDATE
 
 -- name: count_pace
 -- What the pace is computed from, counted anew each time, so that a restart cannot lose it: groups that were

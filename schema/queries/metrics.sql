@@ -1,8 +1,9 @@
 -- name: record_metrics
--- The lock, which all who write metrics of a run share, is taken before the first id is. Nobody waits for it; it shows
--- that ids are given out whose rows cannot be seen yet, see metrics_in_flight.
+-- The lock, which all writers of a run's metrics share, is taken before the first id is. No writer waits for it: it only
+-- shows that ids are given out whose rows cannot be seen yet, see metrics_in_flight. Where another login holds the key
+-- alone, the writer goes on without the mark, and a sink may miss its numbers.
 WITH writing AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock_shared(hashtextextended('trinity metrics', %(run_id)s)) AS is_locked
+    SELECT pg_try_advisory_xact_lock_shared(hashtextextended('trinity metrics', %(run_id)s)) AS is_locked
 )
 INSERT INTO trinity.metric (run_id, role, step, name, value)
 SELECT %(run_id)s, %(role)s, %(step)s, m.name, m.value
@@ -15,8 +16,10 @@ SELECT s.last_value AS id FROM trinity.metric_id_seq s
 -- name: metrics_in_flight
 -- Whether somebody writes metrics of the run right now. Asked after last_metric_id, in a statement of its own: if nobody
 -- does, whoever took an id up to that one has ended, and statements from now on see all rows there will be up to it.
+-- Any login can take the lock: one that may not write metrics does not count.
 SELECT EXISTS (
     SELECT FROM pg_locks l
+    JOIN pg_stat_activity a ON a.pid = l.pid AND has_table_privilege(a.usesysid, 'trinity.metric', 'INSERT')
     WHERE l.locktype = 'advisory' AND l.objsubid = 1
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
       AND (l.classid::bigint << 32) | l.objid::bigint = hashtextextended('trinity metrics', %(run_id)s)

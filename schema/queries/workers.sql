@@ -43,16 +43,13 @@ WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL
 
 -- name: release_leases
 -- Give back what stopped or silent workers hold: rows being processed and groups being explored. The next
--- claim raises their attempt, so that a late write of the old holder changes nothing. One rescuer of a run works
--- at a time, and it leaves rows that somebody else changes right now to the next: it never waits. Batches are
--- reopened by the trainer, which alone knows the checkpoint.
-WITH chosen AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock(hashtextextended('trinity rescue', %(run_id)s)) AS is_so
-),
-gone AS MATERIALIZED (
+-- claim raises their attempt, so that a late write of the old holder changes nothing. Rescuers work side by side: each
+-- leaves rows that another session changes right now to the next one, and waits for none. Batches are reopened by the
+-- trainer, which alone knows the checkpoint.
+WITH gone AS MATERIALIZED (
     SELECT w.id
-    FROM chosen, trinity.worker w
-    WHERE chosen.is_so AND w.run_id = %(run_id)s
+    FROM trinity.worker w
+    WHERE w.run_id = %(run_id)s
       AND (w.stopped_at IS NOT NULL
            OR w.heartbeat_at < clock_timestamp() - make_interval(secs => %(lease_seconds)s))
 ),

@@ -17,7 +17,7 @@ from typing import Any, Self
 import pyarrow.parquet as pq
 import pytest
 
-from tests.postgres import discard, execute, new_database, new_home, on_database
+from tests.postgres import by_login, discard, execute, new_database, new_home, on_database
 from tests.rows import Scene
 from trinity_db import embedded
 from trinity_db.database import Database
@@ -25,11 +25,16 @@ from trinity_db.database import Database
 WAIT_SECONDS = 60.0
 
 
+def environment(url: str) -> dict[str, str]:
+    """Where the store is, for who writes and for who only looks. An empty URL means the embedded server."""
+    return {"TRINITY_DB_URL": url, "TRINITY_DB_READ_URL": by_login(url) if url else ""}
+
+
 def call(url: str, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command on the database at a URL."""
     done = subprocess.run(
         [sys.executable, "-m", "trinity_db", *arguments],
-        env=os.environ | {"TRINITY_DB_URL": url},
+        env=os.environ | environment(url),
         input=stdin,
         capture_output=True,
         text=True,
@@ -42,7 +47,7 @@ def begin(url: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """A command that goes on beside the test."""
     return subprocess.Popen(
         [sys.executable, "-m", "trinity_db", *arguments],
-        env=os.environ | {"TRINITY_DB_URL": url, "TERM": "xterm", "COLUMNS": "200"},
+        env=os.environ | environment(url) | {"TERM": "xterm", "COLUMNS": "200"},
         **options,
     )
 
@@ -119,6 +124,29 @@ def test_the_embedded_server_starts_when_it_is_needed_and_stops_when_told(
         assert call("", "db", "stop") == (0, f"The embedded server was not running ({home}).\n", "")
         assert call("", "db", "start") == (0, f"The embedded server runs ({home}).\n", "")
         assert embedded.running(home)
+    finally:
+        discard(embedded.cluster(home))
+
+
+def test_a_statement_on_the_embedded_server_runs_no_program_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = new_home()
+    monkeypatch.setenv("TRINITY_DB_HOME", str(home))
+    program = home / "socket" / "program-ran"  # the server's user may write there
+    attack = f"DO $$ BEGIN RESET ROLE; COPY (SELECT 1) TO PROGRAM 'touch {program}'; END $$"
+    try:
+        assert call("", "sql", "--write", "INSERT INTO taskset (name) VALUES ('kept')")[0] == 0
+        code, _, line = call("", "sql", attack)
+        assert (code, line.count("\n")) == (1, 1)
+        assert "permission denied to COPY to or from an external program" in line
+        for statement in ("SET SESSION AUTHORIZATION postgres", "SET ROLE postgres"):
+            assert call("", "sql", f"DO $$ BEGIN {statement}; END $$")[0] == 1
+        assert not program.exists()
+        assert call("", "sql", "SELECT name FROM taskset", "--format", "csv")[1] == "name\nkept\n"
+        # The same works for the login that sql had before.
+        assert call("", "sql", "--write", attack)[0] == 0
+        assert program.exists()
     finally:
         discard(embedded.cluster(home))
 

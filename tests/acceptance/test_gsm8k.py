@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres import by_login
+
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "gsm8k"
 
@@ -26,6 +28,7 @@ def test_preferences_from_real_solutions_train_and_real_tasks_are_explored(
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "TRINITY_DB_URL": database_url,
+        "TRINITY_DB_READ_URL": by_login(database_url),
         "TRINITY_DB_HOME": str(tmp_path / "home"),
     }
     small = [

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import trinity_db
-from tests.postgres import new_database
+from tests.postgres import by_login, new_database
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -74,7 +74,8 @@ def command(environment: Path, server: str, tmp_path_factory: pytest.TempPathFac
     (neutral / "online.yaml").write_text(ONLINE)
     with new_database(server, "template0") as url:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        variables |= {"TRINITY_DB_URL": url, "TRINITY_DB_HOME": str(neutral / "home")}
+        variables |= {"TRINITY_DB_URL": url, "TRINITY_DB_READ_URL": by_login(url)}
+        variables["TRINITY_DB_HOME"] = str(neutral / "home")
 
         def call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             given = [str(environment / "bin" / program), *arguments]

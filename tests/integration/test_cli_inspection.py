@@ -5,12 +5,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.postgres import execute, new_database
+from tests.postgres import by_login, execute, new_database
 from tests.rows import Scene, demonstration, import_records, reward, trajectory
 from trinity_db import cli
 from trinity_db.database import Database
@@ -32,10 +33,11 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command line in this process, on the database at a URL."""
+    """Runs a command line in this process, on the database at a URL; what only looks has its reader's."""
 
     def run(url: str, *arguments: str) -> Done:
         monkeypatch.setenv("TRINITY_DB_URL", url)
+        monkeypatch.setenv("TRINITY_DB_READ_URL", by_login(url))
         monkeypatch.setattr(sys, "argv", ["trinity-db", *arguments])
         with pytest.raises(SystemExit) as end:
             cli.main()
@@ -204,6 +206,13 @@ def test_parquet_goes_to_a_file_with_its_types(url: str, output: Say, tmp_path: 
         ("CREATE TABLE public.mine (id int)", "cannot execute CREATE TABLE in a read-only transaction"),
         ("DO $$ BEGIN SET TRANSACTION READ WRITE; DELETE FROM run; END $$", "must be set before any query"),
         ("DO $$ BEGIN RESET ROLE; DELETE FROM run; END $$", "cannot execute DELETE in a read-only"),
+        (
+            "DO $$ BEGIN COPY (SELECT 1) TO PROGRAM 'true'; END $$",
+            "permission denied to COPY to or from an ext",
+        ),
+        ("DO $$ BEGIN SET ROLE postgres; END $$", 'permission denied to set role "postgres"'),
+        ("LOCK TABLE experience IN SHARE MODE", "permission denied"),
+        ("SELECT FROM run FOR SHARE", "cannot execute SELECT FOR SHARE in a read-only transaction"),
         ("COPY run TO '/tmp/runs'", "permission denied"),
         ("SELECT 1; DELETE FROM run", "The query holds several statements; give them one at a time."),
     ],
@@ -212,8 +221,35 @@ def test_the_database_refuses_to_write(url: str, complaint: Say, statement: str,
     assert reason in complaint(url, "sql", statement)
 
 
-def test_reads_run_as_the_reader(url: str, output: Say) -> None:
-    assert output(url, "sql", "SELECT current_user", "--format", "csv").split()[1] == "trinity_reader"
+def test_reads_come_from_a_login_that_may_only_read(url: str, output: Say) -> None:
+    shown = output(url, "sql", "SELECT session_user, current_user", "--format", "csv")
+    assert shown.split()[1] == "reader,reader"
+
+
+def test_a_login_that_may_write_is_no_reader(
+    database_url: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(database_url, "CREATE ROLE {} LOGIN", "a_writer")
+    execute(database_url, "CREATE ROLE {} LOGIN IN ROLE {}", "a_member", "a_writer")
+    execute(database_url, "GRANT USAGE ON SCHEMA trinity TO {}", "a_writer")
+    execute(database_url, "GRANT SELECT ON trinity.alembic_version TO {}", "a_writer")
+    execute(database_url, "GRANT UPDATE (seed) ON trinity.run TO {}", "a_writer")
+    try:
+        for login, why in (
+            ("postgres", "is a superuser"),
+            ("a_writer", "may write"),
+            ("a_member", "may write"),
+        ):
+            monkeypatch.setattr(
+                "tests.integration.test_cli_inspection.by_login", partial(by_login, login=login)
+            )
+            done = run(database_url, "sql", "SELECT 1")
+            assert str(done.code).startswith(f"error: Login '{login}' {why}, so the server would not keep")
+            assert "TRINITY_DB_READ_URL" in str(done.code)
+        assert run(database_url, "sql", "--write", "SELECT 1").code == 0
+    finally:
+        execute(database_url, "DROP OWNED BY {}", "a_writer")
+        execute(database_url, "DROP ROLE {}, {}", "a_writer", "a_member")
 
 
 def test_a_write_that_is_allowed_stays(database_url: str, run: Run, output: Say) -> None:

@@ -33,11 +33,11 @@ def batches(
 
         trinity-db batches my-run --last 5
     """
-    from trinity_db.database import open_database
+    from trinity_db.database import open_reader
     from trinity_db.schema.queries import query
     from trinity_db.store import runs
 
-    with closing(open_database()) as database, database.transaction(read_only=True) as tx:
+    with closing(open_reader()) as database, database.transaction(read_only=True) as tx:
         values = {"run_id": runs.find(tx, run).id, "limit": last}
         found = tx.execute(query("list_batches"), values).fetchall()
     if as_json:

@@ -39,7 +39,7 @@ def metrics(
 
         trinity-db metrics my-run --tensorboard runs
     """
-    from trinity_db.database import open_database
+    from trinity_db.database import open_reader
     from trinity_db.schema.states import RunKind
     from trinity_db.sinks.config import MetricsConfig, MlflowConfig, WandbConfig
     from trinity_db.sinks.follow import sinks_of
@@ -56,7 +56,7 @@ def metrics(
         raise typer.BadParameter("name a place: --tensorboard, --wandb or --mlflow")
     if follow and as_json:
         raise typer.BadParameter("--json tells what one look has added: leave out --follow")
-    with closing(open_database()) as database:
+    with closing(open_reader()) as database:
         with database.transaction(read_only=True) as tx:
             run = runs.find(tx, name)
         if run.kind != RunKind.TRAIN:

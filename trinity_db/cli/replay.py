@@ -63,11 +63,11 @@ def replay(
         raise typer.BadParameter("say --to FILE, --check, or both")
     if to is not None and to.suffix not in FILE_TYPES:
         raise ConfigError(f"{to}: unknown type of file; known are {', '.join(FILE_TYPES)}.")
-    from trinity_db.database import open_database
+    from trinity_db.database import open_reader
     from trinity_db.store.batches import read
     from trinity_db.store.replay import find, first_difference
 
-    with closing(open_database()) as database:
+    with closing(open_reader()) as database:
         with database.transaction(read_only=True) as tx:
             recorded = find(tx, batch_id)
             difference = first_difference(tx, recorded) if check else None

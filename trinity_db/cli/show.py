@@ -31,9 +31,9 @@ def show(
 
         trinity-db show 1
     """
-    from trinity_db.database import open_database
+    from trinity_db.database import open_reader
 
-    with closing(open_database()) as database:
+    with closing(open_reader()) as database:
         found = _read(database, experience_id)
     if as_json:
         output.print_json(found)

@@ -1,4 +1,6 @@
-"""`trinity-db sql`: one statement, in a transaction in which the database itself refuses to write.
+"""`trinity-db sql`: one statement, by a login that may not write unless it is asked to.
+
+A read-only transaction would not do: a superuser's statement may run a program on the server, which writes.
 
 Rows are streamed, not fetched: a million of them need the memory of a thousand.
 """
@@ -23,14 +25,6 @@ if TYPE_CHECKING:
 CHUNK = 1000  # rows that travel together; a round trip a row would take ten times as long
 LINE_LENGTH = 120  # of an offending line that is quoted; generated queries have lines of kilobytes
 
-# The reader has no right to write, and views over all tables. Where it is missing or may not be
-# used, as on a server whose owner forbids roles, the read-only transaction alone stands guard.
-BECOME_READER = """
-DO $$ BEGIN SET LOCAL ROLE trinity_reader;
-EXCEPTION WHEN undefined_object OR invalid_parameter_value OR insufficient_privilege THEN NULL;
-END $$
-"""
-
 
 def sql(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="One statement; - reads it from stdin.")],
@@ -49,6 +43,9 @@ def sql(
     Tables and views are found without their schema: experience_view, policy_progress, batch_view, drop_view,
     lease_view, reward_change_view, awaited_reward_view.
 
+    Without --write the statement runs by a login that may only read: the embedded server has one, for another
+    server TRINITY_DB_READ_URL names one.
+
     Example:
 
         trinity-db sql "SELECT version, reward FROM policy_progress"
@@ -57,12 +54,16 @@ def sql(
         raise typer.BadParameter("parquet is no text: give --output FILE or redirect stdout")
     import psycopg
 
-    from trinity_db.database import connect, open_database
+    from trinity_db.database import connect, open_database, open_reader
+    from trinity_db.privileges import refuse_writer
 
     statement = sys.stdin.read() if query == "-" else query
     if not statement.strip():
         raise ConfigError("The query is empty.")
-    with closing(connect(open_database().url, autocommit=True)) as connection:
+    store = open_database() if write else open_reader()
+    with closing(connect(store.url, autocommit=True)) as connection:
+        if not write:
+            refuse_writer(connection)
         try:
             _begin(connection, timeout, write)
             if columns := _describe(connection, statement):
@@ -85,8 +86,6 @@ def _begin(connection: "Transaction", timeout: float, write: bool) -> None:
     connection.execute("SET LOCAL search_path TO trinity, public")
     milliseconds = str(math.ceil(timeout * 1000))
     connection.execute("SELECT set_config('statement_timeout', %s, true)", [milliseconds])
-    if not write:
-        connection.execute(BECOME_READER)
 
 
 def _describe(connection: "Transaction", statement: str) -> list[Column]:
@@ -131,7 +130,7 @@ def _explain(error: "psycopg.Error", statement: str, timeout: float) -> str:
     if isinstance(error, errors.ReadOnlySqlTransaction):
         return f"{message} (--write allows it)"
     if isinstance(error, errors.InsufficientPrivilege):
-        return f"{message} (without --write, statements run as trinity_reader)"
+        return f"{message} (without --write, a login that may only read asks)"
     if isinstance(error, errors.SyntaxError) and error.diag.source_function == "exec_parse_message":
         return "The query holds several statements; give them one at a time."
     if error.diag.statement_position is None:

@@ -57,9 +57,9 @@ def status(
     """
     if watch and (as_json or not sys.stdout.isatty()):
         raise typer.BadParameter("--watch draws on a terminal; it goes with neither --json nor a pipe")
-    from trinity_db.database import open_database
+    from trinity_db.database import open_reader
 
-    with closing(open_database()) as database:
+    with closing(open_reader()) as database:
         if watch:
             _watch(database, run)
         elif as_json:

@@ -103,8 +103,8 @@ def stop(tx: Transaction, worker_id: int) -> None:
 def release_leases(tx: Transaction, run_id: int, lease_seconds: float) -> Released:
     """Give back what stopped workers, and those silent for longer than their lease, hold.
 
-    Any process may call it at any time: one of a run's rescuers works, and the others find nothing. What a
-    silent worker's session has locked is given back by the next call: this one ends the session.
+    Any process may call it at any time, also beside others that do. What a silent worker's session has
+    locked is given back by the next call: this one ends the session.
     """
     values = {"run_id": run_id, "lease_seconds": lease_seconds}
     tx.execute(query("end_silent_sessions"), values)

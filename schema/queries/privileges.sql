@@ -1,0 +1,18 @@
+-- name: login_rights
+-- Whether the session's login can change anything: a table of the store, the server's files, or what others may do.
+-- Counts every role that it is a member of, since it can take on each of them.
+WITH held AS MATERIALIZED (
+    SELECT r.oid, r.rolname, r.rolsuper, r.rolcreaterole
+    FROM pg_roles r
+    WHERE pg_has_role(session_user, r.oid, 'MEMBER')
+)
+SELECT session_user AS login,
+       (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = session_user) AS is_superuser,
+       EXISTS (SELECT FROM held
+               WHERE held.rolsuper OR held.rolcreaterole
+                  OR held.rolname IN ('pg_execute_server_program', 'pg_write_server_files'))
+       OR EXISTS (SELECT FROM held
+                  CROSS JOIN pg_class c
+                  WHERE c.relnamespace = to_regnamespace('trinity') AND c.relkind IN ('r', 'p')
+                    AND (has_table_privilege(held.oid, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
+                         OR has_any_column_privilege(held.oid, c.oid, 'INSERT, UPDATE'))) AS can_write

@@ -1,0 +1,77 @@
+"""What a login that may only read can hold up: nothing that a run waits for."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from tests.postgres import by_login
+from tests.rows import WAIT_SECONDS, Scene, in_a_thread
+from trinity_db.database import Transaction, connect
+from trinity_db.errors import TrinityError
+from trinity_db.privileges import refuse_writer
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import metrics, runs, workers
+
+KEYS = ("pace", "metrics", "rescue", "trainer")  # words that roles make, or once made, advisory locks of
+
+
+@pytest.fixture
+def reader(scene: Scene) -> Iterator[Transaction]:
+    """A session that has locked all that it may, and goes on."""
+    with closing(connect(by_login(scene.database.url))) as session:
+        lock = "SELECT pg_advisory_lock(hashtextextended('trinity ' || %s, %s))"
+        for key in KEYS:
+            session.execute(lock, [key, scene.run.id])
+        tables = "SELECT format('trinity.%I', tablename) AS name FROM pg_tables WHERE schemaname = 'trinity'"
+        for row in session.execute(tables).fetchall():
+            session.execute(f"LOCK TABLE {row['name']} IN ACCESS SHARE MODE".encode())
+        yield session
+
+
+def test_a_run_goes_on_beside_a_reader_that_locks_what_it_may(scene: Scene, reader: Transaction) -> None:
+    def work() -> None:
+        (group,) = scene.claim(1)
+        assert group.members
+        with scene.database.transaction() as tx:
+            runs.record_metrics(tx, scene.run.id, WorkerRole.TRAIN, 1, {"loss": 0.5})
+        with scene.database.transaction() as tx:
+            assert metrics.is_settled(tx, scene.run.id), "a sink waits for the reader"
+        with scene.database.transaction() as tx:
+            workers.release_leases(tx, scene.run.id, 0.0)
+
+    in_a_thread(scene.database, work).result(WAIT_SECONDS)
+    assert reader.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT FROM trinity.run FOR KEY SHARE",
+        "LOCK TABLE trinity.run IN ROW SHARE MODE",
+        "INSERT INTO trinity.taskset (name) VALUES ('mine')",
+        "CREATE TABLE public.mine (id integer)",
+        "CREATE TABLE trinity.mine (id integer)",
+        "SELECT setval('trinity.run_id_seq', 1)",
+    ],
+)
+def test_a_reader_has_no_right_to_lock_or_write(scene: Scene, statement: str) -> None:
+    with closing(connect(by_login(scene.database.url))) as session:
+        session.execute("SET TRANSACTION READ WRITE")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            session.execute(statement.encode())
+
+
+def test_sessions_of_a_reader_end_in_time(scene: Scene) -> None:
+    with closing(connect(by_login(scene.database.url))) as session:
+        refuse_writer(session)
+        names = ["default_transaction_read_only", "statement_timeout", "idle_in_transaction_session_timeout"]
+        query = "SELECT current_setting(name) AS value FROM unnest(%s::text[]) name"
+        found = [row["value"] for row in session.execute(query, [[*names, "temp_file_limit"]])]
+        assert found == ["on", "10min", "1min", "10GB"]
+    with (
+        closing(connect(scene.database.url)) as session,
+        pytest.raises(TrinityError, match="Login 'postgres' is a superuser"),
+    ):
+        refuse_writer(session)
