@@ -6,9 +6,7 @@ rollouts, each in the moment it ends; it never speaks to a processor or the trai
 
 import logging
 import time
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +15,7 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engine import Engine
 from trinity_db.explorer.workflow import WORKFLOWS, Workflow
+from trinity_db.functions import describe_error
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import groups, policies, runs
@@ -136,11 +135,8 @@ class Explorer(Service):
         except Exception as error:
             if isinstance(error, TrinityError) or self._config.workflow in WORKFLOWS:
                 raise
-            *_, place = traceback.extract_tb(error.__traceback__)
-            raise TrinityError(
-                f"Workflow '{self._config.workflow}' raised {type(error).__name__}: {error} "
-                f"({Path(place.filename).name}, line {place.lineno})"
-            ) from error
+            what = f"Workflow '{self._config.workflow}' raised {describe_error(error)}"
+            raise TrinityError(what) from error
 
     def _tick_off(self, finished: list[groups.Rollout], missing: set[tuple[int, int]]) -> None:
         if not isinstance(finished, list) or not all(isinstance(r, groups.Rollout) for r in finished):

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trinity_db import functions
+from trinity_db.errors import ConfigError
 
-RewardFunction = Callable[[Mapping[str, Any]], float]
-"""From a row, of which it reads `response`, `task` and what is in MEASURED."""
+RewardFunction = Callable[[Mapping[str, Any]], Any]
+"""Reads `response`, `task` and what is in MEASURED of a row. A user's own function may return anything."""
 
 MEASURED = {"response_length", "step", "last_step"}
 
@@ -96,14 +97,30 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
 }
 
 
+FOREIGN = {
+    "TRL": {"completions"},
+    "verl": {"solution_str", "ground_truth"},
+}
+"""Parameters by which a function that was written for another trainer is known."""
+
+
 def load(name: str, options: Mapping[str, Any]) -> RewardFunction:
     """The function of that name, or the one that `path/to/file.py:name` names, with its options.
 
     Raises:
-        ConfigError: there is no such function, or it does not take these options.
+        ConfigError: there is no such function, it does not take these options, or it is written for another
+            trainer.
     """
     function = functions.find(name, "reward function", FUNCTIONS)
-    measured = MEASURED & inspect.signature(function).parameters.keys()
+    parameters = inspect.signature(function).parameters.keys()
+    for trainer, known in FOREIGN.items():
+        if known <= parameters:
+            raise ConfigError(
+                f"Reward function '{name}' has a signature of {trainer}'s. Here it judges one response and "
+                "returns one number: def reward(response, task, **options) -> float, where task has the "
+                "columns of the imported task, as task['answer']."
+            )
+    measured = MEASURED & parameters
     how = "(response, task, **options)"
     trial = {**options, **dict.fromkeys(measured)}
     functions.check_call(function, f"Reward function '{name}'", how, ("", {}), trial)

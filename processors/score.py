@@ -1,10 +1,13 @@
 """The score processor: reward functions over clean rows, one reward event for each."""
 
 import math
+import reprlib
+from typing import Any
 
 from psycopg.rows import DictRow
 
 from trinity_db.database import storable
+from trinity_db.functions import describe_error
 from trinity_db.processors import rewards
 from trinity_db.processors.config import ScoreConfig
 from trinity_db.schema.states import Outcome
@@ -26,9 +29,12 @@ class Scorer:
         events = []
         for name, weight, function in self._functions:
             try:
-                value = float(function(row))
+                result = function(row)
             except Exception as error:  # a user's function may raise anything; the row keeps the error
-                return _failed(row, f"{name} raised {type(error).__name__}: {error}")
+                return _failed(row, f"{name} raised {describe_error(error)}")
+            value = _number(result)
+            if value is None:
+                return _failed(row, f"{name} returned {reprlib.repr(result)}, not one number")
             if not math.isfinite(value):
                 return _failed(row, f"{name} returned {value}, not a finite number")
             if abs(value) * max(abs(weight), 1.0) > MAX_REWARD:
@@ -42,6 +48,14 @@ def _event(row: DictRow, name: str, value: float, weight: float) -> RewardEvent:
     if row["last_step"]:
         return RewardEvent(None, name, value, weight, experience_id=row["id"])
     return RewardEvent(row["rollout_id"], name, value, weight)
+
+
+def _number(result: Any) -> float | None:
+    """What a reward function returned as a number; None where it is none."""
+    try:
+        return float(result)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _failed(row: DictRow, error: str) -> Verdict:

@@ -6,7 +6,10 @@ return, is known to the role that asks for it.
 
 import importlib.util
 import inspect
+import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +18,13 @@ from typing import Any, TypeVar
 from trinity_db.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_LIBRARIES = (
+    str(Path(__file__).parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",  # code without a file, as <frozen importlib._bootstrap>
+)
+"""Where no code of a user's own lies: this package, and what Python and pip installed."""
 
 
 def find(name: str, what: str, known: Mapping[str, Function]) -> Function:
@@ -47,6 +57,25 @@ def check_call(
         raise ConfigError(f"{name}: {error}; it is called with {how}.") from None
 
 
+def describe_error(error: Exception) -> str:
+    """What a user's function raised, in one line, with the user's file, line and function.
+
+    The place is the deepest one in the user's own files, so that an error inside a library names the line
+    that called it. There is none where only our code and libraries were at work.
+    """
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_LIBRARIES)
+    ]
+    if not own or isinstance(error, SyntaxError):  # whose text has file and line
+        return text
+    path = os.path.relpath(own[-1].filename)
+    path = own[-1].filename if path.startswith("..") else path
+    return f"{text} ({path}, line {own[-1].lineno}, in {own[-1].name})"
+
+
 def _from_file(path: str, attribute: str, name: str) -> Callable[..., Any]:
     # The path is the module's name, so that it shadows nobody's; dataclasses look their module up by it.
     spec = importlib.util.spec_from_file_location(path, path)
@@ -60,7 +89,7 @@ def _from_file(path: str, attribute: str, name: str) -> Callable[..., Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError(f"{name}: {path} cannot be loaded: {error!r}") from error
+        raise ConfigError(f"{name}: {path} cannot be loaded: {describe_error(error)}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
         own = [key for key, value in vars(module).items() if inspect.isfunction(value)]

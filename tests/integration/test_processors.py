@@ -1,5 +1,6 @@
 """The processors: a reward function that fails for some rows or for all, and a run over imported ones."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ Start = Callable[[], Processors]
 def start(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts processors whose function cannot score what is no number; four such rows in a row end them."""
     monkeypatch.setattr(service, "FAILURES_IN_A_ROW", FAILURES_IN_A_ROW)
-    (tmp_path / "mine.py").write_text("def number(response, task): return float(response)\n")
+    (tmp_path / "mine.py").write_text("def number(response, task):\n    return float(response)\n")
     score = ScoreConfig(functions=[RewardConfig(function=f"{tmp_path}/mine.py:number")])
 
     def start() -> Processors:
@@ -45,9 +46,12 @@ def drain(processors: Processors) -> None:
         pass
 
 
-def test_processors_that_can_score_no_row_end_with_the_error(scene: Scene, start: Start) -> None:
+def test_processors_that_can_score_no_row_end_with_the_error_and_its_place(
+    scene: Scene, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     explore(scene, *["one"] * FAILURES_IN_A_ROW)
-    error = r"^score: 4 rows failed in a row, the last with: .*:number raised ValueError: .* float: 'one'$"
+    place = re.escape(f"({tmp_path}/mine.py, line 2, in number)")
+    error = f"^score: 4 rows failed in a row, the last with: .*:number raised ValueError: .* 'one' {place}$"
     with pytest.raises(TrinityError, match=error):
         drain(start())
     assert scene.rows(STATES) == [("clean", FAILURES_IN_A_ROW)]
@@ -55,6 +59,8 @@ def test_processors_that_can_score_no_row_end_with_the_error(scene: Scene, start
         *["passed"] * FAILURES_IN_A_ROW,
         *["failed"] * FAILURES_IN_A_ROW,
     ]
+    errors = scene.values("SELECT error FROM trinity.processing WHERE outcome = 'failed'")
+    assert all(re.search(place, said) for said in [*errors, caplog.text]), "also in the record and in the log"
 
 
 def test_rows_that_are_tried_again_side_by_side_are_not_failures_in_a_row(scene: Scene, start: Start) -> None:

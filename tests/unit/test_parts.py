@@ -156,7 +156,10 @@ def test_what_is_wrong_with_a_loss_of_ones_own_is_said_before_the_first_step(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("broken", r"RuntimeError\('no'\)"), ("wrong", r"must return a dict with 'loss', a.* shape \[2, 3\]")],
+    [
+        ("broken", r"raised RuntimeError: no \(.*losses.py, line \d+, in broken\)$"),
+        ("wrong", r"must return a dict with 'loss', a.* shape \[2, 3\]"),
+    ],
 )
 def test_a_loss_of_ones_own_that_fails_is_named(own: Path, name: str, message: str) -> None:
     loss = part("policy loss", options.Own(function=f"{own}:{name}"))

@@ -1,5 +1,6 @@
 """Reward functions, against answers worked out by hand."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from trinity_db.errors import ConfigError
 from trinity_db.processors import rewards
+from trinity_db.processors.config import RewardConfig, ScoreConfig
+from trinity_db.processors.score import Scorer
 
 
 def row(response: str, length: int = 0) -> dict[str, Any]:
@@ -124,3 +127,66 @@ def test_a_function_of_ones_own_is_loaded_from_its_file(tmp_path: Path) -> None:
         rewards.load(f"{path}:long", {})
     with pytest.raises(ConfigError, match="no file"):
         rewards.load(f"{tmp_path}/other.py:short", {})
+
+
+@pytest.mark.parametrize(
+    ("signature", "trainer"),
+    [
+        ("completions, prompts, **kwargs", "TRL"),
+        ("prompts, completions, answer, **kwargs", "TRL"),
+        ("data_source, solution_str, ground_truth, extra_info=None", "verl"),
+    ],
+)
+def test_a_function_that_was_written_for_another_trainer_is_told_how_ours_look(
+    tmp_path: Path, signature: str, trainer: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"def score({signature}):\n    return 1.0\n")
+    ours = (
+        rf"mine.py:score' has a signature of {trainer}'s.* def reward\(response, task, \*\*options\) -> float"
+    )
+    with pytest.raises(ConfigError, match=ours) as error:
+        rewards.load(f"{path}:score", {})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return [0.5, 1.0]", r"returned \[0.5, 1.0\], not one number$"),
+        ("return None", "returned None, not one number$"),
+        ("return task['answer']", r"raised KeyError: 'answer' \(.*mine.py, line 5, in score\)$"),
+        ("return json.loads(response)", r"raised JSONDecodeError: .* \(.*mine.py, line 5, in score\)$"),
+        ("return helper(response)", r"raised ValueError: two lines \(.*mine.py, line 3, in helper\)$"),
+    ],
+)
+def test_what_is_wrong_with_a_function_of_ones_own_is_said_with_its_place(
+    tmp_path: Path, body: str, said: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import json\ndef helper(response):\n    raise ValueError('two\\nlines')\n"
+        f"def score(response, task):\n    {body}\n"
+    )
+    scorer = Scorer(ScoreConfig(functions=[RewardConfig(function=f"{path}:score")]))
+    verdict = scorer.judge({"id": 1, "attempt": 1, **row("text")})
+    assert verdict.error is not None
+    assert re.search(said, verdict.error)
+
+
+def test_an_error_in_a_function_of_ours_names_no_place() -> None:
+    scorer = Scorer(ScoreConfig())
+    verdict = scorer.judge({"id": 1, "attempt": 1, **row("text")})
+    assert str(verdict.error).endswith("under another --name")
+
+
+def test_a_file_that_cannot_be_loaded_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import json\nlimit = json.loads('{')\n")
+    with pytest.raises(
+        ConfigError, match=r"cannot be loaded: JSONDecodeError: .*mine.py, line 2, in <module>"
+    ):
+        rewards.load(f"{path}:score", {})
+    path.write_text("import json\ndef score(:\n")
+    with pytest.raises(ConfigError, match=r"cannot be loaded: SyntaxError: .*mine.py, line 2"):
+        rewards.load(f"{path}:score", {})

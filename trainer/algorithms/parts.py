@@ -95,7 +95,7 @@ class Part:
         try:
             result = self.function(*arguments, **self.options)
         except Exception as error:
-            raise TrinityError(f"{self}: {error!r}") from error
+            raise TrinityError(f"{self} raised {functions.describe_error(error)}") from error
         self._check(result, columns)
         return result
 
