@@ -73,6 +73,10 @@ class GroupConfig(Settings):
     place (DAPO's dynamic sampling). Whole rewards are compared, every function's share included, where verl's
     recipe takes correctness alone. Where no rewards differ any more, as once every task is solved, the run
     explores on and never draws."""
+    solved_reward: float = Field(1.0, allow_inf_nan=False)
+    """A rollout whose reward, the sum over its steps and functions, is at least this solved its task. What
+    task_stat.solved counts, from which the difficulty in drop_view follows. Set it where a right answer earns
+    something else than 1, as with a weight of 0.5 or beside a penalty."""
     priority: Literal["even", "reward_std"] = "even"
     """What the prioritized sampler weighs a group by. even: all the same, 1, unless somebody sets it by SQL;
     reward_std: the standard deviation of its rewards, at least 0.01, which follows them when they change."""

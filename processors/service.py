@@ -168,6 +168,7 @@ class Processors(Service):
                 self._requires_reward,
                 group_ids,
                 self._config.group.drop_equal_rewards,
+                self._config.group.solved_reward,
             )
 
     def _pair(self) -> bool:

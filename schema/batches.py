@@ -82,6 +82,8 @@ class BatchItem(Base):
     weight: Mapped[float] = mapped_column(Double, server_default="1")
     reward: Mapped[float | None] = mapped_column(Double)
     advantage: Mapped[float | None] = mapped_column(Double)
+    # At the draw: the policy version that was the latest then, less the oldest that wrote any of the row's
+    # tokens. How stale the row is now, experience_view.staleness_now says.
     staleness: Mapped[int | None] = mapped_column(Integer)
 
     __table_args__ = (

@@ -57,8 +57,9 @@ class RolloutGroup(Base):
     attempt: Mapped[int] = mapped_column(Integer, server_default="1")
     created_at: Mapped[Now]
     completed_at: Mapped[datetime | None]
-    # The transaction that made it ready.
+    # The transaction that made it ready, and when that was. A draw and a reopening leave both as they are.
     ready_xact: Mapped[int | None]
+    ready_at: Mapped[datetime | None]
 
     __table_args__ = (
         # A group that claims more members than it expects was written twice.

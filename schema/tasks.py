@@ -48,7 +48,8 @@ class TaskStat(Base):
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
     task_id: Mapped[int] = mapped_column(ForeignKey("task.id", ondelete="CASCADE"), primary_key=True)
     issued: Mapped[int] = mapped_column(Integer, server_default="0")
-    # Rollouts with a reward, and how many of those were solved (reward of at least 1).
+    # Rollouts with a reward, and how many of those solved the task: with a reward of at least the run's
+    # processors.group.solved_reward.
     scored: Mapped[int] = mapped_column(Integer, server_default="0")
     solved: Mapped[int] = mapped_column(Integer, server_default="0")
     # Beta posterior of the chance to solve it, from a uniform prior.

@@ -4,6 +4,7 @@ DROP FUNCTION IF EXISTS trinity.drawable_groups(bigint);
 DROP FUNCTION IF EXISTS trinity.unit(bigint);
 DROP FUNCTION IF EXISTS trinity.chance(bigint, bigint);
 DROP FUNCTION IF EXISTS trinity.lineage(integer, text);
+DROP VIEW IF EXISTS trinity.state_time_view;
 DROP VIEW IF EXISTS trinity.awaited_reward_view;
 DROP VIEW IF EXISTS trinity.reward_change_view;
 DROP VIEW IF EXISTS trinity.lease_view;
@@ -13,7 +14,9 @@ DROP VIEW IF EXISTS trinity.policy_progress;
 DROP VIEW IF EXISTS trinity.experience_view;
 -- create
 
--- Every experience with its text, its reward, how stale it is now and how often it was used.
+-- Every experience with its text, its reward, how stale it is now and how often it was used. staleness_now grows with
+-- each published version; how stale a row was when a step drew it is batch_item.staleness. Rows that nobody judged have
+-- no reward, and sort before the best: order by reward desc nulls last.
 CREATE VIEW trinity.experience_view AS
 SELECT e.id,
        r.name AS run,
@@ -27,7 +30,7 @@ SELECT e.id,
        e.reward,
        e.version_min,
        e.version_max,
-       latest.version - e.version_min AS staleness,
+       latest.version - e.version_min AS staleness_now,
        e.use_count,
        e.prompt_length,
        e.response_length,
@@ -61,7 +64,7 @@ JOIN trinity.run r ON r.id = p.run_id
 LEFT JOIN trinity.experience e ON e.run_id = p.run_id AND e.version_min = p.version
 GROUP BY r.name, p.run_id, p.version, p.step, p.published_at;
 
--- Every batch with what it was made of.
+-- Every batch with what it was made of. Staleness is that of the draw, as in batch_item.
 CREATE VIEW trinity.batch_view AS
 SELECT b.id,
        r.name AS run,
@@ -189,7 +192,69 @@ CROSS JOIN LATERAL (
 ) held
 WHERE w.stopped_at IS NULL OR held.groups + held.rows + held.batches > 0;
 
--- Every row that a policy version was trained on; of the latest training run unless one is named.
+-- How long rows of a run are in each state, in seconds, from the times that the store keeps anyway; where the pipeline
+-- waits is where they are longest. Counted are stays that have ended:
+--   exploring  from the start of an attempt to its last token, by the explorer's clock
+--   raw        from the write to the clean processor's verdict
+--   clean      from there to the score processor's verdict
+--   scored     from there until the group is ready: it waits for its other members, or for a required reward
+--   ready      from there to the draw; once more for each draw, from the commit or reopening before it
+--   leased     from the draw to the commit of its step
+--   trained    from the commit until a published policy version includes it
+-- Imported rows begin at ready, when the run adopts them or the pair is made. Reads the whole history of a run: name one.
+CREATE VIEW trinity.state_time_view AS
+WITH judged AS (
+    SELECT r.name AS run, e.id, e.created_at AS written_at, g.ready_at,
+           min(p.created_at) FILTER (WHERE p.processor = 'clean') AS cleaned_at,
+           min(p.created_at) FILTER (WHERE p.processor = 'score') AS scored_at
+    FROM trinity.run r
+    JOIN trinity.experience e ON e.run_id = r.id AND e.source_id IS NULL
+    JOIN trinity.processing p ON p.experience_id = e.id AND p.outcome = 'passed'
+    JOIN trinity.rollout_group g ON g.id = e.group_id
+    GROUP BY r.name, e.id, g.ready_at
+),
+drawn AS (
+    SELECT r.name AS run, b.created_at AS drawn_at, b.committed_at, v.published_at,
+           coalesce(lag(coalesce(b.reopened_at, b.committed_at))
+                        OVER (PARTITION BY r.name, i.experience_id, i.preference_id ORDER BY b.id),
+                    q.created_at, g.ready_at, CASE WHEN e.source_id IS NOT NULL THEN e.created_at END) AS ready_at
+    FROM trinity.run r
+    JOIN trinity.batch b ON b.run_id = r.id
+    JOIN trinity.batch_item i ON i.batch_id = b.id
+    JOIN trinity.experience e ON e.id = i.experience_id
+    LEFT JOIN trinity.preference q ON q.id = i.preference_id
+    LEFT JOIN trinity.rollout_group g ON g.id = e.group_id AND g.run_id = b.run_id
+    LEFT JOIN trinity.policy_version v ON v.run_id = b.run_id AND v.version = b.included_version
+),
+stay AS (
+    SELECT r.name AS run, 1 AS place, 'exploring' AS state, m.started_at AS since, m.finished_at AS until
+    FROM trinity.run r JOIN trinity.rollout m ON m.run_id = r.id AND m.state = 'finished'
+    UNION ALL
+    SELECT j.run, s.place, s.state, s.since, s.until
+    FROM judged j
+    CROSS JOIN LATERAL (VALUES (2, 'raw', j.written_at, j.cleaned_at),
+                               (3, 'clean', j.cleaned_at, j.scored_at),
+                               (4, 'scored', j.scored_at, j.ready_at)) AS s (place, state, since, until)
+    UNION ALL
+    SELECT d.run, s.place, s.state, s.since, s.until
+    FROM drawn d
+    CROSS JOIN LATERAL (VALUES (5, 'ready', d.ready_at, d.drawn_at),
+                               (6, 'leased', d.drawn_at, d.committed_at),
+                               (7, 'trained', d.committed_at, d.published_at)) AS s (place, state, since, until)
+)
+SELECT s.run,
+       s.state,
+       count(*) AS rows,
+       avg(extract(epoch FROM s.until - s.since))::double precision AS mean,
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM s.until - s.since)) AS median,
+       percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM s.until - s.since)) AS p95
+FROM stay s
+WHERE s.since IS NOT NULL AND s.until IS NOT NULL
+GROUP BY s.run, s.place, s.state
+ORDER BY s.run, s.place;
+
+-- Every row that a policy version was trained on, staleness as at the draw; of the latest training run unless one is
+-- named.
 CREATE FUNCTION trinity.lineage(version integer, run text DEFAULT NULL)
 RETURNS TABLE (batch_id bigint, step integer, ordinal integer, experience_id bigint, policy_version integer,
                included_version integer, reward double precision, advantage double precision, staleness integer,

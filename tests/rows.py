@@ -154,6 +154,7 @@ class Scene:
         min_group_size: int = 2,
         requires_reward: str | None = None,
         drop_equal_rewards: bool = False,
+        solved_reward: float = 1.0,
     ) -> int:
         with self.database.transaction() as tx:
             return rows.settle_groups(
@@ -163,6 +164,7 @@ class Scene:
                 1000,
                 requires_reward,
                 drop_equal_rewards=drop_equal_rewards,
+                solved_reward=solved_reward,
             )
 
     def process(self) -> None:

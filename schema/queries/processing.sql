@@ -168,7 +168,8 @@ FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: settle_groups
 -- Settle picked groups: ready, or dropped with a reason, as those with too few members left, and where that is asked
--- for those whose rewards are all equal. What counts is attempts, each with what all of its steps earned. A statement
+-- for those whose rewards are all equal. What counts is attempts, each with what all of its steps earned; one with at
+-- least :solved_reward solved its task. A statement
 -- after the one that locks them, so that it sees every reward that was committed before the lock; it checks again what
 -- it relies on.
 WITH attempts AS (
@@ -190,7 +191,8 @@ WITH attempts AS (
 ),
 members AS (
     SELECT a.id, sum(a.unprocessed) AS unprocessed, sum(a.unrewarded) AS unrewarded,
-           count(*) FILTER (WHERE a.is_scored) AS size, count(*) FILTER (WHERE a.reward >= 1) AS solved,
+           count(*) FILTER (WHERE a.is_scored) AS size,
+           count(*) FILTER (WHERE a.reward >= %(solved_reward)s::float8) AS solved,
            count(a.reward) AS reward_count, avg(a.reward) AS reward_mean, var_samp(a.reward) AS reward_variance,
            min(a.reward) AS lowest, max(a.reward) AS highest
     FROM attempts a
@@ -206,6 +208,7 @@ verdict AS (
 UPDATE trinity.rollout_group g
 SET state = CASE WHEN v.reason IS NULL THEN 'ready' ELSE 'dropped' END::trinity.group_state,
     ready_xact = CASE WHEN v.reason IS NULL THEN pg_current_xact_id()::text::bigint END,
+    ready_at = CASE WHEN v.reason IS NULL THEN now() END,
     reward_count = v.reward_count,
     reward_mean = v.reward_mean,
     reward_variance = v.reward_variance,

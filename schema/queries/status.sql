@@ -97,7 +97,8 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
 -- name: show_experience
 -- One experience with everything of which there is one. An adopted row shares the text of its source.
 SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.version_max,
-       (SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = e.run_id) - e.version_min AS staleness,
+       (SELECT max(p.version) FROM trinity.policy_version p
+        WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL) - e.version_min AS staleness_now,
        e.use_count, e.prompt_length, e.response_length, e.source_id, e.group_id, g.state AS group_state,
        m.ordinal AS member, e.rollout_id, e.step, m.greedy, m.model, m.finish_reason, m.started_at, m.finished_at,
        e.worker_id, e.attempt, e.created_at, s.name AS taskset, t.key AS task, t.payload AS task_payload,

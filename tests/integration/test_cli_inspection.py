@@ -429,7 +429,7 @@ def test_watch_needs_a_terminal(url: str, run: Run) -> None:
 
 def test_show_has_everything_about_an_experience(url: str, output: Say) -> None:
     shown = json.loads(output(url, "show", "2", "--json"))
-    facts = {"id": 2, "run": "first", "state": "trained", "reward": 0.25, "staleness": 1, "use_count": 1}
+    facts = {"id": 2, "run": "first", "state": "trained", "reward": 0.25, "staleness_now": 1, "use_count": 1}
     assert {name: shown[name] for name in facts} == facts
     assert shown["task_payload"] == {"prompt": "task 0", "answer": "0"}
     assert (shown["prompt"], shown["response"]) == ("prompt", "0.0")

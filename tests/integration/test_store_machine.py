@@ -71,6 +71,7 @@ class OnlineRun(Machine):
         group_size=st.integers(1, 3),
         min_group_size=st.sampled_from([1, 1, 2]),
         drop_equal_rewards=st.sampled_from([False, False, True]),
+        solved_reward=st.sampled_from([1.0, 0.5]),
         max_uses=st.sampled_from([1, 1, 2]),
     )
     def begin(
@@ -81,6 +82,7 @@ class OnlineRun(Machine):
         group_size: int,
         min_group_size: int,
         drop_equal_rewards: bool,
+        solved_reward: float,
         max_uses: int,
     ) -> None:
         self.open("online", num_tasks=NUM_TASKS)
@@ -88,6 +90,7 @@ class OnlineRun(Machine):
         self.pace = groups.Pace(max_staleness, batch_size * publish_every)
         self.min_group_size = min(min_group_size, group_size)
         self.drop_equal_rewards = drop_equal_rewards
+        self.solved_reward = solved_reward
         tasks = self.scene.values(
             "SELECT id FROM trinity.task WHERE taskset_id = %s", self.scene.selection.taskset_id
         )
@@ -168,9 +171,10 @@ class OnlineRun(Machine):
                 self.min_group_size,
                 limit=1000,
                 drop_equal_rewards=self.drop_equal_rewards,
+                solved_reward=self.solved_reward,
             )
         )
-        assert settled == self.model.settle(self.min_group_size, self.drop_equal_rewards)
+        assert settled == self.model.settle(self.min_group_size, self.drop_equal_rewards, self.solved_reward)
 
     @precondition(lambda self: self.model.groups_in("complete") or self.model.unprocessed())
     @rule(processor=WHICH, num_stages=st.sampled_from([1, 2, 2]), values=SCORES)

@@ -256,6 +256,15 @@ def test_selectors_learn_how_often_a_task_was_solved(scene: Scene) -> None:
     ) == [(2, 6, 3, 4.0, 4.0)]
 
 
+def test_what_counts_as_solved_is_the_run_s_to_say(scene: Scene) -> None:
+    for _ in range(2):
+        scene.explore(1, rewards=(0.5, 0.49))
+        scene.judge(CLEAN)
+        scene.judge(SCORE)
+        scene.settle(solved_reward=0.5)
+    assert scene.rows("SELECT sum(scored), sum(solved) FROM trinity.task_stat") == [(4, 2)]
+
+
 def test_settling_at_the_same_time_counts_each_group_once(scene: Scene) -> None:
     scene.explore(6)
     scene.judge(CLEAN)

@@ -134,13 +134,13 @@ class Store(History):
                 self._drop(row, "dropped", stage.processor, f"{stage.processor}_failed")
         return held
 
-    def settle(self, min_group_size: int, drop_equal_rewards: bool) -> int:
+    def settle(self, min_group_size: int, drop_equal_rewards: bool, solved_reward: float) -> int:
         """Complete groups of which no member is being processed are ready, or dropped with a reason."""
         whole = {k: g for k, g in self.groups.items() if g.state == "complete" and not g.rows("raw", "clean")}
         for key, group in whole.items():
             scored, task = group.rows("scored"), self.tasks[group.task]
             task.scored += len(scored)
-            task.solved += sum(row.reward is not None and row.reward >= 1 for row in scored)
+            task.solved += sum(row.reward is not None and row.reward >= solved_reward for row in scored)
             reason = None
             if len(scored) < min_group_size:
                 reason = "group_too_small"

@@ -30,6 +30,7 @@ VIEWS = {
     "lease_view",
     "policy_progress",
     "reward_change_view",
+    "state_time_view",
 }
 
 # Everything that makes up a schema but rights and comments, with its definition in words.

@@ -78,6 +78,19 @@ def test_every_part_that_is_generated_stands_on_a_page() -> None:
     assert sorted(named) == sorted(generate.REGIONS)
 
 
+def test_examples_that_sort_by_reward_put_rows_without_one_last() -> None:
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "trinity_db/cli").glob("*.py")]
+    examples = [found for path in texts for found in _sorted_by_reward(path.read_text())]
+    views = [line for line in (ROOT / "schema/views.sql").read_text().splitlines() if line.startswith("--")]
+    examples += _sorted_by_reward(" ".join(line.removeprefix("--") for line in views))
+    assert examples, "there is one at least"
+    assert [found for found in examples if "nulls last" not in found] == []
+
+
+def _sorted_by_reward(text: str) -> list[str]:
+    return re.findall(r"order by [\w., ]*\breward\w* desc(?: nulls last)?", text.lower())
+
+
 def test_the_changelog_names_every_command() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     commands = {command.name for command in app.registered_commands} | {g.name for g in app.registered_groups}

@@ -124,19 +124,22 @@ def settle_groups(
     requires_reward: str | None = None,
     group_ids: Collection[int] | None = None,
     drop_equal_rewards: bool = False,
+    solved_reward: float = 1.0,
 ) -> int:
     """Make complete, wholly processed groups ready, or drop those that are unfit; returns how many.
 
     Unfit is one with too few members left, and with `drop_equal_rewards` one whose rewards are all equal.
     Of these groups, or up to `limit` of the run. It looks at each complete group, the oldest first.
     With `requires_reward` a group waits until that source has said something of each member that is left; one
-    that has too few members waits for nobody.
+    that has too few members waits for nobody. A rollout with a reward of at least `solved_reward` solved its
+    task.
     """
     values = {
         "run_id": run_id,
         "min_group_size": min_group_size,
         "requires_reward": requires_reward,
         "drop_equal_rewards": drop_equal_rewards,
+        "solved_reward": solved_reward,
     }
     among = None if group_ids is None else list(group_ids)
     limits = {"among": among, "limit": limit if among is None else len(among)}
