@@ -208,7 +208,8 @@ def _table(table: Table) -> Iterator[str]:
     for column in table.columns:
         kind = column.type.compile(dialect=DIALECT).lower().removeprefix("trinity.")
         null = "" if column.nullable else ", not null"
-        points_to = ", ".join(f"→ {key.column.table.name}" for key in column.foreign_keys)
+        tables = sorted({key.column.table.name for key in column.foreign_keys})
+        points_to = ", ".join(f"→ {name}" for name in tables)
         meaning = ". ".join(filter(None, (_text(column.comment), points_to)))
         yield f"| `{column.name}` | {kind}{null} | {meaning} |"
     yield ""

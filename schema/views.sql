@@ -192,16 +192,12 @@ CROSS JOIN LATERAL (
 ) held
 WHERE w.stopped_at IS NULL OR held.groups + held.rows + held.batches > 0;
 
--- How long rows of a run are in each state, in seconds, from the times that the store keeps anyway; where the pipeline
--- waits is where they are longest. Counted are stays that have ended:
---   exploring  from the start of an attempt to its last token, by the explorer's clock
---   raw        from the write to the clean processor's verdict
---   clean      from there to the score processor's verdict
---   scored     from there until the group is ready: it waits for its other members, or for a required reward
---   ready      from there to the draw; once more for each draw, from the commit or reopening before it
---   leased     from the draw to the commit of its step
---   trained    from the commit until a published policy version includes it
--- Imported rows begin at ready, when the run adopts them or the pair is made. Reads the whole history of a run: name one.
+-- How long rows of a run stay in each state, in seconds. Counted are stays that have ended. exploring: from the start of
+-- an attempt to its last token, by the explorer's clock. raw: from the write to the clean processor's verdict. clean: from
+-- there to the score processor's verdict. scored: from there until the group is ready, which waits for its other members,
+-- or for a required reward. ready: from there to the draw, and after a commit or a reopening from there to the next draw.
+-- leased: from the draw to the commit of its step. trained: from the commit until a published policy version includes it.
+-- Imported rows begin at ready, when the run adopts them or the pair is made. The view reads a run's whole history.
 CREATE VIEW trinity.state_time_view AS
 WITH judged AS (
     SELECT r.name AS run, e.id, e.created_at AS written_at, g.ready_at,
