@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from trinity_db.config import ForwardConfig
 from trinity_db.settings import Settings
 
 
@@ -55,12 +56,12 @@ class ScoreConfig(Settings):
         return self
 
 
-class TeacherConfig(Settings):
+class TeacherConfig(ForwardConfig):
     """Another model that says how likely it finds each token of a response (on-policy distillation)."""
 
     path: Path
     """Folder of a causal language model in Hugging Face format that has the same tokens. Each processor loads
-    it, and asks it at explorer.temperature, with trainer.dtype and the trainer's micro-batches."""
+    it and asks it at explorer.temperature."""
 
 
 class GroupConfig(Settings):

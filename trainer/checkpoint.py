@@ -7,7 +7,6 @@ A folder of checkpoints has one owner, which a file in it names.
 """
 
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -21,12 +20,12 @@ import torch
 from safetensors import SafetensorError
 
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.models.folder_digest import digest
 from trinity_db.trainer import value_head
 from trinity_db.trainer.step import Learner
 
 STATE_FILE = "trainer_state.pt"
 OWNER_FILE = "run.json"
-BLOCK_BYTES = 1 << 24  # of a file that are in memory at a time, of which an optimizer's state may take all
 _NAME = re.compile(r"version-(\d{6,})(-\d+)?")
 _ASIDE = re.compile(_NAME.pattern + r"\.\w+\.tmp")
 
@@ -108,17 +107,6 @@ def place(folder: Path, write: Callable[[Path], None]) -> str:
     return written
 
 
-def digest(folder: Path) -> str:
-    """SHA-256 over the names, sizes and contents of the folder's files."""
-    sha = hashlib.sha256()
-    for path in _files(folder):
-        with path.open("rb") as file:
-            sha.update(f"{path.relative_to(folder)}\0{os.fstat(file.fileno()).st_size}\0".encode())
-            while block := file.read(BLOCK_BYTES):
-                sha.update(block)
-    return sha.hexdigest()
-
-
 def verify(folder: Path, expected: str) -> bool:
     """Whether the folder is there and its files are exactly those that `save` wrote."""
     try:
@@ -179,10 +167,6 @@ def load_state(folder: Path, learner: Learner) -> None:
             "start a run of its own from it, as model: {run: NAME} does."
         )
     learner.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _write_whole(file: Path, content: str) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from trinity_db.arrays import Payload
 from trinity_db.errors import ConfigError
+from trinity_db.models.forward import trained_mask, trained_values
 from trinity_db.trainer.algorithms import Algorithm, Columns
-from trinity_db.trainer.forward import trained_mask, trained_values
 from trinity_db.trainer.policy import Policy
 
 Pace = Callable[[Sequence[Payload]], Iterator[tuple[list[int], bool]]]

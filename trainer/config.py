@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from trinity_db.config import ForwardConfig
 from trinity_db.settings import Settings
 from trinity_db.trainer.recipes import (
     LabelsConfig,
@@ -131,7 +132,7 @@ ReferenceConfig = Annotated[
 """The settings of one reference, told apart by their `name`."""
 
 
-class TrainerConfig(Settings):
+class TrainerConfig(ForwardConfig):
     """How the policy is improved, and when a new version is published."""
 
     steps: int | None = Field(None, ge=1)
@@ -140,14 +141,6 @@ class TrainerConfig(Settings):
     """How often an offline run uses each row."""
     batch_size: int = Field(32, ge=1)
     """What one step consumes: rollout groups online, rows (as sft) or pairs (as dpo) offline."""
-    micro_batch_size: int = Field(32, ge=1)
-    """Sequences in one forward pass (a pair counts as two). Bounds memory; results do not depend on it. May
-    change during a run, as after out of memory."""
-    micro_batch_tokens: int = Field(4096, ge=1)
-    """Tokens in one forward pass, prompts included; a longer sequence goes alone. Bounds memory likewise, and
-    may change during a run likewise."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What forward and backward pass compute in; weights, optimizer and losses stay in float32."""
     gradient_checkpointing: bool = False
     """Compute each layer's inner values again in the backward pass: less memory for a third more time. May
     change during a run."""

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from trinity_db.arrays import Payload
 from trinity_db.models import context_of, default_device, load_model
+from trinity_db.models.forward import Forward
+from trinity_db.models.layers import recompute
 from trinity_db.trainer.adapter import ADAPTER_FOLDER, Adapter
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.forward import Forward
 from trinity_db.trainer.ranks import ALONE, Ranks
 from trinity_db.trainer.reference import Reference
 from trinity_db.trainer.sharding import whole
@@ -61,6 +62,8 @@ class Policy:
             self._adapter.load(checkpoint / ADAPTER_FOLDER)
         self.value_head = load_value_head(folder, self.model) if has_values else None
         self.forward = Forward(self.model, config, temperature=temperature, value_head=self.value_head)
+        if config.gradient_checkpointing:
+            recompute(self.model)
         self.max_length = min(config.max_length or sys.maxsize, context_of(self.model.config))
         """Of a sequence, in tokens."""
         self._reference: Reference | None = None

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable
 
 from trinity_db.database import Database
+from trinity_db.models.frozen_model import FrozenModel
 from trinity_db.store import payloads, runs, scores, workers
 from trinity_db.trainer import start
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.frozen import FrozenModel
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trinity_db.arrays import Payload
 from trinity_db.models import load_model
+from trinity_db.models.forward import Forward
 from trinity_db.trainer.config import SynchronisedReference, TrainerConfig
-from trinity_db.trainer.forward import Forward
 
 REFERENCE_FOLDER = "reference"
 """In a checkpoint: the model that has followed the policy so far."""

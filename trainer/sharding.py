@@ -1,50 +1,18 @@
-"""Weights, gradients and optimizer state in parts, one on each rank (PyTorch's FSDP2), and whole again.
+"""Gradients and optimizer state of weights that ranks share (PyTorch's FSDP2), in parts and whole.
 
 A sharded parameter is a DTensor. What is asked of parameters here holds for those that are not, too: the
 ranks have copies of these (as DDP has), or there is one process.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from trinity_db.trainer.ranks import Ranks
-
-T = TypeVar("T")
-
-
-class Root(torch.nn.Module):
-    """The module around what is computed with sharded ones: while it is called, the weights are whole.
-
-    FSDP gathers what is in no layer (embeddings, norm, head) when the outermost module is called. Ours calls
-    parts of a model, and reads the weight of its head (`head.py`), so that this is the outermost one.
-    """
-
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        self.inner = torch.nn.ModuleList(modules)
-
-    def forward(self, compute: Callable[[], T]) -> T:
-        return compute()
-
-
-def shard(modules: Sequence[torch.nn.Module], layers: Sequence[torch.nn.Module], mesh: DeviceMesh) -> Root:
-    """Leave each rank its part of the modules; the layers in them are gathered one at a time.
-
-    Both in the forward and, again, in the backward pass, also what is in no layer: between two calls
-    nothing is whole.
-    """
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    root = Root(modules)
-    fully_shard(root, mesh=mesh, reshard_after_forward=True)
-    return root
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from trinity_db.config import ModelConfig
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, check_source
+from trinity_db.models.folder_digest import digest
 from trinity_db.store import batches, policies, runs, workers
 from trinity_db.trainer import checkpoint
 
@@ -60,14 +61,14 @@ def publish_first_version(
         scratch = model.scratch
         assert scratch is not None
         folder = checkpoint.version_folder(checkpoints, 0)
-        digest = checkpoint.place(folder, lambda aside: build_scratch(scratch, seed, aside))
+        found = checkpoint.place(folder, lambda aside: build_scratch(scratch, seed, aside))
     else:
-        digest = _digest(folder, model)
+        found = _digest(folder, model)
     with database.transaction() as tx:
         workers.hold_place(tx, worker_id)
         if model.run is not None and not policies.hold_checkpoint(tx, runs.find(tx, model.run).id, folder):
             raise _pruned(model.run)
-        policies.publish(tx, run.id, policies.PolicyVersion(0, 0, folder, digest))
+        policies.publish(tx, run.id, policies.PolicyVersion(0, 0, folder, found))
 
 
 def recover(database: Database, run: runs.Run, worker_id: int) -> policies.PolicyVersion:
@@ -152,7 +153,7 @@ def _starting_model(tx: Transaction, model: ModelConfig) -> Path | None:
 
 def _digest(folder: Path, model: ModelConfig) -> str:
     try:
-        return checkpoint.digest(folder)
+        return digest(folder)
     except FileNotFoundError as error:
         if model.run is None:
             raise

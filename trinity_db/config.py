@@ -1,7 +1,7 @@
-"""Settings of the model, which explorer and trainer share."""
+"""Settings that several roles share: the starting model, and how rows go through a model."""
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -68,3 +68,16 @@ class ModelConfig(Settings):
         if "{prompt}" not in self.prompt_template:
             raise ValueError("prompt_template must contain {prompt}")
         return self
+
+
+class ForwardConfig(Settings):
+    """How rows go through a model: how many at a time, and in which numbers."""
+
+    micro_batch_size: int = Field(32, ge=1)
+    """Sequences in one forward pass (a pair counts as two). Bounds memory; results do not depend on it. May
+    change during a run, as after out of memory."""
+    micro_batch_tokens: int = Field(4096, ge=1)
+    """Tokens in one forward pass, prompts included; a longer sequence goes alone. Bounds memory likewise, and
+    may change during a run likewise."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What forward and backward pass compute in; weights, optimizer and losses stay in float32."""

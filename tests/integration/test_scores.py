@@ -19,6 +19,7 @@ from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch
+from trinity_db.models.frozen_model import FrozenModel
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.processors.service import Processors
 from trinity_db.processors.teacher import Teacher
@@ -26,7 +27,6 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.store import payloads, rows, runs, scores, workers
 from trinity_db.trainer import precompute
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.frozen import FrozenModel
 from trinity_db.trainer.service import Trainer, TrainerSetup
 
 TINY = ScratchConfig(hidden_size=8, layers=1, heads=1, context=64)

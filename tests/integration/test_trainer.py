@@ -12,10 +12,10 @@ from tests.rows import Scene, import_records, trajectory
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, LeaseLost, TrinityError
-from trinity_db.models import load_tokenizer
+from trinity_db.models import folder_digest, load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, policies, runs, workers
-from trinity_db.trainer import checkpoint
+from trinity_db.trainer import checkpoint, start
 from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import LoraConfig, TrainerConfig
 from trinity_db.trainer.encode import encode_adopted
@@ -218,10 +218,9 @@ def test_a_model_that_its_run_prunes_meanwhile_is_not_started_from(
     trainer.release()
     first, bench.run = bench.run, bench.open("another")
     checkpoints, bench.checkpoints = bench.checkpoints, bench.checkpoints.with_name("another")
-    digest = checkpoint.digest
 
     def overtaken(folder: Path) -> str:
-        written = "" if is_gone else digest(folder)
+        written = "" if is_gone else folder_digest.digest(folder)
         with trainer.database.transaction() as tx:
             policies.prune(tx, first.id, keep=0)
         if is_gone:
@@ -230,7 +229,7 @@ def test_a_model_that_its_run_prunes_meanwhile_is_not_started_from(
         return written
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "digest", overtaken)
+        patch.setattr(start, "digest", overtaken)
         with pytest.raises(
             TrinityError, match="'imitation' was replaced by a newer version meanwhile; start"
         ):

@@ -15,7 +15,7 @@ from tests.recipes import recipe
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.models import build_scratch, load_model, load_tokenizer
+from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
 from trinity_db.trainer import checkpoint
 from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import TrainerConfig
@@ -181,9 +181,9 @@ def test_a_digest_does_not_take_the_memory_of_what_it_is_of(tmp_path: Path) -> N
     digests = []
     for block_bytes in (1 << 16, 100_003, 1 << 24):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint, "BLOCK_BYTES", block_bytes)
+            patch.setattr(folder_digest, "BLOCK_BYTES", block_bytes)
             tracemalloc.start()
-            digests.append(checkpoint.digest(tmp_path))
+            digests.append(folder_digest.digest(tmp_path))
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
         assert peak < len(content) / 4 or block_bytes > len(content)

@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.models import build_scratch, load_model
-from trinity_db.trainer import head
+from trinity_db.models import build_scratch, chunked_logprobs, load_model
+from trinity_db.models.forward import Forward, trained_mask, trained_values
+from trinity_db.models.layers import recompute
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.forward import Forward, trained_mask, trained_values
 from trinity_db.trainer.value_head import ValueHead
 
 VOCABULARY = 61
@@ -65,7 +65,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of at most 7 tokens at a time, so that there are several parts."""
-    monkeypatch.setattr(head, "CPU_PART_BYTES", 7 * 4 * VOCABULARY)
+    monkeypatch.setattr(chunked_logprobs, "CPU_PART_BYTES", 7 * 4 * VOCABULARY)
 
 
 def payloads(vocabulary: int = VOCABULARY) -> list[Payload]:
@@ -163,7 +163,7 @@ def test_values_need_no_logits_and_without_a_head_there_are_none(monkeypatch: py
     assert Forward(model, TrainerConfig())(rows).values is None
     forward = Forward(model, TrainerConfig(), value_head=ValueHead(32).double())
     monkeypatch.setattr(model.lm_head, "forward", None)
-    monkeypatch.setattr(head, "from_logits", None)
+    monkeypatch.setattr(chunked_logprobs, "from_logits", None)
     assert forward.values(rows).shape == trained_mask(rows).shape
 
 
@@ -203,7 +203,7 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def test_logits_of_all_tokens_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = of("Llama", vocab_size=997)
-    monkeypatch.setattr(head, "CPU_PART_BYTES", 7 * 4 * 997)
+    monkeypatch.setattr(chunked_logprobs, "CPU_PART_BYTES", 7 * 4 * 997)
     forward, rows = Forward(model, TrainerConfig()), payloads()
     with Largest() as largest:  # type: ignore[no-untyped-call]
         torch.autograd.backward(forward(rows).logprobs.sum())
@@ -220,7 +220,8 @@ def test_layers_that_are_computed_again_change_nothing_but_how_often() -> None:
         model, Forward(model, TrainerConfig())(rows).logprobs[torch.from_numpy(trained_mask(rows))]
     )
     calls.clear()
-    scored = Forward(model, TrainerConfig(gradient_checkpointing=True))(rows)
+    recompute(model)
+    scored = Forward(model, TrainerConfig())(rows)
     before = len(calls)
     found = gradient(model, scored.logprobs[scored.mask])
     torch.testing.assert_close(found, expected)
@@ -230,7 +231,7 @@ def test_layers_that_are_computed_again_change_nothing_but_how_often() -> None:
 def test_a_model_that_cannot_compute_its_layers_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.modeling_layers.GradientCheckpointingLayer", transformers.Trainer)
     with pytest.raises(ConfigError, match=r"trainer.gradient_checkpointing: Qwen2ForCausalLM cannot"):
-        Forward(of("Qwen2"), TrainerConfig(gradient_checkpointing=True))
+        recompute(of("Qwen2"))
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Granite", "Bloom"])

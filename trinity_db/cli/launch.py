@@ -74,15 +74,16 @@ def check(config: RunConfig) -> tuple[Database, runs.Run]:
         TrinityError: the taskset, the model, the workflow, a reward function or a part of the algorithm does
             not exist or does not fit, or an extra is missing.
     """
-    from trinity_db.cli import teacher
     from trinity_db.explorer.workflow import load
     from trinity_db.models import check_source
+    from trinity_db.processors import teacher
     from trinity_db.processors.score import Scorer
 
     check_source(config.model)
     load(config.explorer.workflow)
     Scorer(config.processors.score)
-    teacher.check(config)
+    if config.processors.teacher is not None:
+        teacher.check(config.processors.teacher, config.model)
     if _may_not_fit(config):
         _trainer_setup(config)
     return open_run(config)
@@ -153,16 +154,19 @@ def explore(config: RunConfig) -> None:
 
 def process(config: RunConfig, drain: bool) -> bool:
     """Be the processors until the run is finished or nothing is left (drain); False if a signal came."""
-    from trinity_db.cli import teacher
+    from trinity_db.processors import teacher
     from trinity_db.processors.score import Scorer
     from trinity_db.processors.service import Processors
 
     Scorer(config.processors.score)  # both before the run is created
-    teacher.check(config)
+    if config.processors.teacher is not None:
+        teacher.check(config.processors.teacher, config.model)
     database, run = open_run(config)
-    processors = Processors(
-        database, run, config.processors, drain, config.requires_reward, teacher.load(config, database)
-    )
+    teaches = None
+    if config.processors.teacher is not None:
+        temperature = config.explorer.temperature
+        teaches = teacher.load(database, config.processors.teacher, config.model, temperature)
+    processors = Processors(database, run, config.processors, drain, config.requires_reward, teaches)
     processors.serve()
     return not processors.stopping
 

@@ -1,6 +1,6 @@
-"""A model that is only asked: what it says of rows is stored with them, and nothing in it ever changes.
+"""A model that is only asked: its weights never change, and its answers are stored with the rows.
 
-The teacher of a processor, and the starting model where the reference is precomputed.
+A processor's teacher is one, and so is the starting model where the reference is precomputed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinity_db.arrays import Payload
-from trinity_db.models import load_model
-from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.forward import Forward
+from trinity_db.config import ForwardConfig
+from trinity_db.models.forward import Forward
+from trinity_db.models.loading import load_model
 
 
 class FrozenModel:
@@ -24,16 +24,16 @@ class FrozenModel:
     """
 
     def __init__(
-        self, folder: Path, config: TrainerConfig, *, temperature: float = 1.0, device: str | None = None
+        self, folder: Path, config: ForwardConfig, *, temperature: float = 1.0, device: str | None = None
     ) -> None:
         model = load_model(folder, device).requires_grad_(False)
-        without = config.model_copy(update={"gradient_checkpointing": False})
-        self._forward = Forward(model, without, temperature=temperature)
+        self._forward = Forward(model, config, temperature=temperature)
 
     def scores(self, payloads: Sequence[Payload]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Of each payload, by its place, the log-probabilities [k] of its trained tokens but a first one.
+        """Yield each payload's place and the log-probabilities [k] of its trained tokens, in nats.
 
-        They come micro-batch by micro-batch, the longest first: whoever asks may stop in between.
+        The first token of a sequence has none. Answers come micro-batch by micro-batch, the longest rows
+        first, and the caller may stop between two of them.
         """
         asked = [place for place, payload in enumerate(payloads) if payload.num_predicted]
         yield from ((place, np.empty(0, np.float32)) for place in set(range(len(payloads))) - set(asked))

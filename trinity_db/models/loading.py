@@ -1,35 +1,16 @@
-"""Models and tokenizers on disk, in Hugging Face format: load them, or build small ones from nothing.
+"""Models and tokenizers on disk, in Hugging Face format: check and load them.
 
-The only door to transformers for explorer and trainer, but for how the trainer runs a model's layers
-(`trainer/attention.py`, `trainer/forward.py`). Loading never touches the network and keeps stderr for
-our own logs. Needs the extra `train`; importing this module does not.
+Loading never touches the network and keeps stderr for our own logs. It needs the extra `train`;
+importing this module does not.
 """
 
-import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
-from trinity_db.config import ModelConfig, ScratchConfig
-from trinity_db.errors import ConfigError, MissingExtra
-
-PAD_TOKEN = "<|pad|>"  # the end of a sequence is Qwen2's own "<|endoftext|>"
-
-
-def default_device() -> str:
-    """The device models run on: the first GPU if there is one, else the CPU."""
-    return "cuda" if _library("torch").cuda.is_available() else "cpu"
-
-
-def check_libraries(*names: str) -> None:
-    """Find out early that a part of the extra is not installed.
-
-    Raises:
-        MissingExtra: naming the first that is missing.
-    """
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise MissingExtra("train", name)
+from trinity_db.config import ModelConfig
+from trinity_db.errors import ConfigError
+from trinity_db.models.libraries import check_libraries, default_device, library
+from trinity_db.models.scratch import scratch_tokenizer
 
 
 def check_source(config: ModelConfig) -> None:
@@ -51,8 +32,8 @@ def load_model(path: Path, device: str | None = None) -> Any:
         ConfigError: there is no such folder, or no model in it that transformers can read.
         MissingExtra: torch or transformers is not installed.
     """
-    torch, transformers = _library("torch"), _library("transformers")
-    safetensors = _library("safetensors")
+    torch, transformers = library("torch"), library("transformers")
+    safetensors = library("safetensors")
     _check_folder(path)
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -70,7 +51,7 @@ def load_tokenizer(path: Path) -> Any:
         ConfigError: there is no such folder, or no tokenizer in it that transformers can read.
         MissingExtra: transformers is not installed.
     """
-    tokenizers, transformers = _library("tokenizers"), _library("transformers")
+    tokenizers, transformers = library("tokenizers"), library("transformers")
     _check_folder(path)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -89,7 +70,7 @@ def source_tokenizer(config: ModelConfig) -> Any:
     Raises: as `load_tokenizer`.
     """
     if config.scratch is not None:
-        return _scratch_tokenizer(config.scratch.alphabet, config.scratch.context)
+        return scratch_tokenizer(config.scratch.alphabet, config.scratch.context)
     assert config.path is not None, "another run's is where its checkpoint is"
     return load_tokenizer(config.path.expanduser())
 
@@ -107,7 +88,7 @@ def context_length(path: Path) -> int:
     Raises:
         ConfigError: there is no model in the folder, or it is of a kind that does not say.
     """
-    transformers = _library("transformers")
+    transformers = library("transformers")
     _check_folder(path)
     return context_of(transformers.AutoConfig.from_pretrained(path, local_files_only=True))
 
@@ -127,69 +108,11 @@ def context_of(config: Any) -> int:
     return int(context)
 
 
-def build_scratch(config: ScratchConfig, seed: int, folder: Path) -> None:
-    """Write a small Qwen2 with random weights and its tokenizer; the same seed gives the same bytes.
-
-    With an alphabet the tokens are its characters, without one the 256 bytes of UTF-8.
-    """
-    torch, transformers = _library("torch"), _library("transformers")
-    tokenizer = _scratch_tokenizer(config.alphabet, config.context)
-    settings = transformers.Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size or -(-config.hidden_size // 3) * 8,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.heads,
-        max_position_embeddings=config.context,
-        # Large models' 0.02 is so small at this width that each step of Adam would turn the weights over.
-        initializer_range=config.hidden_size**-0.5,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = transformers.Qwen2ForCausalLM(settings)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _scratch_tokenizer(alphabet: str | None, context: int) -> Any:
-    """Qwen2's own class without merges, since AutoTokenizer rebuilds it for every Qwen2 folder."""
-    tokenizers, transformers = _library("tokenizers"), _library("transformers")
-    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if alphabet is None:
-        symbols = sorted(byte_level.alphabet())
-    else:
-        # Printable ASCII stands for itself; a space, for example, becomes "Ġ".
-        symbols = [symbol for word, _ in byte_level.pre_tokenize_str(alphabet) for symbol in word]
-    return transformers.Qwen2Tokenizer(
-        vocab={symbol: index for index, symbol in enumerate(symbols)},
-        merges=[],
-        pad_token=PAD_TOKEN,
-        model_max_length=context,
-    )
-
-
 def _check_folder(path: Path) -> None:
     if not path.is_dir():
         raise ConfigError(f"{path}: no such model folder.")
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path}: is no model folder, it has no config.json.")
-
-
-def _library(name: str) -> Any:
-    """Import one of the extra's libraries; transformers with its progress bars and advice off."""
-    try:
-        library = importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtra("train", name) from error
-    if name == "transformers":
-        library.utils.logging.set_verbosity_error()
-        library.utils.logging.disable_progress_bar()
-    return library
 
 
 def _one_line(error: Exception) -> str:

@@ -8,9 +8,9 @@
 B sequences, K the most trained tokens of one: a row's trained tokens stand at its left, in order,
 and the mask says where. A sequence's first token never trains, since nothing predicts it.
 
-Sequences are laid end to end, without padding, where the model computes the same so (`attention.py`
-finds out); else they are padded to the right. Logits exist for a part of the trained tokens at a
-time (`head.py`), where the model's logits are its output embedding's and nothing else.
+Sequences are laid end to end, without padding, where that does not change what the model computes
+(`attention.py` tries it); else they are padded to the right. Logits exist for a part of the trained
+tokens at a time (`chunked_logprobs.py`), where the output embedding alone makes them.
 """
 
 import logging
@@ -23,15 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.checkpoint import checkpoint
 
 from trinity_db.arrays import Payload
-from trinity_db.errors import ConfigError
-from trinity_db.trainer.attention import can_pack, pack
-from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.head import ChunkedHead, Entropy, Scores, from_logits, is_plain
-from trinity_db.trainer.sharding import shard
-from trinity_db.trainer.value_head import ValueHead
+from trinity_db.config import ForwardConfig
+from trinity_db.models.attention import can_pack, pack
+from trinity_db.models.chunked_logprobs import ChunkedHead, Entropy, Scores, from_logits, is_plain
+from trinity_db.models.layers import layers_of, shard
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +50,7 @@ class Scored:
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """By the names in `algorithms/rows.py`, without the mask, which the whole step's rows may narrow."""
+        """By the names that losses read, without the mask: the rows of the whole step may narrow it."""
         columns = {"logprobs": self.logprobs, "entropy": self.entropy, "correct": self.correct}
         return columns if self.values is None else columns | {"values": self.values}
 
@@ -62,22 +59,18 @@ class Forward:
     """A model's forward pass over whole payloads.
 
     Args:
-        model: a causal language model of transformers, in evaluation mode; its layers are made to
-            recompute themselves if the configuration asks for it.
+        model: a causal language model of transformers, in evaluation mode.
         temperature: logits are divided by it.
-        value_head: reads values off the same hidden states; None: nobody asks for them.
-
-    Raises:
-        ConfigError: gradient checkpointing is asked of a model that transformers cannot do it for.
+        value_head: maps hidden states [N, H] to values [N]; None: there are no values.
     """
 
     def __init__(
         self,
         model: Any,
-        config: TrainerConfig,
+        config: ForwardConfig,
         *,
         temperature: float = 1.0,
-        value_head: ValueHead | None = None,
+        value_head: torch.nn.Module | None = None,
     ) -> None:
         self._model = model
         self._value_head = value_head
@@ -92,15 +85,13 @@ class Forward:
             logger.warning("%s cannot take sequences end to end: they are padded", type(model).__name__)
         if not self._plain:
             logger.info("%s changes its logits: they are computed whole", type(model).__name__)
-        if config.gradient_checkpointing:
-            _recompute_layers(model)
         self._within: Callable[[Callable[[], Any]], Any] = lambda compute: compute()
         """Computes something with the weights."""
 
     def shard(self, mesh: DeviceMesh) -> torch.nn.Module:
         """Leave each rank a part of the weights; returns the module that they are in."""
         modules = [self._model] if self._value_head is None else [self._model, self._value_head]
-        self._within = shard(modules, _layers(self._model), mesh)
+        self._within = shard(modules, layers_of(self._model), mesh)
         return self._within
 
     def micro_batches(self, payloads: Sequence[Payload], width: int = 1) -> list[list[int]]:
@@ -236,31 +227,3 @@ def _laid_out(payloads: Sequence[Payload], packs: bool) -> tuple[Tensor, Tensor,
 def _rectangle(values: Tensor, mask: Tensor) -> Tensor:
     """[B, K] from [N], row after row."""
     return values.new_zeros(mask.shape).masked_scatter(mask, values)
-
-
-def _recompute_layers(model: Any) -> None:
-    """Keep only what enters each layer, and compute the rest again in the backward pass.
-
-    By hand, since transformers does it in training mode only, which would switch on dropout.
-    """
-    layers = _layers(model)
-    if not layers:
-        raise ConfigError(
-            f"trainer.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out."
-        )
-    for layer in layers:
-        layer.forward = _recomputed(layer.forward)
-
-
-def _layers(model: Any) -> list[torch.nn.Module]:
-    """Those that models are made of many of; none where transformers does not say which these are."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def _recomputed(forward: Any) -> Any:
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-    return recomputed
