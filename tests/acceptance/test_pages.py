@@ -1,0 +1,76 @@
+"""Pages of docs/start are walked with few steps; what they leave answers every query that a page shows."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import psycopg
+import pytest
+
+from tests.acceptance.command import COMMAND, Store, new_store
+from tests.documents import ROOT, of_page, queries
+
+START = ROOT / "docs" / "start"
+NUM_STEPS = 4
+WALKED = {  # the runs that a page makes
+    "tasks-and-rewards.md": ["larger"],
+    "preferences.md": ["sorted-dpo"],
+    "agent.md": ["guess"],
+}
+
+
+@pytest.fixture(scope="module")
+def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store in which everything that the pages say was done."""
+    with new_store(server, template, tmp_path_factory.mktemp("pages")) as store:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(partial(walk, store), WALKED))
+        yield store
+
+
+def walk(store: Store, page: str) -> None:
+    """Write the files of a page and give its commands, with few steps."""
+    environment = store.environment | {"PATH": f"{COMMAND.parent}{os.pathsep}{os.environ['PATH']}"}
+    for block in of_page(START / page):
+        if block.file:
+            text = re.sub(r"\bsteps: \d+", f"steps: {NUM_STEPS}", block.text)
+            (store.folder / block.file).write_text(re.sub(r"\bepochs: \d+", "epochs: 1", text))
+        elif block.language == "sh" and block.reason is None:
+            ended = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.text],
+                cwd=store.folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=200,
+            )
+            assert ended.returncode == 0, f"{block}: {ended.stderr}"
+
+
+@pytest.mark.parametrize("run", [run for runs in WALKED.values() for run in runs])
+def test_what_a_page_starts_ends_well(store: Store, run: str) -> None:
+    assert store.value("SELECT state::text FROM run WHERE name = %(run)s", run=run) == "finished"
+    assert (
+        store.value("SELECT count(*) FROM batch_view WHERE run = %(run)s AND state = 'committed'", run=run)
+        >= NUM_STEPS
+    )
+
+
+def test_the_agent_of_the_page_took_several_steps(store: Store) -> None:
+    assert store.value("SELECT max(step) FROM experience_view WHERE run = 'guess' AND state = 'trained'") == 2
+
+
+@pytest.fixture(scope="module")
+def reader(store: Store) -> Iterator[psycopg.Connection]:
+    """Asks as `trinity-db sql` does: tables without their schema, nothing to be changed."""
+    options = "-c search_path=trinity -c default_transaction_read_only=on"
+    with psycopg.connect(store.url, autocommit=True, options=options) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize(("place", "query"), queries(), ids=[place for place, _ in queries()])
+def test_a_query_that_a_page_shows_is_answered(reader: psycopg.Connection, place: str, query: str) -> None:
+    assert reader.execute(query.encode()).description is not None

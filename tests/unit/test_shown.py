@@ -1,0 +1,137 @@
+"""Every command, configuration and piece of Python that README.md and docs/ show is one that works."""
+
+import ast
+import importlib
+import itertools
+import json
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from tests.documents import LINKED, ROOT, Block, blocks, inline_commands
+from trinity_db import settings
+from trinity_db.cli import app
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.trainer.recipes import RECIPES
+
+LANGUAGES = {"sh", "yaml", "sql", "python", "json", "text"}
+OTHERS = {"bash", "cat", "cd", "cp", "export", "git", "head", "kill", "ls", "pg_dump", "pg_restore", "psql"}
+OTHERS |= {"python", "rm", "source", "tail", "tensorboard", "sudo", "systemctl", "initdb", "pgbouncer", "mv"}
+"""Commands that are not ours, and are taken as they are."""
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("block", blocks(), ids=str)
+def test_a_block_says_its_language_or_why_it_is_not_checked(block: Block) -> None:
+    assert block.language in LANGUAGES or block.reason
+
+
+@pytest.mark.parametrize("block", blocks("sh"), ids=str)
+def test_a_command_and_its_options_are_there(block: Block) -> None:
+    for command in block.commands:
+        check_command(command)
+
+
+@pytest.mark.parametrize(("place", "words"), inline_commands(), ids=[place for place, _ in inline_commands()])
+def test_a_command_within_a_sentence_is_there(place: str, words: list[str]) -> None:
+    parse(words, is_mention=True)
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_a_configuration_is_accepted(block: Block) -> None:
+    for content in yaml.safe_load_all(block.text):
+        settings.validate(RunConfig, completed(content), str(block))
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_what_python_imports_of_us_is_there(block: Block) -> None:
+    tree = ast.parse(block.text, str(block))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trinity_db"):
+            module = importlib.import_module(node.module or "")
+            assert [one.name for one in node.names if not hasattr(module, one.name)] == []
+
+
+@pytest.mark.parametrize("block", blocks("json"), ids=str)
+def test_each_line_of_json_is_a_value(block: Block) -> None:
+    for line in block.text.splitlines():
+        json.loads(line)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_a_link_to_a_file_leads_somewhere(page: Any) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    lost = [one for one in targets if "://" not in one and not (page.parent / one).exists()]
+    assert lost == []
+
+
+def test_the_readme_has_at_most_a_hundred_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
+def check_command(words: list[str]) -> None:
+    """Fail where a command, one of its options or its target is not there."""
+    name, *arguments = words
+    if name == "trinity-db":
+        parse(arguments)
+    elif name == "torchrun":
+        parse(arguments[arguments.index("trinity_db") + 1 :])
+    elif name == "make":
+        assert {one for one in arguments if "=" not in one} <= TARGETS, words
+    elif name == "pip":
+        extras = {extra for one in arguments for extra in re.findall(r"\[([\w,]+)\]", one)}
+        assert {one for extra in extras for one in extra.split(",")} <= set(PROJECT["optional-dependencies"])
+    else:
+        assert name.rpartition("/")[2] in OTHERS, f"{name}: nothing is known of it"
+
+
+def parse(arguments: list[str], *, is_mention: bool = False) -> None:
+    """Have them read, up to where the command would begin; a mention may be its name alone."""
+    if ">" in arguments:
+        arguments = arguments[: arguments.index(">")]
+    command: Any = typer.main.get_command(app)
+    parent, name = None, "trinity-db"
+    while hasattr(command, "commands"):
+        at = next((n for n, word in enumerate(arguments) if not word.startswith("-")), None)
+        if at is None:
+            return
+        parent = command.make_context(name, arguments[:at] or ["-v"], parent=parent, resilient_parsing=True)
+        name, arguments = arguments[at], arguments[at + 1 :]
+        assert name in command.commands, f"there is no command {name}"
+        command = command.commands[name]
+    if "--help" not in arguments and (arguments or not is_mention):
+        command.make_context(name, list(arguments), parent=parent)
+    for key, value in itertools.pairwise(arguments):
+        if key == "--set":
+            check_override(value)
+
+
+def check_override(override: str) -> None:
+    """Fail where `--set` names a key that is not there, or a value that it cannot have."""
+    key, _, value = override.partition("=")
+    content = yaml.safe_load(value)
+    for name in reversed(key.split(".")):
+        content = {name: content}
+    settings.validate(RunConfig, completed(content), override)
+
+
+def completed(piece: dict[str, Any]) -> dict[str, Any]:
+    """A piece of a configuration, with what the rest of a run needs."""
+    content: dict[str, Any] = dict(piece)
+    algorithm = content.setdefault("algorithm", "grpo")
+    name = algorithm if isinstance(algorithm, str) else algorithm["name"]
+    draws = RECIPES[name].draws
+    rest: dict[str, Any] = {"name": "a-run", "model": {"path": "model"}}
+    if draws != "groups" or name in ("mix", "chord"):
+        rest["data"] = ["rows"]
+    if draws == "groups":
+        rest["taskset"] = "tasks"
+        content["trainer"] = {"steps": 1} | content.get("trainer", {})
+    return rest | content
