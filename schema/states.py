@@ -1,4 +1,4 @@
-"""The states of everything that moves. ARCHITECTURE.md draws the moves; the queries own them."""
+"""The states of everything that moves. docs/how-it-works/states.md draws the moves; the queries own them."""
 
 from enum import StrEnum
 
