@@ -16,6 +16,7 @@ from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engine import Engine
 from trinity_db.explorer.workflow import WORKFLOWS, Workflow
 from trinity_db.functions import describe_error
+from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import groups, policies, runs
@@ -54,7 +55,9 @@ class Explorer(Service):
         self._selection = selection
         self._template = prompt_template
         self._greedy = greedy
-        self._loaded: int | None = None
+        self._loaded: tuple[int, str] | None = None
+        """Version and hash."""
+        self._unusable: policies.PolicyVersion | None = None
         self._failures_in_a_row = 0
 
     def work(self) -> bool:
@@ -82,24 +85,31 @@ class Explorer(Service):
         return bool(claimed)
 
     def _load(self, policy: policies.PolicyVersion) -> bool:
-        """Use a version; False when its files are gone or damaged.
+        """Use a version; False when its files are gone, damaged, or not those that were published.
 
         Another one follows then: the trainer prunes what is old, and withdraws at its start what is damaged.
 
         Raises:
             ConfigError: there is no starting model.
         """
-        if policy.version == self._loaded:
+        # By the hash too: a server that was set back may know other weights under the number.
+        if self._loaded == (policy.version, policy.checkpoint_hash):
             return True
         try:
+            if not folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
+                raise ConfigError(
+                    f"{policy.checkpoint}: its files are not those that were published; restore them."
+                )
             self._engine.load(policy.checkpoint, policy.version)
         except (ConfigError, OSError) as error:
             if policy.version == 0:
                 raise
-            logger.warning("version %d cannot be used: %s", policy.version, error)
+            if policy != self._unusable:
+                logger.warning("version %d cannot be used: %s", policy.version, error)
+            self._unusable = policy
             return False
         logger.info("using policy version %d", policy.version)
-        self._loaded = policy.version
+        self._loaded = policy.version, policy.checkpoint_hash
         return True
 
     def _explore(self, claimed: list[groups.ClaimedGroup]) -> None:
@@ -119,7 +129,7 @@ class Explorer(Service):
         elapsed = time.monotonic() - started
         with self.database.transaction() as tx:
             values = {"explore/tokens_per_second": num_tokens / elapsed, "explore/seconds": elapsed}
-            runs.record_metrics(tx, self.run.id, self.role, self._loaded or 0, values)
+            runs.record_metrics(tx, self.run.id, self.role, self._engine.version, values)
 
     def _attempt(self, claimed: list[groups.ClaimedGroup], seed: int) -> Iterator[list[groups.Rollout]]:
         """What the workflow yields. An error in one of the user's own is named with its place."""

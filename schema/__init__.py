@@ -19,6 +19,7 @@
     batch, batch_item   trainer          what was drawn for a step, with the numbers used
     drop                whoever drops    a row that will not be trained on, with the reason
     metric              every role       one measured number
+    store_instance      trainer          which store this is: a copy of it is another one
 
 The tables are SQLAlchemy models, one family a file; `queries/` holds every statement that moves
 a row; `views.sql` what people ask; `migrations/` how a store gets from one version to the next.
@@ -29,4 +30,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0006"
+HEAD = "0007"

@@ -9,6 +9,7 @@ from trinity_db.schema import (
     rollouts,
     runs,
     scores,
+    stores,
     tasks,
 )
 from trinity_db.schema.base import Base
@@ -26,5 +27,6 @@ __all__ = [
     "rollouts",
     "runs",
     "scores",
+    "stores",
     "tasks",
 ]

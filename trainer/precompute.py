@@ -7,9 +7,8 @@ none is, the model is not even loaded.
 import logging
 from collections.abc import Callable
 
-from trinity_db.database import Database
 from trinity_db.models.frozen_model import FrozenModel
-from trinity_db.store import payloads, runs, scores, workers
+from trinity_db.store import payloads, scores, workers
 from trinity_db.trainer import start
 from trinity_db.trainer.config import TrainerConfig
 
@@ -18,13 +17,7 @@ logger = logging.getLogger(__name__)
 CHUNK_ROWS = 256  # a transaction; a crash loses so much work at most
 
 
-def score_adopted(
-    database: Database,
-    run: runs.Run,
-    worker_id: int,
-    config: TrainerConfig,
-    should_stop: Callable[[], bool],
-) -> None:
+def score_adopted(begin: start.Beginning, config: TrainerConfig, should_stop: Callable[[], bool]) -> None:
     """Ask the run's starting model about every adopted row that has tokens and of which it has said nothing.
 
     It ends early, between two micro-batches, when it should stop.
@@ -33,11 +26,12 @@ def score_adopted(
         ConfigError: there is something to ask, and the starting model has changed or is gone.
         LeaseLost: another trainer has this one's place; it does the rest.
     """
+    database, run = begin.database, begin.run
     model = scores.Model("reference", start.first_digest(database, run))
     with database.transaction() as tx:
         total = scores.count_unscored(tx, run.id, model)
     done = after = 0
-    frozen = FrozenModel(start.first_model(database, run), config) if total else None
+    frozen = FrozenModel(start.first_model(begin), config) if total else None
     while frozen and done < total:
         with database.transaction() as tx:
             ids = scores.unscored(tx, run.id, model, after, CHUNK_ROWS)
@@ -48,7 +42,7 @@ def score_adopted(
             if should_stop():
                 return
         with database.transaction() as tx:
-            workers.hold_place(tx, worker_id)
+            workers.hold_place(tx, begin.worker_id)
             scores.write(tx, said)
         after, done = ids[-1], done + len(ids)
         logger.info("the starting model was asked about %d of %d rows", done, total)

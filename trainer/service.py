@@ -7,7 +7,6 @@ processor. A run has one trainer.
 
 import logging
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from trinity_db.trainer.config import (
     TrainerConfig,
 )
 from trinity_db.trainer.encode import encode_adopted
+from trinity_db.trainer.folder import Folder
 from trinity_db.trainer.precompute import score_adopted
 from trinity_db.trainer.ranks import ALONE, Ranks
 from trinity_db.trainer.recipes import MixConfig
@@ -58,6 +58,8 @@ class TrainerSetup:
     checkpoints: Path
     sampler: SamplerConfig = field(default_factory=FifoConfig)
     max_uses: int = 1
+    from_start: bool = False
+    """Whether to train again from the starting model where none of the checkpoints is whole."""
 
     @property
     def is_online(self) -> bool:
@@ -112,6 +114,7 @@ class Trainer(Service):
         self._setup = setup
         self._ranks = ranks
         self._learner: together.Leader
+        self._folder: Folder
         self._said_by: list[scores.Name] = []
         """Of whom it is stored what they said of rows, and is read with these."""
         self._total_steps = 0
@@ -125,12 +128,11 @@ class Trainer(Service):
         """Go on from the latest whole checkpoint; what it does not include is drawn again."""
         setup = self._setup
         setup.check()
-        start.own_folder(self.database, self.run, setup.checkpoints)
-        start.clear_leftovers(self.database, self.run, self.worker_id, setup.checkpoints)
-        start.publish_first_version(
-            self.database, self.run, self.worker_id, setup.model, setup.seed, setup.checkpoints
-        )
-        policy = start.recover(self.database, self.run, self.worker_id)
+        begin = start.own_folder(self.database, self.run, self.worker_id, setup.checkpoints)
+        self._folder = begin.folder
+        start.clear_leftovers(begin)
+        start.publish_first_version(begin, setup.model, setup.seed)
+        policy = start.recover(begin, setup.from_start)
         self._tokenizer = load_tokenizer(policy.checkpoint)
         if setup.expert_rows or not setup.is_online:
             limit = min(setup.trainer.max_length or sys.maxsize, context_length(policy.checkpoint))
@@ -146,21 +148,19 @@ class Trainer(Service):
         self._said_by = ["teacher"] if "teacher" in create(setup.algorithm).needs else []
         if setup.trainer.reference.name == "precomputed":
             self._said_by.append("reference")
-            score_adopted(
-                self.database, self.run, self.worker_id, setup.trainer, should_stop=lambda: self.stopping
-            )
+            score_adopted(begin, setup.trainer, should_stop=lambda: self.stopping)
         self._total_steps = self._count_steps()
-        begin = together.Start(
+        learner = together.Start(
             setup.trainer,
             setup.algorithm,
             policy.checkpoint,
             resumes=policy.version > 0,
             total_steps=self._total_steps,
             seed=setup.seed,
-            reference=start.first_model(self.database, self.run) if setup.needs_first_model else None,
+            reference=start.first_model(begin) if setup.needs_first_model else None,
             temperature=setup.temperature if setup.is_online else 1.0,
         )
-        self._learner = together.lead(begin, self._ranks, should_stop=lambda: self.stopping)
+        self._learner = together.lead(learner, self._ranks, should_stop=lambda: self.stopping)
         self._published_step = policy.step
         self._waiting_since = time.monotonic()
 
@@ -267,16 +267,16 @@ class Trainer(Service):
         step = self._learner.steps_done
         with self.database.transaction() as tx:
             version = (policies.latest_version(tx, self.run.id) or 0) + 1
-        folder = checkpoint.version_folder(self._setup.checkpoints, version)
+        folder = self._folder.version_folder(version)
         policy = policies.PolicyVersion(
             version, step, folder, checkpoint.save(folder, self._learner, self._tokenizer)
         )
         pruned = self._as_owner(lambda: self._record(policy))
         self._published_step = step
-        for old in pruned:
-            shutil.rmtree(old, ignore_errors=True)
+        for old, files in pruned:
+            self._folder.delete(old, files)
 
-    def _record(self, policy: policies.PolicyVersion) -> list[Path]:
+    def _record(self, policy: policies.PolicyVersion) -> list[tuple[int, Path]]:
         with self.database.transaction() as tx:
             workers.hold_place(tx, self.worker_id)
             policies.publish(tx, self.run.id, policy, self.worker_id)

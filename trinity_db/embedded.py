@@ -63,6 +63,8 @@ INITDB_OPTIONS = (
 )
 
 
+HOME_SETTING = "trinity_db.home"
+
 # After a crash the server flushes all that it may have written, before it replays its log: by one call for
 # the file system where there is one, as one for each of its thousand files takes seconds.
 QUICK_RECOVERY = ("-c", "recovery_init_sync_method=syncfs") if sys.platform == "linux" else ()
@@ -261,7 +263,11 @@ class Cluster:
         with claim, self.log.open("a") as output:
             self._prepare(account)
             only_socket = ("-c", "listen_addresses=", "-c", "unix_socket_permissions=0700")
-            options = shlex.join(["-k", str(self.socket), "-p", str(PORT), *only_socket, *QUICK_RECOVERY])
+            # Told to all clients, so that a copied home can be told from its original (schema/stores.py).
+            named = ("-c", f"{HOME_SETTING}={self.home}")
+            options = shlex.join(
+                ["-k", str(self.socket), "-p", str(PORT), *only_socket, *named, *QUICK_RECOVERY]
+            )
             offset = output.tell()
             started = self._run(
                 *("pg_ctl", "start", "-s", "-w", "-t", str(int(START_SECONDS)), "-o", options),

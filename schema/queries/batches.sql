@@ -297,7 +297,13 @@ UPDATE trinity.policy_version p SET checkpoint = NULL
 FROM old
 WHERE p.run_id = %(run_id)s AND p.version = old.version
   AND NOT EXISTS (SELECT FROM trinity.policy_version o WHERE o.checkpoint = old.checkpoint AND o.run_id <> p.run_id)
-RETURNING old.checkpoint
+RETURNING old.version, old.checkpoint
+
+-- name: relocate_checkpoint
+-- The files of a version are in another place by now. Harmless when repeated, and where they are where they were.
+UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s
+WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
+  AND p.checkpoint <> %(checkpoint)s
 
 -- name: withdraw_later_versions
 -- They include batches that are given back: nobody shall load them.

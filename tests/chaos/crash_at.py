@@ -35,6 +35,7 @@ CALLED: tuple[str, ...] = (
     "trinity_db.store.",
     "trinity_db.database",
     "trinity_db.trainer.checkpoint",
+    "trinity_db.trainer.folder",
     "trinity_db.models",
 )
 FILE_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}

@@ -17,6 +17,7 @@ from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import Workflow
+from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store.groups import ClaimedGroup, Rollout
 
@@ -47,6 +48,33 @@ def handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def starting_model(scene: Scene, tmp_path: Path) -> Path:
+    """Files of version 0, which an explorer holds to their hash."""
+    folder = tmp_path / "version-0"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    publish(scene, 0, folder)
+    return folder
+
+
+def publish(scene: Scene, version: int, folder: Path) -> None:
+    """Let the store say that a version is in a folder as it is now."""
+    with scene.database.transaction() as tx:
+        tx.execute(
+            "INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)"
+            " VALUES (%(run)s, %(version)s, %(version)s, %(folder)s, %(digest)s)"
+            " ON CONFLICT (run_id, version) DO UPDATE"
+            " SET checkpoint = excluded.checkpoint, checkpoint_hash = excluded.checkpoint_hash",
+            {
+                "run": scene.run.id,
+                "version": version,
+                "folder": str(folder),
+                "digest": folder_digest.digest(folder),
+            },
+        )
 
 
 def explorer(scene: Scene, workflow: Workflow) -> Explorer:
@@ -119,13 +147,14 @@ def test_a_stop_keeps_what_ended_and_gives_back_what_did_not(scene: Scene, handl
     ]
 
 
-def test_a_stop_ends_also_while_there_is_no_database(handlers: None) -> None:
+def test_a_stop_ends_also_while_there_is_no_database(handlers: None, starting_model: Path) -> None:
     cluster = cluster_18()
     try:
         url = start(cluster)
         upgrade(url)
         with closing(Database(url)) as database:
             scene = Scene.open(database)
+            publish(scene, 0, starting_model)
             began = []
 
             def workflow(
@@ -204,3 +233,46 @@ def test_a_workflow_that_forgets_members_is_an_error(scene: Scene) -> None:
 
     with pytest.raises(TrinityError, match=r"ended without 2 of the rollouts"):
         explorer(scene, forgetful).work()
+
+
+def explores(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
+    for group in groups:
+        yield members(group)
+
+
+def test_files_that_are_not_those_that_were_published_are_not_loaded(
+    scene: Scene, starting_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = explorer(scene, explores)
+    assert role.work()
+    elsewhere = tmp_path / "elsewhere"
+    publish(scene, 1, starting_model)
+    elsewhere.mkdir()
+    (elsewhere / "model.safetensors").write_bytes(b"other weights")
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.policy_version SET checkpoint = %s WHERE version = 1", [str(elsewhere)])
+    for _ in range(3):
+        assert not role.work()
+    assert caplog.text.count("version 1 cannot be used") == 1
+    assert role._engine.version == 0
+    publish(scene, 1, elsewhere)
+    assert role.work()
+    assert role._engine.version == 1
+
+
+def test_another_checkpoint_under_the_number_that_is_loaded_is_loaded(
+    scene: Scene, starting_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[bytes] = []
+
+    def load(engine: NoEngine, path: Path, version: int) -> None:
+        loaded.append((path / "model.safetensors").read_bytes())
+
+    monkeypatch.setattr(NoEngine, "load", load)
+    role = explorer(scene, explores)
+    assert role.work()
+    (starting_model / "model.safetensors").write_bytes(b"set back")
+    publish(scene, 0, starting_model)
+    for _ in range(2):
+        assert role.work()
+    assert loaded == [b"weights", b"set back"]

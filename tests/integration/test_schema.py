@@ -45,6 +45,9 @@ NEW_ROW = (
 NEW_EVENT = (
     "INSERT INTO trinity.reward_event (run_id, rollout_id, experience_id, source, name, value) VALUES "
 )
+NEW_INSTANCE = (
+    "INSERT INTO trinity.store_instance (is_only, system_identifier, database_oid, timeline) VALUES "
+)
 NEW_SCORE = "INSERT INTO trinity.score (experience_id, name, digest, data) VALUES "
 NEW_WEIGHT = "INSERT INTO trinity.reward_event (run_id, rollout_id, source, name, value, weight) VALUES "
 NEW_PAIR = "INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source) VALUES "
@@ -66,6 +69,8 @@ REFUSED = [
     ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET state = 'finished'"),
     ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET finished_at = now()"),
     ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET version = -1"),
+    ("store_instance_one_row_check", NEW_INSTANCE + "(false, 1, 1, 1)"),
+    ("store_instance_pkey", NEW_INSTANCE + "(true, 1, 1, 1), (true, 1, 1, 1)"),
     ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET step = -1"),
     # tasks
     ("taskset_name_key", "INSERT INTO trinity.taskset (name) VALUES ('tasks')"),

@@ -373,7 +373,7 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_first(scene: Scene) -> Non
         scene.publish(step, step)
     with scene.database.transaction() as tx:
         pruned = policies.prune(tx, scene.run.id, keep=2)
-        assert sorted(map(str, pruned)) == ["version-1", "version-2"]
+        assert sorted(pruned) == [(1, Path("version-1")), (2, Path("version-2"))]
         assert policies.prune(tx, scene.run.id, keep=2) == []
         assert [policy.version for policy in policies.with_checkpoint(tx, scene.run.id)] == [4, 3, 0]
 
@@ -390,7 +390,7 @@ def test_a_checkpoint_that_another_run_started_from_is_not_pruned(scene: Scene) 
         )
         assert policies.prune(tx, scene.run.id, keep=2) == []
         tx.execute("DELETE FROM trinity.run WHERE id = %s", [other.run.id])
-        assert list(map(str, policies.prune(tx, scene.run.id, keep=2))) == ["version-1"]
+        assert policies.prune(tx, scene.run.id, keep=2) == [(1, Path("version-1"))]
 
 
 def test_a_withdrawn_version_is_loaded_by_nobody_and_its_number_is_not_given_again(scene: Scene) -> None:

@@ -150,7 +150,7 @@ def test_a_checkpoint_that_a_run_is_starting_from_is_not_pruned(scene: Scene) ->
     with scene.database.transaction() as tx:
         other = runs.open_run(tx, "other", {}, [], holdout=0.0)
 
-    def prune() -> list[Path]:
+    def prune() -> list[tuple[int, Path]]:
         with scene.database.transaction() as tx:
             return policies.prune(tx, scene.run.id, keep=0)
 

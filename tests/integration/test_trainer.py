@@ -1,6 +1,7 @@
 """The trainer in this process: where it starts, and how it ends when another trainer has taken its place."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.models import folder_digest, load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, policies, runs, workers
-from trinity_db.trainer import checkpoint, start
 from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import LoraConfig, TrainerConfig
 from trinity_db.trainer.encode import encode_adopted
@@ -60,6 +60,7 @@ class Bench:
         lora: LoraConfig | None = None,
         publish_every: int = 2,
         loss: str = "nll",
+        from_start: bool = False,
     ) -> Trainer:
         setup = TrainerSetup(
             trainer=settings(micro_batch_size, lora, publish_every),
@@ -69,6 +70,7 @@ class Bench:
             max_staleness=None,
             temperature=1.0,
             checkpoints=self.checkpoints,
+            from_start=from_start,
         )
         trainer = Trainer(self._scene.database, self.run, setup)
         with self._scene.database.transaction() as tx:
@@ -89,6 +91,10 @@ class Bench:
     def forget_tokens(self) -> None:
         with self._scene.database.transaction() as tx:
             tx.execute("UPDATE trinity.experience SET prompt_length = NULL WHERE run_id = %s", [self.run.id])
+
+    def execute(self, statement: str, *values: Any) -> None:
+        with self._scene.database.transaction() as tx:
+            tx.execute(statement, values)
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """What a statement finds of the run."""
@@ -153,11 +159,11 @@ def test_a_checkpoint_of_a_trainer_that_was_replaced_is_in_nobodys_way(bench: Be
 def test_a_trainer_that_wakes_up_in_its_start_leaves_its_successor_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = bench.trainer(), bench.trainer()
+    first, second = bench.trainer(from_start=True), bench.trainer()
     second.start()
     assert second.work()
     second.release()
-    verify = checkpoint.verify
+    verify = folder_digest.verify
 
     def frozen(folder: Path, expected: str) -> bool:
         if folder.name == "version-000001":
@@ -165,7 +171,7 @@ def test_a_trainer_that_wakes_up_in_its_start_leaves_its_successor_alone(
             return False
         return verify(folder, expected)
 
-    monkeypatch.setattr(checkpoint, "verify", frozen)
+    monkeypatch.setattr(folder_digest, "verify", frozen)
     for _ in range(2):  # it is replaced while it looks at the checkpoints, and then before it starts
         with pytest.raises(LeaseLost, match="another has its place"):
             first.start()
@@ -190,19 +196,20 @@ def test_rows_are_not_given_tokens_by_a_trainer_that_was_replaced(bench: Bench) 
 def test_two_stores_do_not_share_a_folder(bench: Bench, database_url: str) -> None:
     bench.trainer().start()
     before = sorted(bench.checkpoints.rglob("*"))
-    other_store = Database(database_url)
-    try:
+    with closing(Database(database_url)) as other_store:
         other = Bench(Scene.open(other_store), bench.checkpoints)
         for _ in range(2):
-            with pytest.raises(ConfigError, match="checkpoints of another store's run; move the folder away"):
-                other.trainer().start()
-        assert sorted(bench.checkpoints.rglob("*")) == before
-        assert other.rows(VERSIONS) == []
-        other.checkpoints = bench.checkpoints.with_name("elsewhere")
-        other.trainer().start()
-        assert other.rows(VERSIONS) == [(0, 0, True)]
-    finally:
-        other_store.close()
+            trainer = other.trainer()
+            trainer.start()
+            assert trainer.work()
+            trainer.release()
+        assert other.rows(VERSIONS) == [(0, 0, True), (1, 1, True), (2, 2, True)]
+        [(place,)] = other.rows(
+            "SELECT checkpoint FROM trinity.policy_version WHERE run_id = %s AND version = 2"
+        )
+    assert Path(place).parent.parent == bench.checkpoints.parent
+    assert Path(place).parent.name.startswith("checkpoints-")
+    assert sorted(bench.checkpoints.rglob("*")) == before
     bench.trainer().start()
 
 
@@ -218,9 +225,10 @@ def test_a_model_that_its_run_prunes_meanwhile_is_not_started_from(
     trainer.release()
     first, bench.run = bench.run, bench.open("another")
     checkpoints, bench.checkpoints = bench.checkpoints, bench.checkpoints.with_name("another")
+    digest = folder_digest.digest
 
     def overtaken(folder: Path) -> str:
-        written = "" if is_gone else folder_digest.digest(folder)
+        written = "" if is_gone else digest(folder)
         with trainer.database.transaction() as tx:
             policies.prune(tx, first.id, keep=0)
         if is_gone:
@@ -229,7 +237,7 @@ def test_a_model_that_its_run_prunes_meanwhile_is_not_started_from(
         return written
 
     with monkeypatch.context() as patch:
-        patch.setattr(start, "digest", overtaken)
+        patch.setattr(folder_digest, "digest", overtaken)
         with pytest.raises(
             TrinityError, match="'imitation' was replaced by a newer version meanwhile; start"
         ):
@@ -245,11 +253,84 @@ def test_a_damaged_checkpoint_is_kept_aside(bench: Bench) -> None:
     for _ in range(3):
         assert trainer.work()
     (bench.checkpoints / "version-000001" / "config.json").unlink()
+    bench.trainer(from_start=True).start()
     for _ in range(2):
-        bench.trainer().start()
         assert bench.folders() == ["version-000000", "version-000001.damaged"]
+        bench.trainer().start()
     assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, False)]
     assert {state for _, state in bench.rows(BATCHES)} == {"reopened"}
+
+
+def train_to_versions(bench: Bench, *versions: int) -> None:
+    """Two steps a version, each version published."""
+    trainer = bench.trainer(publish_every=2)
+    trainer.start()
+    for _ in versions:
+        assert trainer.work()
+        assert trainer.work()
+        trainer.release()
+    assert [version for version, _, _ in bench.rows(VERSIONS)] == [0, *versions]
+
+
+def test_training_again_from_the_start_is_asked_for(bench: Bench) -> None:
+    train_to_versions(bench, 1, 2)
+    for name in ("version-000001", "version-000002"):
+        (bench.checkpoints / name / "config.json").unlink()
+    for _ in range(2):
+        with pytest.raises(
+            TrinityError,
+            match=r"none of its checkpoints is whole \(versions 1 to 2\); restore .* --from-start",
+        ):
+            bench.trainer().start()
+        assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, True), (2, 4, True)]
+        assert {state for _, state in bench.rows(BATCHES)} == {"committed"}
+        assert bench.folders() == ["version-000000", "version-000001", "version-000002"]
+    bench.trainer(from_start=True).start()
+    assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, False), (2, 4, False)]
+    assert {state for _, state in bench.rows(BATCHES)} == {"reopened"}
+    assert bench.folders() == ["version-000000", "version-000001.damaged", "version-000002.damaged"]
+    bench.trainer().start()  # there is nothing to fall back from any more
+
+
+def test_an_older_whole_checkpoint_is_gone_on_from_without_being_asked(bench: Bench) -> None:
+    train_to_versions(bench, 1, 2)
+    (bench.checkpoints / "version-000002" / "config.json").unlink()
+    bench.trainer(from_start=True).start()
+    assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, True), (2, 4, False)]
+    assert bench.rows(BATCHES) == [(1, "committed"), (2, "committed"), (3, "reopened"), (4, "reopened")]
+
+
+POISON = "UPDATE trinity.policy_version SET checkpoint = %s WHERE run_id = %s AND version = %s"
+
+
+def test_a_path_in_the_database_deletes_and_renames_nothing_elsewhere(bench: Bench, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("years of work")
+    train_to_versions(bench, 1, 2)
+    bench.execute(POISON, str(precious), bench.run.id, 2)
+    (bench.checkpoints / "version-000002" / "config.json").unlink()  # or it is found by its hash
+    trainer = bench.trainer(publish_every=1)
+    trainer.start()  # falls back to version 1, as these are not the files of version 2
+    assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, True), (2, 4, False)]
+    bench.execute(POISON, str(precious), bench.run.id, 1)
+    for _ in range(5):  # prunes version 1
+        assert trainer.work()
+    trainer.release()
+    assert (1, 2, False) in bench.rows(VERSIONS)
+    assert (precious / "thesis.tex").read_text() == "years of work"
+
+
+def test_files_that_moved_with_their_folder_are_found_by_their_hash(bench: Bench) -> None:
+    train_to_versions(bench, 1)
+    bench.execute(
+        "UPDATE trinity.policy_version SET checkpoint = replace(checkpoint, %s, %s) WHERE run_id = %s",
+        *(str(bench.checkpoints.parent), "/where/it/was", bench.run.id),
+    )
+    bench.trainer().start()
+    assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, True)]
+    [place] = bench.rows("SELECT checkpoint FROM trinity.policy_version WHERE run_id = %s AND version = 1")
+    assert place == (str(bench.checkpoints / "version-000001"),)
 
 
 def test_a_disk_that_is_not_there_withdraws_nothing(bench: Bench) -> None:

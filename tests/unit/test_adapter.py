@@ -16,6 +16,7 @@ from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError, MissingExtra
 from trinity_db.models import build_scratch, load_model, load_tokenizer
+from trinity_db.models.folder_digest import verify
 from trinity_db.settings import validate
 from trinity_db.trainer import checkpoint
 from trinity_db.trainer.columns import Batch
@@ -166,9 +167,9 @@ def test_training_goes_on_as_if_it_had_not_stopped(start: Path, tmp_path: Path) 
 
 def test_the_adapter_is_among_what_is_verified(start: Path, tmp_path: Path) -> None:
     digest = checkpoint.save(tmp_path / "v1", learner(start), load_tokenizer(start))
-    assert checkpoint.verify(tmp_path / "v1", digest)
+    assert verify(tmp_path / "v1", digest)
     (tmp_path / "v1" / "adapter" / "adapter_model.safetensors").unlink()
-    assert not checkpoint.verify(tmp_path / "v1", digest)
+    assert not verify(tmp_path / "v1", digest)
 
 
 def test_a_run_that_starts_from_a_checkpoint_lays_its_own_adapter_on_it(start: Path, tmp_path: Path) -> None:

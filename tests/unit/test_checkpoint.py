@@ -16,6 +16,7 @@ from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
+from trinity_db.models.folder_digest import verify
 from trinity_db.trainer import checkpoint
 from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import TrainerConfig
@@ -79,59 +80,8 @@ def test_nothing_is_written_over_and_nothing_lies_beside(start: Path, tmp_path: 
     other.step(batch(0))
     with pytest.raises(TrinityError, match=r"version-000001 cannot be written: Directory not empty"):
         checkpoint.save(folder, other, load_tokenizer(start))
-    assert checkpoint.verify(folder, saved)
+    assert verify(folder, saved)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-
-
-def test_a_folder_in_the_way_is_gone_around(tmp_path: Path) -> None:
-    names = []
-    for _ in range(3):
-        folder = checkpoint.version_folder(tmp_path, 7)
-        names.append(folder.name)
-        folder.mkdir()
-    assert names == ["version-000007", "version-000007-2", "version-000007-3"]
-
-
-def test_what_crashes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    published = ["version-000000", "version-000002-2"]
-    kept = [*published, "version-000001.damaged", "version-12", "version-000003.tmp", "notes"]
-    leftovers = ["version-000001", "version-000002", "version-000003", "version-000003-2.0a1b2c3d.tmp"]
-    for name in [*kept, *leftovers]:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").touch()
-    checkpoint.clear_leftovers(tmp_path, published, newest=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
-    checkpoint.clear_leftovers(tmp_path / "not there yet", [], newest=-1)
-
-
-def test_a_folder_belongs_to_who_has_it_first(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    for _ in range(2):
-        checkpoint.own(folder, "one", [])
-    with pytest.raises(
-        ConfigError, match=r"checkpoints of another store's run; move the folder away, or name"
-    ):
-        checkpoint.own(folder, "another", [])
-    assert [path.name for path in folder.iterdir()] == [checkpoint.OWNER_FILE]
-
-
-def test_versions_in_a_folder_that_names_nobody_must_be_ones_own(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere" / "version-000000"
-    folder = checkpoint.version_folder(tmp_path, 0)
-    folder.mkdir()
-    with pytest.raises(ConfigError, match="another store's run"):
-        checkpoint.own(tmp_path, "one", [elsewhere])
-    assert list(tmp_path.iterdir()) == [folder]
-    checkpoint.own(tmp_path, "one", [elsewhere, folder])
-    assert (tmp_path / checkpoint.OWNER_FILE).read_text() == "one"
-
-
-def test_later_checkpoints_than_the_store_knows_of_are_not_removed(tmp_path: Path) -> None:
-    for version in range(4):
-        checkpoint.version_folder(tmp_path, version).mkdir()
-    with pytest.raises(ConfigError, match="version-000003 is later than all that the store knows of"):
-        checkpoint.clear_leftovers(tmp_path, ["version-000000"], newest=1)
-    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_full_disk_leaves_nothing_and_the_next_try_succeeds(start: Path, tmp_path: Path) -> None:
@@ -149,7 +99,7 @@ def test_a_full_disk_leaves_nothing_and_the_next_try_succeeds(start: Path, tmp_p
                 errors.append(error)
                 lying_around |= {path.name for path in disk.iterdir()} - {ballast.name}
                 os.truncate(ballast, ballast.stat().st_size - 8192)
-        assert checkpoint.verify(folder, digest)
+        assert verify(folder, digest)
     assert len(errors) > 10
     assert not lying_around
     for part in (str(folder), "No space left on device", "Free space there", "trainer.checkpoints"):
@@ -178,23 +128,23 @@ def test_a_digest_does_not_take_the_memory_of_what_it_is_of(tmp_path: Path) -> N
     content = bytes(range(256)) * (1 << 14)
     (tmp_path / "model.safetensors").write_bytes(content)
     sha = hashlib.sha256(f"model.safetensors\0{len(content)}\0".encode() + content)
-    digests = []
+    found = []
     for block_bytes in (1 << 16, 100_003, 1 << 24):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(folder_digest, "BLOCK_BYTES", block_bytes)
             tracemalloc.start()
-            digests.append(folder_digest.digest(tmp_path))
+            found.append(folder_digest.digest(tmp_path))
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
         assert peak < len(content) / 4 or block_bytes > len(content)
-    assert digests == [sha.hexdigest()] * 3
+    assert found == [sha.hexdigest()] * 3
 
 
 def test_all_that_is_in_a_checkpoint_is_flushed_the_names_in_its_folders_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[Path] = []
-    monkeypatch.setattr(checkpoint, "_flush", flushed.append)
+    monkeypatch.setattr(checkpoint, "flush", flushed.append)
 
     def write(aside: Path) -> None:
         (aside / "adapter").mkdir()
@@ -212,16 +162,16 @@ def test_all_that_is_in_a_checkpoint_is_flushed_the_names_in_its_folders_too(
 def test_damage_is_noticed(start: Path, tmp_path: Path) -> None:
     folder = tmp_path / "v1"
     digest = checkpoint.save(folder, learner(start), load_tokenizer(start))
-    assert checkpoint.verify(folder, digest)
+    assert verify(folder, digest)
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert not checkpoint.verify(folder, digest)
+    assert not verify(folder, digest)
     weights.write_bytes(whole)
-    assert checkpoint.verify(folder, digest)
+    assert verify(folder, digest)
     (folder / "config.json").rename(folder / "config2.json")
-    assert not checkpoint.verify(folder, digest)
-    assert not checkpoint.verify(tmp_path / "none", digest)
+    assert not verify(folder, digest)
+    assert not verify(tmp_path / "none", digest)
 
 
 def test_a_plain_model_folder_is_no_checkpoint_to_go_on_from(start: Path) -> None:

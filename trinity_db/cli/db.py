@@ -113,6 +113,32 @@ def stop() -> None:
     print(f"The embedded server {'is stopped' if stopped else 'was not running'} ({settings.home()}).")
 
 
+@app.command()
+def moved() -> None:
+    """Say that this store was moved here on purpose, by a dump, a copy or an upgrade, and is no copy.
+
+    A store that is found in another place counts as a copy: its trainers leave the original's checkpoints
+    alone and write to folders of their own. After this command it is the original, with its folders. Run it
+    before the roles start, and only where the original is not used any more.
+
+    Example:
+
+        trinity-db db moved
+    """
+    from contextlib import closing
+
+    from trinity_db.database import open_database
+    from trinity_db.store import instances
+
+    with closing(open_database()) as database, database.transaction() as tx:
+        changed = instances.declare_moved(tx)
+    print(
+        "The store goes on here, with its folders."
+        if changed
+        else "The store is where it was; nothing to do."
+    )
+
+
 def _require_embedded(command: str) -> None:
     if os.environ.get("TRINITY_DB_URL"):
         raise ConfigError(

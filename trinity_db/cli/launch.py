@@ -94,7 +94,7 @@ def _may_not_fit(config: RunConfig) -> bool:
     return config.trainer.reference.name != "start" or ".py:" in config.algorithm.model_dump_json()
 
 
-def _trainer_setup(config: RunConfig) -> "TrainerSetup":
+def _trainer_setup(config: RunConfig, from_start: bool = False) -> "TrainerSetup":
     """What the trainer needs of a configuration; asked for before the run is created.
 
     Raises:
@@ -113,6 +113,7 @@ def _trainer_setup(config: RunConfig) -> "TrainerSetup":
         config.checkpoints,
         config.sampler,
         config.max_uses,
+        from_start,
     )
     setup.check()
     return setup
@@ -171,8 +172,8 @@ def process(config: RunConfig, drain: bool) -> bool:
     return not processors.stopping
 
 
-def train(config: RunConfig) -> None:
-    """Be the trainer until the last step is done or a signal comes."""
+def train(config: RunConfig, from_start: bool = False) -> None:
+    """Be the trainer until the last step is done or a signal comes; see TrainerSetup for `from_start`."""
     from trinity_db.models import check_source
 
     check_source(config.model)  # before the imports: it says which extra is missing
@@ -182,7 +183,7 @@ def train(config: RunConfig) -> None:
 
     # Under a supervisor it is that who outlives all roles, and shows what the last of them measures.
     sinks = [] if is_supervised() else sinks_of(config.metrics)
-    setup = _trainer_setup(config)
+    setup = _trainer_setup(config, from_start)
     database, run = open_run(config)
     with joined() as ranks, mirrored(database, run, sinks):
         Trainer(database, run, setup, ranks).serve()

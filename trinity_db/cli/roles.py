@@ -20,6 +20,13 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as --set trainer.learning_rate=1e-5."),
 ]
+FromStart = Annotated[
+    bool,
+    typer.Option(
+        "--from-start",
+        help="Train again from the starting model where the run has checkpoints and none of them is whole.",
+    ),
+]
 
 
 def explore(config: Config, overrides: Overrides = None) -> None:
@@ -58,7 +65,7 @@ def process(
         raise typer.Exit(STOPPED)
 
 
-def train(config: Config, overrides: Overrides = None) -> None:
+def train(config: Config, overrides: Overrides = None, from_start: FromStart = False) -> None:
     """Train a run's policy, from its latest checkpoint, until its last step.
 
     On several GPUs, each process with one of them and its share of every step:
@@ -74,10 +81,10 @@ def train(config: Config, overrides: Overrides = None) -> None:
         launch.follow()
         return
     with _stoppable():
-        launch.train(launch.read(config, overrides))
+        launch.train(launch.read(config, overrides), from_start)
 
 
-def run(config: Config, overrides: Overrides = None) -> None:
+def run(config: Config, overrides: Overrides = None, from_start: FromStart = False) -> None:
     """Run all roles of a run as processes, restart what dies, and end with the run or on Ctrl-C.
 
     Example:
@@ -87,7 +94,8 @@ def run(config: Config, overrides: Overrides = None) -> None:
     from trinity_db.cli import launch, supervise
 
     with _stoppable():
-        supervise.run(launch.read(config, overrides), launch.arguments(config, overrides))
+        once = ["--from-start"] if from_start else []
+        supervise.run(launch.read(config, overrides), launch.arguments(config, overrides), once)
 
 
 @contextmanager

@@ -44,6 +44,8 @@ class Child:
     role: str
     command: Sequence[str]
     log: Path
+    once: Sequence[str] = ()
+    """Arguments for its first start alone: what a person allowed is not allowed again after a crash."""
     process: subprocess.Popen[bytes] = field(init=False)
     started_at: float = 0.0
     quick_deaths: int = 0
@@ -57,13 +59,14 @@ class Child:
         environment = {"OMP_NUM_THREADS": threads} | os.environ | {SUPERVISOR: str(os.getpid())}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command,
+                [*self.command, *self.once],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
                 start_new_session=True,
             )
+        self.once = ()
         self.started_at = time.monotonic()
 
     def last_words(self) -> str:
@@ -72,17 +75,20 @@ class Child:
         return lines[-1] if lines else "it said nothing"
 
 
-def run(config: RunConfig, arguments: Sequence[str]) -> None:
+def run(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = ()) -> None:
     """Run all roles of a configuration to the end of the run, or to Ctrl-C.
 
     Imported rows are processed before the trainer starts, which would find nothing otherwise.
+
+    Args:
+        once: arguments for the trainer's first start.
     """
     sinks = sinks_of(config.metrics)  # before the run is created: it says which extra is missing
     database, run_row = launch.check(config)
     if not config.is_online and config.processors.pair and not launch.process(config, drain=True):
         raise KeyboardInterrupt
     with mirrored(database, run_row, sinks), Progress(database, run_row, config) as progress:
-        Supervisor(database, run_row, roles_of(config), arguments).supervise(progress.update)
+        Supervisor(database, run_row, roles_of(config), arguments, once).supervise(progress.update)
         progress.update(now=True)
 
 
@@ -97,14 +103,24 @@ class Supervisor:
     """The processes of one run."""
 
     def __init__(
-        self, database: Database, run: runs.Run, roles: Sequence[str], arguments: Sequence[str]
+        self,
+        database: Database,
+        run: runs.Run,
+        roles: Sequence[str],
+        arguments: Sequence[str],
+        once: Sequence[str] = (),
     ) -> None:
         self._database = database
         self._run = run
         self._signals = 0
         logs = home() / "logs" / run.name
         self._children = [
-            Child(role, [sys.executable, "-m", "trinity_db", role, *arguments], logs / f"{role}.log")
+            Child(
+                role,
+                [sys.executable, "-m", "trinity_db", role, *arguments],
+                logs / f"{role}.log",
+                once if role == "train" else (),
+            )
             for role in roles
         ]
 

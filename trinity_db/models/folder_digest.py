@@ -20,3 +20,11 @@ def digest(folder: Path) -> str:
             while block := file.read(BLOCK_BYTES):
                 sha.update(block)
     return sha.hexdigest()
+
+
+def verify(folder: Path, expected: str) -> bool:
+    """Whether the folder is there and its files are exactly those that the digest was made of."""
+    try:
+        return folder.is_dir() and digest(folder) == expected
+    except OSError:  # a disk that cannot be read any more, or a folder that is deleted right now
+        return False

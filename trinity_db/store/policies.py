@@ -72,8 +72,19 @@ def hold_checkpoint(tx: Transaction, run_id: int, checkpoint: Path) -> bool:
     return tx.execute(query("hold_checkpoint"), values).fetchone() is not None
 
 
-def prune(tx: Transaction, run_id: int, keep: int) -> list[Path]:
-    """Forget all but the newest `keep` checkpoints and version 0; returns the folders to delete then."""
+def relocate(tx: Transaction, run_id: int, policy: PolicyVersion) -> None:
+    """Say where a version's files are now: the same files, by their hash."""
+    values = {
+        "run_id": run_id,
+        "version": policy.version,
+        "checkpoint": str(policy.checkpoint),
+        "checkpoint_hash": policy.checkpoint_hash,
+    }
+    tx.execute(query("relocate_checkpoint"), values)
+
+
+def prune(tx: Transaction, run_id: int, keep: int) -> list[tuple[int, Path]]:
+    """Forget all but the newest `keep` checkpoints and version 0; returns which versions and folders."""
     tx.execute(query("lock_checkpoints"), {"run_id": run_id})
     rows = tx.execute(query("prune_checkpoints"), {"run_id": run_id, "keep": keep})
-    return [Path(row["checkpoint"]) for row in rows]
+    return [(row["version"], Path(row["checkpoint"])) for row in rows]

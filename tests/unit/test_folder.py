@@ -1,0 +1,182 @@
+"""The run's own folder of checkpoints: whose it is, and what may be changed in it."""
+
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.trainer.folder import OWNER_FILE, Folder, claim
+
+ONE: dict[str, Any] = {"store": "one", "name": "run"}
+OTHER: dict[str, Any] = {"store": "other", "name": "run"}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Folder:
+    return claim(tmp_path / "run", ONE)
+
+
+def version(folder: Path, number: int, suffix: str = "") -> Path:
+    """A version's folder with a file in it."""
+    path = folder / f"version-{number:06d}{suffix}"
+    path.mkdir(parents=True)
+    (path / "model.safetensors").touch()
+    return path
+
+
+def test_a_folder_belongs_to_who_has_it_first(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert claim(tmp_path / "run", ONE).path == tmp_path / "run"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [OWNER_FILE]
+    assert json.loads((tmp_path / "run" / OWNER_FILE).read_bytes()) == ONE
+
+
+def test_another_store_gets_a_folder_of_its_own_beside_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = claim(tmp_path / "run", ONE)
+    kept = version(first.path, 3)
+    others = [claim(tmp_path / "run", OTHER) for _ in range(2)]
+    assert others[0] == others[1]
+    assert others[0].path.parent == tmp_path
+    assert others[0].path.name.startswith("run-")
+    assert str(others[0].path) in caplog.text
+    others[0].clear_leftovers([], newest=9)
+    others[0].delete(3, kept)
+    others[0].set_aside(3, kept)
+    assert kept.is_dir()
+
+
+def test_versions_in_a_folder_that_names_nobody_are_nobodys(tmp_path: Path) -> None:
+    kept = version(tmp_path / "run", 0)
+    assert claim(tmp_path / "run", ONE).path != tmp_path / "run"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [kept.name]
+
+
+def test_where_both_folders_have_other_owners_nothing_is_written(tmp_path: Path) -> None:
+    claim(tmp_path / "run", OTHER)
+    second = claim(tmp_path / "run", ONE)
+    (second.path / OWNER_FILE).write_text("somebody else")
+    with pytest.raises(
+        ConfigError, match=r"have other owners; name another folder with trainer\.checkpoints"
+    ):
+        claim(tmp_path / "run", ONE)
+
+
+def test_of_two_stores_that_claim_a_folder_at_once_one_gets_it(tmp_path: Path) -> None:
+    owners = [{"store": str(number)} for number in range(8)]
+    barrier = threading.Barrier(len(owners))
+    found: dict[str, Path] = {}
+
+    def take(owner: dict[str, str]) -> None:
+        barrier.wait()
+        found[owner["store"]] = claim(tmp_path / "run", owner).path
+
+    threads = [threading.Thread(target=take, args=[owner]) for owner in owners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found.values())) == len(owners)
+    assert all(
+        json.loads((path / OWNER_FILE).read_bytes()) == {"store": name} for name, path in found.items()
+    )
+
+
+def test_a_folder_in_the_way_is_gone_around(own: Folder) -> None:
+    names = []
+    for _ in range(3):
+        folder = own.version_folder(7)
+        names.append(folder.name)
+        folder.mkdir()
+    assert names == ["version-000007", "version-000007-2", "version-000007-3"]
+
+
+def test_nothing_is_written_to_a_folder_that_was_given_to_another(own: Folder) -> None:
+    (own.path / OWNER_FILE).write_text(json.dumps(OTHER))
+    kept = version(own.path, 1)
+    with pytest.raises(TrinityError, match=r"does not name this run in its run\.json any more"):
+        own.version_folder(2)
+    with pytest.raises(TrinityError, match="does not name this run"):
+        own.clear_leftovers([], newest=5)
+    own.delete(1, kept)
+    assert kept.is_dir()
+
+
+def test_what_crashes_left_is_removed_and_nothing_else(own: Folder) -> None:
+    published = ["version-000000", "version-000002-2"]
+    kept = [*published, "version-000001.damaged", "version-12", "version-000003.tmp", "notes"]
+    leftovers = ["version-000001", "version-000002", "version-000003", "version-000003-2.0a1b2c3d.tmp"]
+    for name in [*kept, *leftovers]:
+        (own.path / name).mkdir()
+        (own.path / name / "model.safetensors").touch()
+    own.clear_leftovers(published, newest=2)
+    assert sorted(path.name for path in own.path.iterdir()) == sorted([*kept, OWNER_FILE])
+
+
+def test_later_checkpoints_than_the_store_knows_of_are_not_removed(own: Folder) -> None:
+    for number in range(4):
+        version(own.path, number)
+    with pytest.raises(ConfigError, match="version-000003 is later than all that the store knows of"):
+        own.clear_leftovers(["version-000000"], newest=1)
+    assert len(list(own.path.glob("version-*"))) == 4
+
+
+def test_a_version_that_is_not_needed_any_more_is_deleted_and_a_damaged_one_kept(own: Folder) -> None:
+    own.delete(1, version(own.path, 1))
+    own.set_aside(2, version(own.path, 2, "-2"))
+    own.set_aside(2, version(own.path, 2, "-2"))
+    assert sorted(path.name for path in own.path.glob("version-*")) == [
+        "version-000002-2.damaged",
+        "version-000002-2.damaged-2",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["delete", "set_aside"])
+def test_a_path_that_is_no_folder_of_that_version_is_left_alone(
+    own: Folder, tmp_path: Path, verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    precious = tmp_path / "precious"
+    inside = version(precious, 4)
+    newest = version(own.path, 9)
+    (own.path / "version-000004").symlink_to(inside)
+    (own.path / "link").symlink_to(precious)
+    poisoned = [
+        precious,
+        inside,
+        own.path,
+        own.path.parent,
+        own.path / OWNER_FILE,
+        own.path / "version-000004",
+        own.path / "link" / "version-000004",
+        own.path / "version-000009" / ".." / ".." / "precious" / "version-000004",
+        newest,  # of another version
+        Path("/"),
+    ]
+    before = sorted(tmp_path.rglob("*"))
+    for path in poisoned:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            getattr(own, verb)(4, path)
+        [line] = caplog.messages
+        assert line.startswith(f"version 4: {path} is no folder of version 4 in {own.path}, and is left")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_is_known_by_any_of_its_names(own: Folder, tmp_path: Path) -> None:
+    version(own.path, 5)
+    (tmp_path / "disk").symlink_to(own.path)
+    own.delete(5, tmp_path / "disk" / "version-000005")
+    assert not list(own.path.glob("version-*"))
+
+
+def test_a_version_without_files_is_not_complained_about(
+    own: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.delete(1, own.path / "version-000001")
+    own.delete(1, tmp_path / "gone" / "version-000001")
+    assert not caplog.messages
