@@ -1,8 +1,12 @@
 -- name: status_runs
--- Every run, or the one with this id, with its workers that said no goodbye and its rows by state. Counts are
--- exact and scan the hot rows: about 100 ms for a million.
+-- Every run, or the one with this id, with its workers that said no goodbye, its rows and its pairs by state, and
+-- whether its latest batch took pairs. Counts are exact and scan the hot rows: about 100 ms for a million.
 SELECT r.id, r.name AS run, r.kind, r.state, r.created_at, r.finished_at, p.version AS policy_version, p.step,
-       p.published_at, coalesce(w.workers, '[]') AS workers, coalesce(e.states, '{}') AS experiences
+       p.published_at, coalesce(w.workers, '[]') AS workers, coalesce(e.states, '{}') AS experiences,
+       coalesce(q.states, '{}') AS preferences,
+       EXISTS (SELECT FROM trinity.batch_item i
+               WHERE i.batch_id = (SELECT max(b.id) FROM trinity.batch b WHERE b.run_id = r.id)
+                 AND i.preference_id IS NOT NULL) AS draws_pairs
 FROM trinity.run r
 LEFT JOIN LATERAL (
     SELECT p.version, p.step, p.published_at
@@ -28,20 +32,25 @@ LEFT JOIN (
           GROUP BY e.run_id, e.state) s
     GROUP BY s.run_id
 ) e ON e.run_id = r.id
+LEFT JOIN (
+    SELECT s.run_id, jsonb_object_agg(s.state, s.rows) AS states
+    FROM (SELECT p.run_id, p.state, count(*) AS rows
+          FROM trinity.preference p
+          WHERE %(run_id)s::bigint IS NULL OR p.run_id = %(run_id)s
+          GROUP BY p.run_id, p.state) s
+    GROUP BY s.run_id
+) q ON q.run_id = r.id
 WHERE %(run_id)s::bigint IS NULL OR r.id = %(run_id)s
 ORDER BY r.id
 
 -- name: status_detail
--- How one run fares: groups and pairs by state, staleness of its latest batches, what was explored and trained
--- lately, the reward of its newest versions, why rows were dropped, whose rewards are awaited (NULL: nobody's), how many
--- rows cannot be learned from as they have no reward for a label, which writes came too late. Counts are exact and scan
--- rows, rollouts and verdicts: some hundred milliseconds for a million.
+-- How one run fares: groups by state, staleness of its latest batches, what was explored and trained lately, the reward of
+-- its newest versions and the loss of their last steps, why rows were dropped, whose rewards are awaited (NULL: nobody's),
+-- how many rows cannot be learned from as they have no reward for a label, which writes came too late. Counts are exact
+-- and scan rows, rollouts and verdicts: some hundred milliseconds for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
               WHERE g.run_id = %(run_id)s GROUP BY g.state) s) AS groups,
-       (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
-        FROM (SELECT p.state, count(*) AS rows FROM trinity.preference p
-              WHERE p.run_id = %(run_id)s GROUP BY p.state) s) AS preferences,
        (SELECT jsonb_build_object('batches', count(DISTINCT b.id), 'mean', avg(i.staleness), 'max', max(i.staleness))
         FROM (SELECT b.id FROM trinity.batch b
               WHERE b.run_id = %(run_id)s AND b.state <> 'reopened'
@@ -59,7 +68,10 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
             WHERE b.run_id = %(run_id)s AND b.state = 'committed'
               AND b.committed_at > now() - make_interval(secs => %(window_seconds)s))) AS rates,
        (SELECT coalesce(jsonb_agg(to_jsonb(v)), '[]')
-        FROM (SELECT p.version, p.step, coalesce(e.rows, 0) AS experiences, e.reward
+        FROM (SELECT p.version, p.step, coalesce(e.rows, 0) AS experiences, e.reward,
+                     (SELECT m.value FROM trinity.metric m
+                      WHERE m.run_id = p.run_id AND m.name = 'loss' AND m.step = p.step
+                      ORDER BY m.id DESC LIMIT 1) AS loss
               FROM trinity.policy_version p
               LEFT JOIN (SELECT e.version_min, count(*) AS rows, avg(e.reward) AS reward
                          FROM trinity.experience e
@@ -110,6 +122,16 @@ LEFT JOIN trinity.rollout m ON m.id = e.rollout_id
 LEFT JOIN trinity.rollout_group g ON g.id = e.group_id
 LEFT JOIN trinity.task t ON t.id = g.task_id
 LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
+WHERE e.id = %(id)s
+
+-- name: show_tokenizer
+-- The folder whose tokenizer made an experience's tokens: the newest checkpoint of the run, or the model that the run
+-- started from. NULL where the run has neither.
+SELECT coalesce((SELECT p.checkpoint FROM trinity.policy_version p
+                 WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL ORDER BY p.version DESC LIMIT 1),
+                r.config #>> '{model,path}') AS path
+FROM trinity.experience e
+JOIN trinity.run r ON r.id = e.run_id
 WHERE e.id = %(id)s
 
 -- name: show_rewards

@@ -12,9 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.postgres import by_login, execute, new_database
-from tests.rows import Scene, demonstration, import_records, reward, trajectory
+from tests.replays import adopted
+from tests.rows import Scene, demonstration, import_records, preference, reward, trajectory
 from trinity_db import cli
+from trinity_db.config import ScratchConfig
 from trinity_db.database import Database
+from trinity_db.models import build_scratch, load_tokenizer
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import rewards, rows, runs
 
@@ -291,9 +294,9 @@ def test_a_statement_that_takes_too_long_is_cancelled(url: str, complaint: Say) 
 def test_status_has_a_line_for_each_run(url: str, output: Say) -> None:
     header, _, line = output(url, "status").splitlines()
     counts = ["waiting", "ready", "leased", "trained", "gone"]
-    assert header.split() == ["run", "state", "alive", "version", *counts]
+    assert header.split() == ["run", "state", "version", *counts]
     # The processor has been silent for too long.
-    assert line.split() == ["first", "active", "explore,", "train", "1", *"02021"]
+    assert line.split() == ["first", "active:", "explore,", "train", "1", *"02021"]
 
 
 def test_a_data_set_is_told_from_a_run(database_url: str, output: Say) -> None:
@@ -410,7 +413,7 @@ def test_status_of_a_run_for_people(url: str, output: Say) -> None:
         "mean 0.00, max 0 in the last 1 batches",
         "0.08 rollouts/s, 0.03 trained rows/s",
         "version 0: 0.562, experiences 5",
-        "version 1: not scored",
+        "version 1: no rollouts",
         "empty (clean): experiences 1",
         "silent for",
     ):
@@ -438,6 +441,8 @@ def test_show_has_everything_about_an_experience(url: str, output: Say) -> None:
         "action_mask": [0, 0, 0, 1, 1],
         "logprobs": [-1.0, -0.5],
         "versions": [0, 0],
+        "texts": None,
+        "no_texts": "version-1: no such model folder.",
     }
     events = [(event["source"], event["value"], event["latest"]) for event in shown["rewards"]]
     assert events == [("score", 0.0, False), ("person", 0.25, True)]
@@ -478,7 +483,91 @@ def test_show_says_why_a_row_was_dropped(url: str, output: Say) -> None:
 def test_show_lists_the_trained_tokens(url: str, output: Say) -> None:
     shown = output(url, "show", "2")
     lines = [line.split() for line in shown[shown.index("\ntokens\n") :].splitlines()]
-    assert lines[4:] == [["0-2", "0", "1", "2"], ["3", "3", "-1.0", "0"], ["4", "4", "-0.5", "0"]]
+    assert lines[4:] == [
+        ["0-2", "0", "1", "2", "masked"],
+        ["3", "3", "-1.0", "0"],
+        ["4", "4", "-0.5", "0"],
+        ["Without", "their", "text:", "version-1:", "no", "such", "model", "folder."],
+    ]
+
+
+def test_show_tells_the_text_of_tokens_by_the_tokenizer_of_the_run(
+    database_url: str, output: Say, tmp_path: Path
+) -> None:
+    build_scratch(ScratchConfig(alphabet="ab \n", hidden_size=8, layers=1, heads=1), 0, tmp_path / "model")
+    with closing(Database(database_url)) as database:
+        scene = Scene.open(database, "told")
+        scene.make_ready(1)
+        with database.transaction() as tx:
+            config = json.dumps({"model": {"path": str(tmp_path / "model")}})
+            tx.execute("UPDATE trinity.run SET config = config || %s::jsonb", [config])
+            tx.execute("UPDATE trinity.policy_version SET checkpoint = NULL")
+        of = scene.values("SELECT min(id) FROM trinity.experience")[0]
+    tokens = json.loads(output(database_url, "show", str(of), "--json"))["tokens"]
+    tokenizer = load_tokenizer(tmp_path / "model")
+    assert tokens["texts"] == [tokenizer.decode([token]) for token in tokens["token_ids"]]
+    assert len(set(tokens["texts"])) == 5
+    shown = output(database_url, "show", str(of), "--tokens", "2")
+    masked, trained, more = shown[shown.index("\ntokens\n") :].splitlines()[4:]
+    assert masked.split()[0] == "0-2"
+    assert json.dumps("".join(tokens["texts"][:3])) in masked
+    assert masked.rstrip().endswith("masked")
+    assert json.dumps(tokens["texts"][3]) in trained
+    assert more == "1 more rows of tokens: --tokens 3"
+    assert "\ntokens\n" not in output(database_url, "show", str(of), "--tokens", "0")
+
+
+def test_status_of_a_run_that_trained_on_pairs_counts_pairs(database_url: str, output: Say) -> None:
+    with closing(Database(database_url)) as database:
+        import_records(database, "pairs", [preference(number) for number in range(3)])
+        run = adopted(Scene.open(database), "dpo", "pairs")
+        run.commit(run.draw_pairs(1, 2))
+        run.record(1, {"loss": 0.6931})
+        run.publish(0, step=0)
+        run.publish(1, step=1)
+        execute(database_url, "UPDATE trinity.run SET state = 'finished', finished_at = now()")
+    *_, line = output(database_url, "status").splitlines()
+    assert line.split() == ["dpo", "finished", "(pairs):", "explore,", "process,", "train", "1", *"01020"]
+    shown = output(database_url, "status", "dpo")
+    assert "1 ready, 2 trained" in shown
+    assert "version 1: no rollouts, loss 0.6931 at step 1" in shown
+    assert "not scored" not in shown
+
+
+def test_status_of_a_run_that_ended_before_its_last_rollouts_were_scored_says_so(
+    database_url: str, output: Say
+) -> None:
+    with closing(Database(database_url)) as database:
+        Scene.open(database, "brief").explore(1)
+    assert "version 0: not scored yet, experiences 2" in output(database_url, "status", "brief")
+    execute(database_url, "UPDATE trinity.run SET state = 'finished', finished_at = now()")
+    said = "version 0: not scored before the run's end, experiences 2"
+    assert said in output(database_url, "status", "brief")
+
+
+def test_tables_fit_80_columns(database_url: str, output: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"a-run-whose-name-says-all-that-was-changed-in-it-{seed}" for seed in ("one", "two")]
+    with closing(Database(database_url)) as database:
+        for name in names:
+            scene = Scene.open(database, name)
+            scene.make_ready(2)
+            scene.train(1, 1)
+            scene.publish(1, 1)
+            scene.draw(2, 1)
+        of = scene.values("SELECT max(id) FROM trinity.experience")[0]
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = {
+        command: output(database_url, *command.split())
+        for command in ("status", f"status {names[0]}", f"batches {names[0]}", f"show {of}", f"reward {of} 1")
+    }
+    wide = {command: max(map(len, text.splitlines())) for command, text in shown.items()}
+    assert {command: width for command, width in wide.items() if width > 80} == {}
+    lines = [line for line in shown["status"].splitlines() if line.startswith("a-run-")]
+    assert [line.split()[0][-4:] for line in lines] == ["-one", "-two"], "names are told apart"
+    left_out = "Left out, as the lines are full: drawn, sampler"
+    assert left_out in shown[f"batches {names[0]}"]
+    newest, _ = [line for line in shown[f"batches {names[0]}"].splitlines() if line[0] in " 1234567890"]
+    assert newest.split()[-1] == "leased", "what is not committed says so"
 
 
 def test_show_of_a_row_without_tokens_leaves_them_out(database_url: str, output: Say) -> None:

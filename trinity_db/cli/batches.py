@@ -3,20 +3,20 @@
 import sys
 from contextlib import closing
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trinity_db.cli import output
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 COLUMNS = (
     *("id", "step", "state", "sampler", "version", "included", "rows"),
-    *("reward", "staleness", "max", "loss", "created", "committed"),
+    *("reward", "staleness", "max", "loss", "drawn", "committed"),
 )
 """What the table calls the query's columns, in their order."""
+NUMBERS = {*COLUMNS} - {"state", "sampler", "drawn", "committed"}
+EXPENDABLE = ("drawn", "sampler", "state", "max", "included")
+"""What a narrow terminal does without. Of a batch that is not committed the last column has the state."""
 
 
 def batches(
@@ -27,7 +27,8 @@ def batches(
     """List the newest batches of a run.
 
     Of each its step and state, the policy version when it was drawn and the first one that includes it,
-    mean reward, staleness and loss. `trinity-db replay` writes one out in full.
+    mean reward, staleness and loss. `trinity-db replay` writes one out in full. A narrow terminal shows fewer
+    columns.
 
     Example:
 
@@ -43,19 +44,16 @@ def batches(
     if as_json:
         output.print_json(found)
     elif found:
-        output.console(sys.stdout).print(_table(found))
+        console = output.console(sys.stdout)
+        rows = [_row(batch) for batch in found]
+        console.print(output.fitted(COLUMNS, rows, console.width, EXPENDABLE, NUMBERS))
     else:
         print(f"Run '{run}' has drawn no batch yet.")
 
 
-def _table(found: list[dict[str, Any]]) -> "Table":
-    table = output.table(*COLUMNS)
-    for column in table.columns:
-        column.no_wrap = True
-        column.justify = "left" if column.header in ("state", "sampler", "created", "committed") else "right"
-    for batch in found:
-        table.add_row(*(_cell(name, value) for name, value in batch.items()))
-    return table
+def _row(batch: dict[str, Any]) -> list[str]:
+    *cells, committed = (_cell(name, value) for name, value in batch.items())
+    return [*cells, committed if batch["state"] == "committed" else batch["state"]]
 
 
 def _cell(name: str, value: Any) -> str:
@@ -64,5 +62,7 @@ def _cell(name: str, value: Any) -> str:
     if name in ("reward_mean", "staleness_mean"):
         return f"{value:.3f}"
     if name == "loss":
-        return f"{value:.4g}"
-    return output.moment(value) if isinstance(value, datetime) else output.cell(value)
+        return f"{value:.3g}"
+    if isinstance(value, datetime):
+        return output.clock(value, datetime.now(value.tzinfo))
+    return output.cell(value)

@@ -6,9 +6,10 @@ the terminal. rich is imported inside, so that `--help` does without it.
 
 import json
 import math
+import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+GAP = 2  # characters between the columns of a table
 UNLIMITED_WIDTH = 1_000_000  # columns; nothing is wrapped or cut where no terminal sets a width
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def console(out: TextIO) -> "Console":
-    """Where tables are printed: as wide as the terminal, or as they need to be where there is none."""
+    """Where tables are printed: as wide as the terminal or COLUMNS; without either, as they need to be."""
     from rich.console import Console
 
-    width = None if out.isatty() else UNLIMITED_WIDTH
+    width = None if out.isatty() or os.environ.get("COLUMNS") else UNLIMITED_WIDTH
     return Console(file=out, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -45,6 +47,47 @@ def table(*columns: str) -> "Table":
     for column in columns:
         table.add_column(printable(column), overflow="fold")
     return table
+
+
+def fitted(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    expendable: Sequence[str] = (),
+    numbers: Container[str] = (),
+) -> "Table":
+    """A table of at most `width` characters.
+
+    It leaves out columns in which no row says anything, then as many of the expendable ones as it must, the
+    first of them first; a line below names those. What is too wide still is broken into lines.
+    """
+    shown = [name for place, name in enumerate(columns) if any(row[place] for row in rows)]
+    widths = {
+        name: max(len(name), *(len(row[place]) for row in rows))
+        for place, name in enumerate(columns)
+        if name in shown
+    }
+    left_out = []
+    for name in expendable:
+        if sum(widths.values()) + GAP * (len(widths) - 1) > width and widths.pop(name, 0):
+            left_out.append(name)
+    made = table(*widths)
+    for column in made.columns:
+        column.justify = "right" if column.header in numbers else "left"
+    for row in rows:
+        made.add_row(*(value for name, value in zip(columns, row, strict=True) if name in widths))
+    if left_out:
+        made.caption = f"Left out, as the lines are full: {', '.join(left_out)}. --json has all."
+        made.caption_justify = "left"
+    return made
+
+
+def shorten(text: str, width: int) -> str:
+    """A name in at most `width` characters: its beginning and its end, by which names differ."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
 def facts(values: Mapping[str, Any]) -> "Table":
@@ -76,6 +119,12 @@ def scalar(value: Any) -> str:
     """A value as one text: itself, or JSON for what is neither text nor number."""
     plain = jsonable(value)
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def clock(at: datetime, now: datetime) -> str:
+    """A time in few characters: to the second on the day of `now`, otherwise to the minute, with its date."""
+    at = at.astimezone(now.tzinfo)
+    return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
 
 
 def moment(at: datetime) -> str:

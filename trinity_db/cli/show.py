@@ -1,14 +1,17 @@
 """`trinity-db show`: one experience with everything that the store knows of it."""
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trinity_db.cli import output
-from trinity_db.errors import NotFound
+from trinity_db.errors import NotFound, TrinityError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,16 +19,37 @@ if TYPE_CHECKING:
     from trinity_db.arrays import Payload
     from trinity_db.database import Database
 
-HISTORY = ("rewards", "processing", "drops", "preferences", "batches")
+HISTORY = {
+    "rewards": ("latest", "weight", "created_by", "detail"),
+    "processing": ("processor_version", "attempt"),
+    "drops": ("group_id",),
+    "preferences": ("held_out", "use_count", "source"),
+    "batches": (
+        "created_at",
+        "sampler",
+        "probability",
+        "ordinal",
+        "weight",
+        "committed_at",
+        "id",
+        "included_version",
+    ),
+}
+"""What happened to an experience, and the columns of each table that a narrow terminal does without."""
+TOKENS = 100  # rows that people scroll through
+STRETCH = 40  # characters of masked tokens: what they say stands above
 
 
 def show(
     experience_id: Annotated[int, typer.Argument(metavar="ID", help="Id of an experience.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    tokens: Annotated[int, typer.Option(min=0, help="How many rows of tokens; 0: none.")] = TOKENS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all tokens.")] = False,
 ) -> None:
     """Show one experience in full.
 
-    Its text, rewards, processing, drops, preferences, batches, and its tokens with log-probabilities.
+    Its text, rewards, processing, drops, preferences and batches. Then its tokens: each trained token with
+    its text, log-probability and policy version, tokens that are masked as one row for each stretch. Their
+    text comes from the tokenizer of the run's model; without it the ids stand alone.
 
     Example:
 
@@ -34,14 +58,14 @@ def show(
     from trinity_db.database import open_reader
 
     with closing(open_reader()) as database:
-        found = _read(database, experience_id)
+        found = _read(database, experience_id, with_texts=as_json or tokens > 0)
     if as_json:
         output.print_json(found)
     else:
-        _print(output.console(sys.stdout), found)
+        _print(output.console(sys.stdout), found, tokens)
 
 
-def _read(database: "Database", experience_id: int) -> dict[str, Any]:
+def _read(database: "Database", experience_id: int, with_texts: bool) -> dict[str, Any]:
     from trinity_db.schema.queries import query
     from trinity_db.store import payloads
 
@@ -52,11 +76,17 @@ def _read(database: "Database", experience_id: int) -> dict[str, Any]:
             raise NotFound(f"There is no experience {experience_id}.")
         for part in HISTORY:
             found[part] = tx.execute(query(f"show_{part}"), about).fetchall()
+        model = tx.execute(query("show_tokenizer"), about).fetchone()
     payload = payloads.read(database, [experience_id]).get(experience_id)
-    return {**found, "tokens": _tokens(payload) if payload else None}
+    if payload is None:
+        return {**found, "tokens": None}
+    tokens = _tokens(payload)
+    if with_texts:
+        tokens |= _texts(tokens["token_ids"], model["path"] if model else None)
+    return {**found, "tokens": tokens}
 
 
-def _tokens(payload: "Payload") -> dict[str, list[Any] | None]:
+def _tokens(payload: "Payload") -> dict[str, Any]:
     logprobs, versions = payload.logprobs, payload.versions
     return {
         "token_ids": payload.token_ids.tolist(),
@@ -67,44 +97,75 @@ def _tokens(payload: "Payload") -> dict[str, list[Any] | None]:
     }
 
 
-def _print(console: "Console", found: dict[str, Any]) -> None:
+def _texts(ids: Sequence[int], folder: str | None) -> dict[str, Any]:
+    """The text of each token; where the tokenizer cannot be loaded, why."""
+    from trinity_db.models import load_tokenizer
+
+    if folder is None:
+        return {"texts": None, "no_texts": "the run names no folder of a model"}
+    try:
+        tokenizer = load_tokenizer(Path(folder).expanduser())
+    except TrinityError as error:
+        return {"texts": None, "no_texts": str(error)}
+    texts = {token: tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in set(ids)}
+    return {"texts": [texts[token] for token in ids]}
+
+
+def _print(console: "Console", found: dict[str, Any], num_tokens: int) -> None:
     from rich.text import Text
 
     apart = (*HISTORY, "tokens", "task_payload", "prompt", "response", "messages", "environment")
-    console.print(output.facts({key: value for key, value in found.items() if key not in apart}))
+    console.print(output.facts({key: _cell(value) for key, value in found.items() if key not in apart}))
     for key in ("task_payload", "messages", "environment", "prompt", "response"):
         if found[key] is not None:
             console.print(f"\n{key}", style="bold")
             console.print(Text(output.printable(output.scalar(found[key]))))
-    for part in HISTORY:
-        if found[part]:
+    for part, expendable in HISTORY.items():
+        if rows := found[part]:
             console.print(f"\n{part}", style="bold")
-            _print_rows(console, [tuple(row.values()) for row in found[part]], list(found[part][0]))
-    if found["tokens"]:
-        console.print("\ntokens", style="bold")
-        _print_rows(console, list(_spans(found["tokens"])), ["position", "token", "logprob", "version"])
+            cells = [[_cell(value) or "" for value in row.values()] for row in rows]
+            console.print(output.fitted(list(rows[0]), cells, console.width, expendable))
+    if found["tokens"] and num_tokens:
+        _print_tokens(console, found["tokens"], num_tokens)
 
 
-def _print_rows(console: "Console", rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> None:
-    table = output.table(*columns)
-    for row in rows:
-        table.add_row(*("" if value is None else output.cell(value) for value in row))
-    console.print(table)
+def _cell(value: Any) -> str | None:
+    """A value in the form that people read; None where there is none."""
+    if isinstance(value, datetime):
+        return output.moment(value)
+    return None if value is None else output.cell(value)
 
 
-def _spans(tokens: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None, int | None]]:
-    """A row for each trained token, and one for each stretch of tokens between them."""
-    ids, mask = tokens["token_ids"], tokens["action_mask"]
-    numbers = zip(
-        tokens["logprobs"] or [None] * sum(mask), tokens["versions"] or [None] * sum(mask), strict=True
-    )
+def _print_tokens(console: "Console", tokens: Mapping[str, Any], limit: int) -> None:
+    columns = ("position", "text", "id", "logprob", "version")
+    rows = list(_token_rows(tokens))
+    console.print("\ntokens", style="bold")
+    console.print(output.fitted(columns, rows[:limit], console.width, numbers=columns[3:]))
+    if "no_texts" in tokens:
+        console.print(output.printable(f"Without their text: {tokens['no_texts']}"))
+    if len(rows) > limit:
+        console.print(f"{len(rows) - limit} more rows of tokens: --tokens {len(rows)}")
+
+
+def _token_rows(tokens: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A row for each trained token, and one for each stretch of masked tokens between them."""
+    ids, mask, texts = tokens["token_ids"], tokens["action_mask"], tokens["texts"]
+    given = (tokens[key] or [None] * sum(mask) for key in ("logprobs", "versions"))
+    numbers = zip(*given, strict=True)
     start = 0
     for position, trained in enumerate([*mask, 1]):
         if not trained:
             continue
         if start < position:
-            given = " ".join(map(str, ids[start:position]))
-            yield f"{start}-{position - 1}", given, None, None
+            place = str(start) if position == start + 1 else f"{start}-{position - 1}"
+            text, stretch = _quoted(texts, start, position), " ".join(map(str, ids[start:position]))
+            yield [place, output.shorten(text, STRETCH), output.shorten(stretch, STRETCH // 2), "masked", ""]
         if position < len(ids):
-            yield str(position), str(ids[position]), *next(numbers)
+            said = ("" if value is None else str(value) for value in next(numbers))
+            yield [str(position), _quoted(texts, position, position + 1), str(ids[position]), *said]
         start = position + 1
+
+
+def _quoted(texts: Sequence[str] | None, start: int, end: int) -> str:
+    """The text of tokens in quotes, so that blanks and line ends are seen."""
+    return "" if texts is None else json.dumps("".join(texts[start:end]), ensure_ascii=False)

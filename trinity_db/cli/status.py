@@ -22,6 +22,9 @@ RATE_SECONDS = 60  # short enough to see a stall, long enough to average over ba
 RECENT_BATCHES = 20
 NEWEST_VERSIONS = 5
 
+NAME_WIDTH = 12  # characters that a run's name has at least
+STATE_WIDTH = 9  # of the longest word beside it
+
 COUNTS = {
     "waiting": ("raw", "clean", "scored"),
     "ready": ("ready",),
@@ -29,7 +32,7 @@ COUNTS = {
     "trained": ("trained",),
     "gone": ("dropped", "expired"),
 }
-"""What a run's line counts, and the states of experiences that count as it."""
+"""What a run's line counts, and the states of experiences, or of pairs, that count as it."""
 
 
 def status(
@@ -47,7 +50,8 @@ def status(
 ) -> None:
     """Show what runs are doing.
 
-    For all runs who is alive and how many experiences wait, are ready, trained or gone; for one run also
+    For all runs which roles are alive, and how many experiences, or of a run that trains on pairs how many
+    pairs, wait, are ready, trained or gone; for one run also
     rewards by policy version, staleness, rates, why rows were dropped, whose rewards are awaited, and which
     writes came too late. All counts are exact: at a million rows a look takes some hundred milliseconds.
 
@@ -119,21 +123,38 @@ def _picture(database: "Database", run: str | None) -> "RenderableType":
 def _overview(runs: list[dict[str, Any]]) -> "Table | str":
     if not runs:
         return "There are no runs yet; trinity-db demo makes one."
-    table = output.table("run", "state", "alive", "version", *COUNTS)
-    for column in table.columns:
-        column.no_wrap = column.header != "alive"
-    for column in table.columns[3:]:
-        column.justify = "right"
-    for run in runs:
-        states = run["experiences"]
-        table.add_row(
-            run["run"],
-            run["state"] if run["kind"] == "train" else run["kind"],
-            ", ".join(worker["role"] for worker in run["workers"] if worker["alive"]),
+    console_width = output.console(sys.stdout).width
+    lines = [
+        [
+            _state(run),
             "" if run["policy_version"] is None else str(run["policy_version"]),
-            *(str(sum(states.get(state, 0) for state in counted)) for counted in COUNTS.values()),
-        )
+            *(str(sum(_counted(run).get(state, 0) for state in counted)) for counted in COUNTS.values()),
+        ]
+        for run in runs
+    ]
+    table = output.table("run", "state", "version", *COUNTS)
+    for column in table.columns:
+        column.no_wrap = column.header != "state"
+    for column in table.columns[2:]:
+        column.justify = "right"
+    widths = [max(map(len, cells)) for cells in zip(["", "version", *COUNTS], *lines, strict=True)]
+    name_width = max(NAME_WIDTH, console_width - STATE_WIDTH - sum(widths[1:]) - output.GAP * len(widths))
+    for run, line in zip(runs, lines, strict=True):
+        table.add_row(output.shorten(run["run"], name_width), *line)
     return table
+
+
+def _state(run: Mapping[str, Any]) -> str:
+    """What becomes of a run, and which of its roles are alive; whether its line counts pairs."""
+    state = run["state"] if run["kind"] == "train" else run["kind"]
+    alive = ", ".join(worker["role"] for worker in run["workers"] if worker["alive"])
+    return f"{state}{' (pairs)' if run['draws_pairs'] else ''}{f': {alive}' if alive else ''}"
+
+
+def _counted(run: Mapping[str, Any]) -> Mapping[str, int]:
+    """The rows that a run's steps take, by state: those of pairs stay ready, and the pairs are trained on."""
+    counted: Mapping[str, int] = run["preferences" if run["draws_pairs"] else "experiences"]
+    return counted
 
 
 def _detail(run: Mapping[str, Any]) -> "Table":
@@ -148,7 +169,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "policy": _policy(run),
             "staleness": _staleness(run["staleness"]),
             "rates": _rates(run["rates"]),
-            "rewards": "\n".join(map(_reward, run["rewards"])) or None,
+            "rewards": "\n".join(_reward(version, run) for version in run["rewards"]) or None,
             "drops": "\n".join(map(_drop, run["drops"])) or None,
             "waits for": _awaited(run["awaited"]) or _unlabelled(run),
             "came too late": _refused(run["refused"]),
@@ -184,9 +205,16 @@ def _rates(rates: Mapping[str, Any]) -> str:
     return f"{explored:g} rollouts/s, {trained:g} trained rows/s in the last {rates['seconds']} s"
 
 
-def _reward(version: Mapping[str, Any]) -> str:
-    reward = "not scored" if version["reward"] is None else f"{version['reward']:.3f}"
-    return f"version {version['version']}: {reward}, experiences {version['experiences']}"
+def _reward(version: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """What the rollouts of a version earned; of a version that wrote none, the loss of its last step."""
+    said = f"version {version['version']}: "
+    if version["reward"] is not None:
+        return f"{said}{version['reward']:.3f}, experiences {version['experiences']}"
+    if version["experiences"]:
+        why = "not scored yet" if run["state"] == "active" else "not scored before the run's end"
+        return f"{said}{why}, experiences {version['experiences']}"
+    loss = "" if version["loss"] is None else f", loss {version['loss']:.4g} at step {version['step']}"
+    return f"{said}no rollouts{loss}"
 
 
 def _drop(drop: Mapping[str, Any]) -> str:
