@@ -1,10 +1,11 @@
 """What all tables share: the Postgres schema, names of constraints by rule, column types."""
 
+import inspect
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from sqlalchemy import BigInteger, DateTime, Enum, Identity, MetaData, func, text
+from sqlalchemy import BigInteger, DateTime, Enum, Identity, MetaData, Table, func, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
@@ -21,7 +22,7 @@ NAMING = {
 
 
 class Base(DeclarativeBase):
-    """Base of the tables. Ids are never reused."""
+    """Base of the tables. Ids are never reused. The docstring of a table is its SQL comment too."""
 
     metadata = MetaData(schema=SCHEMA, naming_convention=NAMING)
     type_annotation_map: ClassVar[dict[Any, Any]] = {
@@ -29,6 +30,11 @@ class Base(DeclarativeBase):
         datetime: DateTime(timezone=True),
         int: BigInteger,
     }
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        assert isinstance(cls.__table__, Table)
+        cls.__table__.comment = " ".join((inspect.getdoc(cls) or "").split())
 
 
 # BY DEFAULT, not ALWAYS: writers take ids from the sequence first, so that one COPY per table can

@@ -24,32 +24,53 @@ class Batch(Base):
 
     __tablename__ = "batch"
 
-    id: Mapped[Id]
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
-    step: Mapped[int] = mapped_column(Integer)
-    state: Mapped[BatchState] = mapped_column(enum(BatchState, "batch_state"), server_default="leased")
-    worker_id: Mapped[int] = mapped_column(ForeignKey("worker.id"))
-    # The latest published version when it was drawn, and the first one that includes it.
-    policy_version: Mapped[int] = mapped_column(Integer)
-    included_version: Mapped[int | None] = mapped_column(Integer)
-    # In units of the configured batch size: groups, rows or pairs.
-    size: Mapped[int] = mapped_column(Integer)
-    # Passes over the data that were finished before this batch; 0 online.
-    epoch: Mapped[int] = mapped_column(Integer, server_default="0")
-    sampler: Mapped[str] = mapped_column(Text)
-    seed: Mapped[int]
-    query: Mapped[str] = mapped_column(Text)
-    # What the draw could see (a pg_snapshot), and the limit it was held to: with them it can be run again.
-    snapshot: Mapped[str | None] = mapped_column(Text)
-    max_staleness: Mapped[int | None] = mapped_column(Integer)
-    # What else the sampler was given and found, so that the draw can be run again.
-    parameters: Mapped[dict[str, Any] | None]
+    id: Mapped[Id] = mapped_column(comment="Number of the batch, never used again")
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
+    )
+    step: Mapped[int] = mapped_column(Integer, comment="Trainer step that the batch is for, from 1")
+    state: Mapped[BatchState] = mapped_column(
+        enum(BatchState, "batch_state"), server_default="leased", comment="leased, committed or reopened"
+    )
+    worker_id: Mapped[int] = mapped_column(ForeignKey("worker.id"), comment="The trainer that drew it")
+    policy_version: Mapped[int] = mapped_column(
+        Integer, comment="Latest published policy version when the batch was drawn"
+    )
+    included_version: Mapped[int | None] = mapped_column(
+        Integer, comment="First policy version whose checkpoint includes the step; NULL until it is published"
+    )
+    size: Mapped[int] = mapped_column(
+        Integer, comment="How much was drawn, in units of the configured batch size: groups, rows or pairs"
+    )
+    epoch: Mapped[int] = mapped_column(
+        Integer,
+        server_default="0",
+        comment="Passes over imported data that were finished before this batch; 0 in an online run",
+    )
+    sampler: Mapped[str] = mapped_column(Text, comment="Name of the sampler that drew it")
+    seed: Mapped[int] = mapped_column(comment="Seed of the draw: with the step, all chance follows from it")
+    query: Mapped[str] = mapped_column(Text, comment="SQL of the draw")
+    snapshot: Mapped[str | None] = mapped_column(
+        Text, comment="What the draw could see, a pg_snapshot as text"
+    )
+    max_staleness: Mapped[int | None] = mapped_column(
+        Integer, comment="Staleness limit that the draw was held to, in policy versions; NULL without a limit"
+    )
+    parameters: Mapped[dict[str, Any] | None] = mapped_column(
+        comment="What else the sampler was given and found, so that the draw can be run again"
+    )
     # The lowest id of a group that was not finished with at the draw: none below it will ever be live again,
     # unless this batch is reopened. Whoever looks for live groups begins here, past all that is behind.
-    floor: Mapped[int | None]
-    created_at: Mapped[Now]
-    committed_at: Mapped[datetime | None]
-    reopened_at: Mapped[datetime | None]
+    floor: Mapped[int | None] = mapped_column(
+        comment="Lowest id of a rollout group that was not finished with at the draw; NULL in an offline run"
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time of the draw")
+    committed_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which the trainer step was recorded; NULL before"
+    )
+    reopened_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which the rows were given back to be drawn again; NULL otherwise"
+    )
 
     __table_args__ = (
         ForeignKeyConstraint(
@@ -71,20 +92,45 @@ class BatchItem(Base):
 
     __tablename__ = "batch_item"
 
-    batch_id: Mapped[int] = mapped_column(ForeignKey("batch.id", ondelete="CASCADE"), primary_key=True)
-    ordinal: Mapped[int] = mapped_column(Integer, primary_key=True)
+    batch_id: Mapped[int] = mapped_column(
+        ForeignKey("batch.id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="The batch that the row was drawn for",
+    )
+    ordinal: Mapped[int] = mapped_column(
+        Integer, primary_key=True, comment="Place of the row in the batch, from 0"
+    )
     # Of the batch's run, and gone with it: the draw knows that it is there.
-    experience_id: Mapped[int]
-    # The pair it was drawn with: the chosen one has an even ordinal, the rejected one the next.
-    preference_id: Mapped[int | None] = mapped_column(ForeignKey("preference.id", ondelete="CASCADE"))
-    # Chance of this row at the draw, where chance took part, and its weight in the loss.
-    probability: Mapped[float | None] = mapped_column(Double)
-    weight: Mapped[float] = mapped_column(Double, server_default="1")
-    reward: Mapped[float | None] = mapped_column(Double)
-    advantage: Mapped[float | None] = mapped_column(Double)
-    # At the draw: the policy version that was the latest then, less the oldest that wrote any of the row's
-    # tokens. How stale the row is now, experience_view.staleness_now says.
-    staleness: Mapped[int | None] = mapped_column(Integer)
+    experience_id: Mapped[int] = mapped_column(comment="The experience that was drawn")
+    preference_id: Mapped[int | None] = mapped_column(
+        ForeignKey("preference.id", ondelete="CASCADE"),
+        comment=(
+            "The pair it was drawn with: the chosen row has an even ordinal, the rejected one the"
+            " next; NULL without a pair"
+        ),
+    )
+    probability: Mapped[float | None] = mapped_column(
+        Double, comment="Chance of this row at the draw, from 0 to 1; NULL where chance took no part"
+    )
+    weight: Mapped[float] = mapped_column(
+        Double,
+        server_default="1",
+        comment="Weight of the row in the loss; 0 for a row that others are only compared with",
+    )
+    reward: Mapped[float | None] = mapped_column(
+        Double, comment="Reward of the row that the step used; NULL where it used none"
+    )
+    advantage: Mapped[float | None] = mapped_column(
+        Double, comment="Advantage that the step used; NULL where the algorithm has none"
+    )
+    staleness: Mapped[int | None] = mapped_column(
+        Integer,
+        comment=(
+            "Staleness at the draw, in policy versions: the latest published version less the "
+            "oldest that wrote any of the row's tokens. experience_view.staleness_now says how "
+            "stale the row is now"
+        ),
+    )
 
     __table_args__ = (
         Index(None, "experience_id"),

@@ -33,40 +33,88 @@ class Experience(Base):
 
     __tablename__ = "experience"
 
-    id: Mapped[Id]
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
+    id: Mapped[Id] = mapped_column(comment="Number of the experience, never used again")
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
+    )
     # That of its rollout, which holds it to a group that exists.
-    group_id: Mapped[int | None]
+    group_id: Mapped[int | None] = mapped_column(
+        comment="Rollout group of its rollout; NULL for an imported row without a group"
+    )
     # No cascade: a data set cannot be deleted while a run has adopted its rows.
-    rollout_id: Mapped[int | None] = mapped_column(ForeignKey("rollout.id"))
-    source_id: Mapped[int | None] = mapped_column(ForeignKey("experience.id"))
-    step: Mapped[int] = mapped_column(SmallInteger, server_default="0")
-    state: Mapped[ExperienceState] = mapped_column(enum(ExperienceState, "experience_state"))
-    # Kept for evaluation: never drawn.
-    held_out: Mapped[bool] = mapped_column(Boolean, server_default="false")
-    version_min: Mapped[int | None] = mapped_column(Integer)
-    version_max: Mapped[int | None] = mapped_column(Integer)
-    reward: Mapped[float | None] = mapped_column(Double)
-    priority: Mapped[float] = mapped_column(Double, server_default="0")
-    # Committed uses.
-    use_count: Mapped[int] = mapped_column(Integer, server_default="0")
-    # In tokens; NULL until the row has a payload.
-    prompt_length: Mapped[int | None] = mapped_column(Integer)
-    response_length: Mapped[int | None] = mapped_column(Integer)
-    # The lease, and its fencing token. The claim knows that the worker is there.
-    worker_id: Mapped[int | None]
-    attempt: Mapped[int] = mapped_column(Integer, server_default="0")
-    # Made from an imported row's content, so that importing it again adds nothing.
-    import_key: Mapped[uuid.UUID | None]
-    created_at: Mapped[Now]
-    # The transaction that adopted it, then the one that gave it tokens. A row of a live group has none: it
-    # is drawn with its group.
-    ready_xact: Mapped[int | None]
-    # The run's, in a row that passes over the data may use: not in one that is live, held out or the worse
-    # one of a pair.
-    seed: Mapped[int | None]
-    # The run's, in a row that it adopted.
-    draws_labels: Mapped[bool] = mapped_column(Boolean, server_default="false")
+    rollout_id: Mapped[int | None] = mapped_column(
+        ForeignKey("rollout.id"),
+        comment="The attempt that it is a part of; NULL for an imported row without one",
+    )
+    source_id: Mapped[int | None] = mapped_column(
+        ForeignKey("experience.id"),
+        comment="The imported experience that a run adopted as this one; NULL for others",
+    )
+    step: Mapped[int] = mapped_column(
+        SmallInteger,
+        server_default="0",
+        comment="Which step of its rollout it is, from 0; a single-turn rollout has one",
+    )
+    state: Mapped[ExperienceState] = mapped_column(
+        enum(ExperienceState, "experience_state"),
+        comment="raw, clean, scored, ready, leased, trained, dropped or expired",
+    )
+    held_out: Mapped[bool] = mapped_column(
+        Boolean, server_default="false", comment="Whether it is kept for evaluation and never drawn"
+    )
+    version_min: Mapped[int | None] = mapped_column(
+        Integer,
+        comment=("Oldest policy version that wrote any of its tokens; NULL where no policy of this run did"),
+    )
+    version_max: Mapped[int | None] = mapped_column(
+        Integer,
+        comment=("Newest policy version that wrote any of its tokens; NULL where no policy of this run did"),
+    )
+    reward: Mapped[float | None] = mapped_column(
+        Double, comment="Weighted sum of the latest reward event of each name; NULL before the first"
+    )
+    priority: Mapped[float] = mapped_column(
+        Double, server_default="0", comment="Not read by the samplers, which weigh groups by theirs"
+    )
+    use_count: Mapped[int] = mapped_column(
+        Integer, server_default="0", comment="How many committed batches used it"
+    )
+    prompt_length: Mapped[int | None] = mapped_column(
+        Integer, comment="Length of the prompt in tokens; NULL until the row has a payload"
+    )
+    response_length: Mapped[int | None] = mapped_column(
+        Integer, comment="Length of the response in tokens; NULL until the row has a payload"
+    )
+    # Refers to no worker by a constraint: the claim knows that the worker is there.
+    worker_id: Mapped[int | None] = mapped_column(
+        comment="The worker that holds the lease on it; NULL while no worker does"
+    )
+    attempt: Mapped[int] = mapped_column(
+        Integer,
+        server_default="0",
+        comment="How many times the row was leased; a write that carries an older number is refused",
+    )
+    import_key: Mapped[uuid.UUID | None] = mapped_column(
+        comment="Made from an imported row's content, so that importing it again adds nothing"
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time at which it was written")
+    ready_xact: Mapped[int | None] = mapped_column(
+        comment=(
+            "Transaction that adopted it, then the one that gave it tokens; NULL for a row of a "
+            "live group, which is drawn with its group"
+        )
+    )
+    seed: Mapped[int | None] = mapped_column(
+        comment=(
+            "The run's seed, in a row that passes over data may use; NULL in one that is live, "
+            "held out or the worse one of a pair"
+        )
+    )
+    draws_labels: Mapped[bool] = mapped_column(
+        Boolean,
+        server_default="false",
+        comment="Whether its run learns from good and bad rows, copied when the run adopted it",
+    )
     # Where it stands in the shuffled order of its pass: another one after each use. NULL where it cannot be
     # drawn now: a row without tokens, or with a reward of zero or less. Where the run learns from labels, one
     # without tokens or without a reward.
@@ -76,7 +124,11 @@ class Experience(Base):
             " AND (reward > 0::double precision OR (reward IS NOT NULL) = draws_labels)"
             " THEN hashint8extended(source_id, seed + use_count) ELSE NULL::bigint END",
             persisted=True,
-        )
+        ),
+        comment=(
+            "Its place in the shuffled order of a pass over data, another one after each use; "
+            "NULL where it cannot be drawn now"
+        ),
     )
 
     __table_args__ = (
@@ -136,18 +188,28 @@ class ExperienceText(Base):
     __tablename__ = "experience_text"
 
     experience_id: Mapped[int] = mapped_column(
-        ForeignKey("experience.id", ondelete="CASCADE"), primary_key=True
+        ForeignKey("experience.id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="The experience that the text is of",
     )
-    prompt: Mapped[str] = mapped_column(Text)
-    response: Mapped[str] = mapped_column(Text)
-    # The prompt as a conversation, where it was one.
-    messages: Mapped[list[dict[str, str]] | None] = mapped_column(JSONB)
-    # Columns of an imported row that have no place of their own; an export gives them back.
-    extra: Mapped[dict[str, Any] | None]
+    prompt: Mapped[str] = mapped_column(Text, comment="Prompt as the model was given it")
+    response: Mapped[str] = mapped_column(Text, comment="Response as text")
+    messages: Mapped[list[dict[str, str]] | None] = mapped_column(
+        JSONB, comment="The prompt as a conversation; NULL where it was none"
+    )
+    extra: Mapped[dict[str, Any] | None] = mapped_column(
+        comment=("Columns of an imported row that have no place of their own; an export gives them back")
+    )
     # Of the environment that the response is an action in, where the workflow says it; otherwise the prompt
     # is. Here and not in the hot row: it is as long as a prompt, costs nothing where there is none, and is
     # read where the prompt would be.
-    state: Mapped[str | None] = mapped_column(Text)
+    state: Mapped[str | None] = mapped_column(
+        Text,
+        comment=(
+            "State of the environment in which the response is an action, where the workflow says"
+            " it; NULL means that the prompt is the state"
+        ),
+    )
 
     # Bytes. Texts are compressed where two rows do not fit a page: to do it for all of them costs a write
     # more time than the fewer bytes save.
@@ -163,14 +225,24 @@ class Payload(Base):
     __tablename__ = "payload"
 
     experience_id: Mapped[int] = mapped_column(
-        ForeignKey("experience.id", ondelete="CASCADE"), primary_key=True
+        ForeignKey("experience.id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="The experience that the arrays are of",
     )
-    codec: Mapped[str] = mapped_column(Text)
-    num_tokens: Mapped[int] = mapped_column(Integer)
+    codec: Mapped[str] = mapped_column(Text, comment="How data is packed")
+    num_tokens: Mapped[int] = mapped_column(Integer, comment="Number of tokens, prompt and response together")
     # STORAGE EXTERNAL (set in the migration): such bytes gain nothing from compression.
-    data: Mapped[bytes | None] = mapped_column(LargeBinary)
+    data: Mapped[bytes | None] = mapped_column(
+        LargeBinary,
+        comment=(
+            "Token ids, action mask, log-probabilities and policy versions, packed; NULL once "
+            "they are in the archive"
+        ),
+    )
     # Row id in the Lance table of the experience's run. Such ids are stable: compaction keeps them.
-    archive_row: Mapped[int | None]
+    archive_row: Mapped[int | None] = mapped_column(
+        comment="Row id in the Lance table of the experience's run; NULL while the arrays are here"
+    )
 
     __table_args__ = (
         CheckConstraint("num_tokens > 0", "has_tokens"),
@@ -188,11 +260,20 @@ class Archive(Base):
 
     __tablename__ = "archive"
 
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
-    # The lease, and its fencing token: one writer at a time, and nothing of an earlier one counts.
-    worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
-    attempt: Mapped[int] = mapped_column(Integer, server_default="0")
-    # What was archived in all.
-    num_rows: Mapped[int] = mapped_column(server_default="0")
-    num_bytes: Mapped[int] = mapped_column(server_default="0")
-    created_at: Mapped[Now]
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, comment="The run that the row belongs to"
+    )
+    worker_id: Mapped[int | None] = mapped_column(
+        ForeignKey("worker.id"),
+        comment="The worker that may write the run's Lance table; NULL while no worker does",
+    )
+    attempt: Mapped[int] = mapped_column(
+        Integer,
+        server_default="0",
+        comment=("How many times the right to write was given; what an earlier holder says later is refused"),
+    )
+    num_rows: Mapped[int] = mapped_column(server_default="0", comment="Payloads that were archived in all")
+    num_bytes: Mapped[int] = mapped_column(
+        server_default="0", comment="Bytes of payloads that were archived in all"
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time at which the run's archive was begun")

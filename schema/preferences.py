@@ -26,30 +26,66 @@ class Preference(Base):
 
     __tablename__ = "preference"
 
-    id: Mapped[Id]
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
-    chosen_id: Mapped[int] = mapped_column(ForeignKey("experience.id", ondelete="CASCADE"))
-    rejected_id: Mapped[int] = mapped_column(ForeignKey("experience.id", ondelete="CASCADE"))
-    source: Mapped[str] = mapped_column(Text)
-    # Reward of the chosen less that of the rejected, where both have one.
-    margin: Mapped[float | None] = mapped_column(Double)
-    state: Mapped[ExperienceState] = mapped_column(
-        enum(ExperienceState, "experience_state"), server_default="ready"
+    id: Mapped[Id] = mapped_column(comment="Number of the pair, never used again")
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
     )
-    held_out: Mapped[bool] = mapped_column(Boolean, server_default="false")
-    use_count: Mapped[int] = mapped_column(Integer, server_default="0")
-    worker_id: Mapped[int | None]
-    attempt: Mapped[int] = mapped_column(Integer, server_default="0")
-    # Columns of an imported row that have no place of their own; an export gives them back.
-    extra: Mapped[dict[str, Any] | None]
-    created_at: Mapped[Now]
-    ready_xact: Mapped[int] = mapped_column(server_default=CURRENT_XACT)
-    # The row of a data set that the chosen one was adopted from, or the chosen one.
-    origin_id: Mapped[int | None]
-    # As an experience's: NULL in a pair that is held out, that its rewards contradict, or of a data set.
-    seed: Mapped[int | None]
+    chosen_id: Mapped[int] = mapped_column(
+        ForeignKey("experience.id", ondelete="CASCADE"), comment="The better experience"
+    )
+    rejected_id: Mapped[int] = mapped_column(
+        ForeignKey("experience.id", ondelete="CASCADE"), comment="The worse experience"
+    )
+    source: Mapped[str] = mapped_column(
+        Text,
+        comment=(
+            "Where the pair comes from: pair for one that was derived from rewards, otherwise "
+            "what the import says"
+        ),
+    )
+    margin: Mapped[float | None] = mapped_column(
+        Double, comment="Reward of the chosen row less that of the rejected one; NULL where one has none"
+    )
+    state: Mapped[ExperienceState] = mapped_column(
+        enum(ExperienceState, "experience_state"),
+        server_default="ready",
+        comment="ready, leased, trained, dropped or expired",
+    )
+    held_out: Mapped[bool] = mapped_column(
+        Boolean, server_default="false", comment="Whether it is kept for evaluation and never drawn"
+    )
+    use_count: Mapped[int] = mapped_column(
+        Integer, server_default="0", comment="How many committed batches used it"
+    )
+    worker_id: Mapped[int | None] = mapped_column(
+        comment="The trainer that holds the lease on it; NULL while no worker does"
+    )
+    attempt: Mapped[int] = mapped_column(
+        Integer,
+        server_default="0",
+        comment="How many times the row was leased; a write that carries an older number is refused",
+    )
+    extra: Mapped[dict[str, Any] | None] = mapped_column(
+        comment=("Columns of an imported row that have no place of their own; an export gives them back")
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time at which it was written")
+    ready_xact: Mapped[int] = mapped_column(
+        server_default=CURRENT_XACT, comment="Transaction that made it ready to be drawn"
+    )
+    origin_id: Mapped[int | None] = mapped_column(
+        comment=("The imported experience that the chosen one was adopted from, or the chosen one itself")
+    )
+    seed: Mapped[int | None] = mapped_column(
+        comment=(
+            "The run's seed; NULL in a pair that is held out, that its rewards contradict, or of a data set"
+        )
+    )
     place: Mapped[int | None] = mapped_column(
-        Computed("hashint8extended(origin_id, seed + use_count)", persisted=True)
+        Computed("hashint8extended(origin_id, seed + use_count)", persisted=True),
+        comment=(
+            "Its place in the shuffled order of a pass over data, another one after each use; "
+            "NULL where it cannot be drawn"
+        ),
     )
 
     __table_args__ = (
@@ -82,10 +118,17 @@ class Pairing(Base):
 
     __tablename__ = "pairing"
 
-    # Whose pairs: a run adopts groups of data sets.
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
-    id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="The run whose pairs may change; a run adopts groups of data sets",
+    )
+    id: Mapped[int] = mapped_column(
+        Identity(always=True),
+        primary_key=True,
+        comment="Number of the change, in the order in which changes were written",
+    )
     # No foreign key, which would lock the group: of one that is gone there is nothing to pair.
-    group_id: Mapped[int]
+    group_id: Mapped[int] = mapped_column(comment="The rollout group that changed")
 
     __table_args__ = ({"postgresql_with": HOT_TABLE},)

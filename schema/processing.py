@@ -14,14 +14,24 @@ class Processing(Base):
 
     __tablename__ = "processing"
 
-    id: Mapped[Id]
-    experience_id: Mapped[int] = mapped_column(ForeignKey("experience.id", ondelete="CASCADE"))
-    processor: Mapped[str] = mapped_column(Text)
-    processor_version: Mapped[int] = mapped_column(Integer)
-    attempt: Mapped[int] = mapped_column(Integer)
-    outcome: Mapped[Outcome] = mapped_column(enum(Outcome, "processing_outcome"))
-    error: Mapped[str | None] = mapped_column(Text)
-    created_at: Mapped[Now]
+    id: Mapped[Id] = mapped_column(comment="Number of the pass, never used again")
+    experience_id: Mapped[int] = mapped_column(
+        ForeignKey("experience.id", ondelete="CASCADE"), comment="The experience that was looked at"
+    )
+    processor: Mapped[str] = mapped_column(
+        Text, comment="Which processor: clean, score or another one's name"
+    )
+    processor_version: Mapped[int] = mapped_column(Integer, comment="Version of the processor")
+    attempt: Mapped[int] = mapped_column(
+        Integer, comment="Attempt of the row's lease under which the processor looked at it"
+    )
+    outcome: Mapped[Outcome] = mapped_column(
+        enum(Outcome, "processing_outcome"), comment="passed, dropped, failed or refused"
+    )
+    error: Mapped[str | None] = mapped_column(
+        Text, comment="What went wrong; NULL unless the outcome is failed"
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time at which the processor was done with the row")
 
     __table_args__ = (
         # By the rule its name would be longer than Postgres allows.
@@ -37,22 +47,34 @@ class Drop(Base):
 
     __tablename__ = "drop"
 
-    id: Mapped[Id]
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
+    id: Mapped[Id] = mapped_column(comment="Number of the drop, never used again")
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
+    )
     experience_id: Mapped[int | None] = mapped_column(
-        ForeignKey("experience.id", ondelete="CASCADE"), unique=True
+        ForeignKey("experience.id", ondelete="CASCADE"),
+        unique=True,
+        comment="The experience that is dropped; NULL where it is a pair or a group",
     )
     preference_id: Mapped[int | None] = mapped_column(
-        ForeignKey("preference.id", ondelete="CASCADE"), unique=True
+        ForeignKey("preference.id", ondelete="CASCADE"),
+        unique=True,
+        comment="The pair that is dropped; NULL where it is a row or a group",
     )
-    # A group of which nothing is left to train on.
     group_id: Mapped[int | None] = mapped_column(
-        ForeignKey("rollout_group.id", ondelete="CASCADE"), unique=True
+        ForeignKey("rollout_group.id", ondelete="CASCADE"),
+        unique=True,
+        comment=(
+            "The rollout group that is dropped, of which nothing is left to train on; NULL where "
+            "it is a row or a pair"
+        ),
     )
-    stage: Mapped[str] = mapped_column(Text)
-    reason: Mapped[str] = mapped_column(Text)
-    detail: Mapped[dict[str, Any] | None]
-    created_at: Mapped[Now]
+    stage: Mapped[str] = mapped_column(
+        Text, comment="Where it was dropped: explore, a processor's name, encode or draw"
+    )
+    reason: Mapped[str] = mapped_column(Text, comment="Why, in one word")
+    detail: Mapped[dict[str, Any] | None] = mapped_column(comment="Numbers that belong to the reason")
+    created_at: Mapped[Now] = mapped_column(comment="Time of the drop")
 
     __table_args__ = (
         CheckConstraint("num_nonnulls(experience_id, preference_id, group_id) = 1", "about_one_row"),

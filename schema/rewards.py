@@ -16,18 +16,37 @@ class RewardEvent(Base):
 
     __tablename__ = "reward_event"
 
-    id: Mapped[Id]
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
-    rollout_id: Mapped[int | None] = mapped_column(ForeignKey("rollout.id", ondelete="CASCADE"))
-    experience_id: Mapped[int | None] = mapped_column(ForeignKey("experience.id", ondelete="CASCADE"))
-    source: Mapped[str] = mapped_column(Text)
-    name: Mapped[str] = mapped_column(Text)
-    value: Mapped[float] = mapped_column(Double)
-    weight: Mapped[float] = mapped_column(Double, server_default="1")
-    created_by: Mapped[str | None] = mapped_column(Text)
-    detail: Mapped[dict[str, Any] | None]
-    created_at: Mapped[Now]
-    xact: Mapped[int] = mapped_column(server_default=CURRENT_XACT)
+    id: Mapped[Id] = mapped_column(
+        comment="Number of the event; of each name the one with the highest number counts"
+    )
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
+    )
+    rollout_id: Mapped[int | None] = mapped_column(
+        ForeignKey("rollout.id", ondelete="CASCADE"),
+        comment="The rollout that it is about; NULL where it is about one experience",
+    )
+    experience_id: Mapped[int | None] = mapped_column(
+        ForeignKey("experience.id", ondelete="CASCADE"),
+        comment="The experience that it is about; NULL where it is about a rollout",
+    )
+    source: Mapped[str] = mapped_column(
+        Text, comment="Who says it: explore, score, import or a person's source"
+    )
+    name: Mapped[str] = mapped_column(Text, comment="What it judges, as the name of a reward function")
+    value: Mapped[float] = mapped_column(Double, comment="The value, finite")
+    weight: Mapped[float] = mapped_column(
+        Double, server_default="1", comment="What the value is multiplied by in the reward"
+    )
+    created_by: Mapped[str | None] = mapped_column(
+        Text, comment="The person or program that said it, where known"
+    )
+    detail: Mapped[dict[str, Any] | None] = mapped_column(comment="What else was said, as JSON")
+    created_at: Mapped[Now] = mapped_column(comment="Time at which it was said")
+    xact: Mapped[int] = mapped_column(
+        server_default=CURRENT_XACT,
+        comment="Transaction that wrote it; with a batch's snapshot it tells what a draw could see",
+    )
 
     __table_args__ = (
         CheckConstraint("num_nonnulls(rollout_id, experience_id) = 1", "about_one_thing"),

@@ -26,24 +26,46 @@ class RolloutGroup(Base):
 
     __tablename__ = "rollout_group"
 
-    id: Mapped[Id]
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
-    task_id: Mapped[int] = mapped_column(ForeignKey("task.id"))
-    state: Mapped[GroupState] = mapped_column(enum(GroupState, "group_state"), server_default="open")
-    expected: Mapped[int] = mapped_column(SmallInteger)
-    arrived: Mapped[int] = mapped_column(SmallInteger, server_default="0")
-    # Members that failed for good: they complete the group at a smaller size.
-    failed: Mapped[int] = mapped_column(SmallInteger, server_default="0")
-    # The oldest version that wrote any token of any member; NULL where no policy of this run did.
-    version_min: Mapped[int | None] = mapped_column(Integer)
+    id: Mapped[Id] = mapped_column(comment="Number of the group, never used again")
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
+    )
+    task_id: Mapped[int] = mapped_column(ForeignKey("task.id"), comment="The task that its members attempt")
+    state: Mapped[GroupState] = mapped_column(
+        enum(GroupState, "group_state"),
+        server_default="open",
+        comment="open, complete, ready, leased, trained or dropped",
+    )
+    expected: Mapped[int] = mapped_column(SmallInteger, comment="How many members it shall have")
+    arrived: Mapped[int] = mapped_column(SmallInteger, server_default="0", comment="How many members arrived")
+    failed: Mapped[int] = mapped_column(
+        SmallInteger,
+        server_default="0",
+        comment="How many members failed for good; they complete the group at a smaller size",
+    )
+    version_min: Mapped[int | None] = mapped_column(
+        Integer,
+        comment=(
+            "Oldest policy version that wrote any token of any member; NULL where no policy of this run did"
+        ),
+    )
     # Kept in the transaction that changes a reward.
-    reward_count: Mapped[int] = mapped_column(Integer, server_default="0")
-    reward_mean: Mapped[float | None] = mapped_column(Double)
-    reward_variance: Mapped[float | None] = mapped_column(Double)
+    reward_count: Mapped[int] = mapped_column(
+        Integer, server_default="0", comment="How many members have a reward"
+    )
+    reward_mean: Mapped[float | None] = mapped_column(
+        Double, comment="Mean of the members' rewards; NULL without any"
+    )
+    reward_variance: Mapped[float | None] = mapped_column(
+        Double, comment="Variance of the members' rewards; NULL without any"
+    )
     # What the prioritized sampler weighs it by; 0 is never drawn by it. Changing it within an octave touches
     # no index, so the new version of the row stays on its page (HOT).
-    priority: Mapped[float] = mapped_column(Double, server_default="1")
-    # The smallest whole number with priority <= 2^octave, from -59 to 60; -60 where the priority is 0.
+    priority: Mapped[float] = mapped_column(
+        Double,
+        server_default="1",
+        comment="What the prioritized sampler weighs it by; it never draws one of 0",
+    )
     octave: Mapped[int] = mapped_column(
         SmallInteger,
         Computed(
@@ -51,15 +73,29 @@ class RolloutGroup(Base):
             " '-60'::double precision)::smallint",
             persisted=True,
         ),
+        comment=(
+            "Smallest whole number with priority <= 2^octave, from -59 to 60; -60 where the priority is 0"
+        ),
     )
-    # The explorer's lease, and its fencing token.
-    worker_id: Mapped[int | None] = mapped_column(ForeignKey("worker.id"))
-    attempt: Mapped[int] = mapped_column(Integer, server_default="1")
-    created_at: Mapped[Now]
-    completed_at: Mapped[datetime | None]
+    worker_id: Mapped[int | None] = mapped_column(
+        ForeignKey("worker.id"), comment="The explorer that holds the lease on it; NULL while no worker does"
+    )
+    attempt: Mapped[int] = mapped_column(
+        Integer,
+        server_default="1",
+        comment="How many times the row was leased; a write that carries an older number is refused",
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time at which it was started")
+    completed_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which the last member arrived or failed; NULL before"
+    )
     # The transaction that made it ready, and when that was. A draw and a reopening leave both as they are.
-    ready_xact: Mapped[int | None]
-    ready_at: Mapped[datetime | None]
+    ready_xact: Mapped[int | None] = mapped_column(
+        comment="Transaction that made it ready to be drawn; a draw and a reopening leave it as it is"
+    )
+    ready_at: Mapped[datetime | None] = mapped_column(
+        comment=("Time at which it was made ready to be drawn; a draw and a reopening leave it as it is")
+    )
 
     __table_args__ = (
         # A group that claims more members than it expects was written twice.
@@ -103,25 +139,50 @@ class Rollout(Base):
 
     __tablename__ = "rollout"
 
-    id: Mapped[Id]
+    id: Mapped[Id] = mapped_column(comment="Number of the rollout, never used again")
     # That of its group, which also holds it to a run that exists: each reference costs every write a look-up.
-    run_id: Mapped[int]
-    group_id: Mapped[int] = mapped_column(ForeignKey("rollout_group.id", ondelete="CASCADE"))
-    ordinal: Mapped[int] = mapped_column(SmallInteger)
-    attempt: Mapped[int] = mapped_column(Integer)
-    # Sampled at temperature 0, for others of its group to be compared with; not trained on.
-    greedy: Mapped[bool] = mapped_column(Boolean, server_default="false")
-    state: Mapped[RolloutState] = mapped_column(enum(RolloutState, "rollout_state"))
+    run_id: Mapped[int] = mapped_column(comment="The run of its group")
+    group_id: Mapped[int] = mapped_column(
+        ForeignKey("rollout_group.id", ondelete="CASCADE"), comment="The group that it is a member of"
+    )
+    ordinal: Mapped[int] = mapped_column(SmallInteger, comment="Which member of its group it is, from 0")
+    attempt: Mapped[int] = mapped_column(
+        Integer, comment="Attempt of the group's lease under which it was made"
+    )
+    greedy: Mapped[bool] = mapped_column(
+        Boolean,
+        server_default="false",
+        comment=(
+            "Whether it was sampled at temperature 0, for others of its group to be compared "
+            "with, and is not trained on"
+        ),
+    )
+    state: Mapped[RolloutState] = mapped_column(
+        enum(RolloutState, "rollout_state"), comment="finished, failed or refused"
+    )
     # Whoever held the group then, which had to be a worker.
-    worker_id: Mapped[int | None]
-    # Who wrote it, where it was no policy version of this run.
-    model: Mapped[str | None] = mapped_column(Text)
-    version_min: Mapped[int | None] = mapped_column(Integer)
-    version_max: Mapped[int | None] = mapped_column(Integer)
-    finish_reason: Mapped[str | None] = mapped_column(Text)
-    error: Mapped[str | None] = mapped_column(Text)
-    started_at: Mapped[datetime | None]
-    finished_at: Mapped[Now]
+    worker_id: Mapped[int | None] = mapped_column(
+        comment="The explorer that made it; NULL for an imported one"
+    )
+    model: Mapped[str | None] = mapped_column(
+        Text, comment="Who wrote it, where it was no policy version of this run"
+    )
+    version_min: Mapped[int | None] = mapped_column(
+        Integer,
+        comment=("Oldest policy version that wrote any of its tokens; NULL where no policy of this run did"),
+    )
+    version_max: Mapped[int | None] = mapped_column(
+        Integer,
+        comment=("Newest policy version that wrote any of its tokens; NULL where no policy of this run did"),
+    )
+    finish_reason: Mapped[str | None] = mapped_column(
+        Text, comment="Why it ended, as stop or length; where it was refused and had failed, its error"
+    )
+    error: Mapped[str | None] = mapped_column(Text, comment="What went wrong; NULL unless it failed")
+    started_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which the attempt began; NULL where not known"
+    )
+    finished_at: Mapped[Now] = mapped_column(comment="Time at which the attempt ended")
 
     __table_args__ = (
         # A repeated write is a no-op.

@@ -15,18 +15,24 @@ class Run(Base):
 
     __tablename__ = "run"
 
-    id: Mapped[Id]
-    name: Mapped[str] = mapped_column(Text, unique=True)
-    kind: Mapped[RunKind] = mapped_column(enum(RunKind, "run_kind"))
-    state: Mapped[RunState] = mapped_column(enum(RunState, "run_state"), server_default="active")
-    config: Mapped[dict[str, Any]]
+    id: Mapped[Id] = mapped_column(comment="Number of the run, never used again")
+    name: Mapped[str] = mapped_column(Text, unique=True, comment="Name of the run or data set")
+    kind: Mapped[RunKind] = mapped_column(
+        enum(RunKind, "run_kind"), comment="train for a training effort, data for an imported data set"
+    )
+    state: Mapped[RunState] = mapped_column(
+        enum(RunState, "run_state"), server_default="active", comment="active or finished"
+    )
+    config: Mapped[dict[str, Any]] = mapped_column(comment="The resolved configuration")
     # What statements ask of the configuration. What shuffles its passes over data:
     seed: Mapped[int] = mapped_column(
-        Computed("COALESCE((config ->> 'seed'::text)::bigint, 0::bigint)", persisted=True)
+        Computed("COALESCE((config ->> 'seed'::text)::bigint, 0::bigint)", persisted=True),
+        comment="Seed of its draws and of its passes over data, from the configuration",
     )
-    # Whether a processor derives pairs from its groups.
     derives_pairs: Mapped[bool] = mapped_column(
-        Boolean, Computed("(config #>> '{processors,pair}'::text[]) IS NOT NULL", persisted=True)
+        Boolean,
+        Computed("(config #>> '{processors,pair}'::text[]) IS NOT NULL", persisted=True),
+        comment="Whether a processor derives pairs from its groups, from the configuration",
     )
     # Whether it learns from good rows and from bad ones, by their rewards, and from none without a reward;
     # otherwise it passes by those that are known to be bad.
@@ -37,9 +43,12 @@ class Run(Base):
             """ OR config @> '{"algorithm": "kto"}'::jsonb""",
             persisted=True,
         ),
+        comment=("Whether it learns from good and from bad rows by their rewards, from the configuration"),
     )
-    created_at: Mapped[Now]
-    finished_at: Mapped[datetime | None]
+    created_at: Mapped[Now] = mapped_column(comment="Time at which it was made")
+    finished_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which the configured work was done; NULL before"
+    )
 
     __table_args__ = (
         CheckConstraint("(state = 'finished') = (finished_at IS NOT NULL)", "finished_at_iff_finished"),
@@ -51,14 +60,22 @@ class Worker(Base):
 
     __tablename__ = "worker"
 
-    id: Mapped[Id]
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
-    role: Mapped[WorkerRole] = mapped_column(enum(WorkerRole, "worker_role"))
-    host: Mapped[str] = mapped_column(Text)
-    pid: Mapped[int] = mapped_column(Integer)
-    started_at: Mapped[Now]
-    heartbeat_at: Mapped[Now]
-    stopped_at: Mapped[datetime | None]
+    id: Mapped[Id] = mapped_column(comment="Number of the worker, never used again")
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
+    )
+    role: Mapped[WorkerRole] = mapped_column(
+        enum(WorkerRole, "worker_role"), comment="explore, process or train"
+    )
+    host: Mapped[str] = mapped_column(Text, comment="Name of its machine")
+    pid: Mapped[int] = mapped_column(Integer, comment="Its process id on that machine")
+    started_at: Mapped[Now] = mapped_column(comment="Time at which it started")
+    heartbeat_at: Mapped[Now] = mapped_column(
+        comment="Time of its last sign of life; 30 s later its leases end"
+    )
+    stopped_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which it said goodbye or was taken for gone; NULL while it works"
+    )
 
     __table_args__ = (
         Index("worker_running_idx", "run_id", postgresql_where=text("stopped_at IS NULL")),
@@ -72,13 +89,18 @@ class PolicyVersion(Base):
 
     __tablename__ = "policy_version"
 
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
-    version: Mapped[int] = mapped_column(Integer, primary_key=True)
-    step: Mapped[int] = mapped_column(Integer)
-    # Where the files lie; NULL once they were pruned.
-    checkpoint: Mapped[str | None] = mapped_column(Text)
-    checkpoint_hash: Mapped[str] = mapped_column(Text)
-    published_at: Mapped[Now]
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, comment="The run that the row belongs to"
+    )
+    version: Mapped[int] = mapped_column(
+        Integer, primary_key=True, comment="Number of the version; 0 is the starting model"
+    )
+    step: Mapped[int] = mapped_column(Integer, comment="Trainer step after which it was published")
+    checkpoint: Mapped[str | None] = mapped_column(
+        Text, comment="Where the checkpoint's files lie; NULL once they were removed"
+    )
+    checkpoint_hash: Mapped[str] = mapped_column(Text, comment="Hash of the checkpoint's files")
+    published_at: Mapped[Now] = mapped_column(comment="Time at which it was published")
 
     __table_args__ = (CheckConstraint("version >= 0 AND step >= 0", "not_negative"),)
 
@@ -88,12 +110,20 @@ class Metric(Base):
 
     __tablename__ = "metric"
 
-    id: Mapped[Id]
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
-    role: Mapped[WorkerRole] = mapped_column(enum(WorkerRole, "worker_role"))
-    step: Mapped[int] = mapped_column(Integer)
-    name: Mapped[str] = mapped_column(Text)
-    value: Mapped[float] = mapped_column(Double)
-    created_at: Mapped[Now]
+    id: Mapped[Id] = mapped_column(comment="Number of the measurement, never used again")
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
+    )
+    role: Mapped[WorkerRole] = mapped_column(
+        enum(WorkerRole, "worker_role"), comment="The role that measured it: explore, process or train"
+    )
+    step: Mapped[int] = mapped_column(
+        Integer, comment="Trainer step; for an explorer the policy version that it had"
+    )
+    name: Mapped[str] = mapped_column(
+        Text, comment="Name of the metric; METRICS.md says what each means and its unit"
+    )
+    value: Mapped[float] = mapped_column(Double, comment="The number, in the unit of the metric")
+    created_at: Mapped[Now] = mapped_column(comment="Time at which it was written")
 
     __table_args__ = (Index(None, "run_id", "name", "step"),)

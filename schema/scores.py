@@ -17,15 +17,19 @@ class Score(Base):
     __tablename__ = "score"
 
     experience_id: Mapped[int] = mapped_column(
-        ForeignKey("experience.id", ondelete="CASCADE"), primary_key=True
+        ForeignKey("experience.id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="The experience that was scored",
     )
-    # Who says it, which is the name of the column that algorithms read.
-    name: Mapped[str] = mapped_column(Text, primary_key=True)
-    # Of the model's files: what another model said of the row is no answer.
-    digest: Mapped[str] = mapped_column(Text)
+    name: Mapped[str] = mapped_column(
+        Text, primary_key=True, comment="Which model says it: reference or teacher"
+    )
+    digest: Mapped[str] = mapped_column(Text, comment="Digest of the model's files")
     # STORAGE EXTERNAL (set in the migration): such bytes gain nothing from compression.
-    data: Mapped[bytes] = mapped_column(LargeBinary)
-    created_at: Mapped[Now]
+    data: Mapped[bytes] = mapped_column(
+        LargeBinary, comment="Log-probabilities of the trained tokens, as 4-byte floats, little-endian"
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time at which it was written")
 
     __table_args__ = (
         # A name that nobody reads would be a model asked in vain.

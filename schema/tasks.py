@@ -14,9 +14,9 @@ class Taskset(Base):
 
     __tablename__ = "taskset"
 
-    id: Mapped[Id]
-    name: Mapped[str] = mapped_column(Text, unique=True)
-    created_at: Mapped[Now]
+    id: Mapped[Id] = mapped_column(comment="Number of the taskset, never used again")
+    name: Mapped[str] = mapped_column(Text, unique=True, comment="Name of the taskset")
+    created_at: Mapped[Now] = mapped_column(comment="Time of the first import")
 
 
 class Task(Base):
@@ -24,12 +24,17 @@ class Task(Base):
 
     __tablename__ = "task"
 
-    id: Mapped[Id]
-    taskset_id: Mapped[int] = mapped_column(ForeignKey("taskset.id", ondelete="CASCADE"))
-    # Made from the content, so that importing the same file again adds nothing.
-    key: Mapped[str] = mapped_column(Text)
-    payload: Mapped[dict[str, Any]]
-    created_at: Mapped[Now]
+    id: Mapped[Id] = mapped_column(comment="Number of the task, never used again")
+    taskset_id: Mapped[int] = mapped_column(
+        ForeignKey("taskset.id", ondelete="CASCADE"), comment="The taskset that it belongs to"
+    )
+    key: Mapped[str] = mapped_column(
+        Text, comment="Made from the content, so that importing the same file again adds nothing"
+    )
+    payload: Mapped[dict[str, Any]] = mapped_column(
+        comment="Prompt or messages, answer, tools and other arguments"
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time of the import")
 
     __table_args__ = (
         UniqueConstraint("taskset_id", "key"),
@@ -45,16 +50,31 @@ class TaskStat(Base):
 
     __tablename__ = "task_stat"
 
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
-    task_id: Mapped[int] = mapped_column(ForeignKey("task.id", ondelete="CASCADE"), primary_key=True)
-    issued: Mapped[int] = mapped_column(Integer, server_default="0")
-    # Rollouts with a reward, and how many of those solved the task: with a reward of at least the run's
-    # processors.group.solved_reward.
-    scored: Mapped[int] = mapped_column(Integer, server_default="0")
-    solved: Mapped[int] = mapped_column(Integer, server_default="0")
-    # Beta posterior of the chance to solve it, from a uniform prior.
-    alpha: Mapped[float] = mapped_column(Double, server_default="1")
-    beta: Mapped[float] = mapped_column(Double, server_default="1")
-    issued_at: Mapped[datetime | None]
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, comment="The run that attempts the task"
+    )
+    task_id: Mapped[int] = mapped_column(
+        ForeignKey("task.id", ondelete="CASCADE"), primary_key=True, comment="The task"
+    )
+    issued: Mapped[int] = mapped_column(
+        Integer, server_default="0", comment="How many rollout groups were started on it"
+    )
+    scored: Mapped[int] = mapped_column(
+        Integer, server_default="0", comment="Rollouts on it that have a reward"
+    )
+    solved: Mapped[int] = mapped_column(
+        Integer,
+        server_default="0",
+        comment="Rollouts on it whose reward is at least the run's processors.group.solved_reward",
+    )
+    alpha: Mapped[float] = mapped_column(
+        Double,
+        server_default="1",
+        comment="Alpha of the Beta posterior of the chance to solve it, from a uniform prior",
+    )
+    beta: Mapped[float] = mapped_column(Double, server_default="1", comment="Beta of the same posterior")
+    issued_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which it was last issued; NULL before"
+    )
 
     __table_args__ = (CheckConstraint("solved <= scored", "solved_within_scored"),)

@@ -47,6 +47,27 @@ LEFT JOIN trinity.rollout_group g ON g.id = e.group_id
 LEFT JOIN trinity.task t ON t.id = g.task_id
 LEFT JOIN LATERAL (SELECT max(p.version) AS version FROM trinity.policy_version p
                    WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL) latest ON true;
+COMMENT ON COLUMN trinity.experience_view.id IS 'Number of the experience';
+COMMENT ON COLUMN trinity.experience_view.run IS 'Name of its run';
+COMMENT ON COLUMN trinity.experience_view.state IS 'raw, clean, scored, ready, leased, trained, dropped or expired';
+COMMENT ON COLUMN trinity.experience_view.group_id IS 'Its rollout group; NULL for an imported row without one';
+COMMENT ON COLUMN trinity.experience_view.member IS 'Which member of its group its rollout is, from 0';
+COMMENT ON COLUMN trinity.experience_view.step IS 'Which step of its rollout it is, from 0';
+COMMENT ON COLUMN trinity.experience_view.task IS 'Key of the task';
+COMMENT ON COLUMN trinity.experience_view.prompt IS 'Prompt as text';
+COMMENT ON COLUMN trinity.experience_view.response IS 'Response as text';
+COMMENT ON COLUMN trinity.experience_view.reward IS 'Reward as it is now; NULL before the first';
+COMMENT ON COLUMN trinity.experience_view.version_min IS 'Oldest policy version that wrote any of its tokens';
+COMMENT ON COLUMN trinity.experience_view.version_max IS 'Newest policy version that wrote any of its tokens';
+COMMENT ON COLUMN trinity.experience_view.staleness_now IS 'Latest policy version whose checkpoint is kept, less version_min; in policy versions';
+COMMENT ON COLUMN trinity.experience_view.use_count IS 'How many committed batches used it';
+COMMENT ON COLUMN trinity.experience_view.prompt_length IS 'Length of the prompt in tokens';
+COMMENT ON COLUMN trinity.experience_view.response_length IS 'Length of the response in tokens';
+COMMENT ON COLUMN trinity.experience_view.model IS 'Who wrote it, where it was no policy version of its run';
+COMMENT ON COLUMN trinity.experience_view.finish_reason IS 'Why its rollout ended, as stop or length';
+COMMENT ON COLUMN trinity.experience_view.greedy IS 'Whether it was sampled at temperature 0, to be compared with';
+COMMENT ON COLUMN trinity.experience_view.held_out IS 'Whether it is kept for evaluation and never drawn';
+COMMENT ON COLUMN trinity.experience_view.created_at IS 'Time at which it was written';
 
 -- What each policy version wrote: how much, how good, how long.
 CREATE VIEW trinity.policy_progress AS
@@ -63,6 +84,15 @@ FROM trinity.policy_version p
 JOIN trinity.run r ON r.id = p.run_id
 LEFT JOIN trinity.experience e ON e.run_id = p.run_id AND e.version_min = p.version
 GROUP BY r.name, p.run_id, p.version, p.step, p.published_at;
+COMMENT ON COLUMN trinity.policy_progress.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.policy_progress.version IS 'Policy version';
+COMMENT ON COLUMN trinity.policy_progress.step IS 'Trainer step after which it was published';
+COMMENT ON COLUMN trinity.policy_progress.published_at IS 'Time at which it was published';
+COMMENT ON COLUMN trinity.policy_progress.experiences IS 'Experiences whose oldest token it wrote';
+COMMENT ON COLUMN trinity.policy_progress.reward IS 'Mean of their rewards';
+COMMENT ON COLUMN trinity.policy_progress.response_length IS 'Mean length of their responses in tokens';
+COMMENT ON COLUMN trinity.policy_progress.trained IS 'How many of them are trained';
+COMMENT ON COLUMN trinity.policy_progress.dropped IS 'How many of them are dropped or expired';
 
 -- Every batch with what it was made of. Staleness is that of the draw, as in batch_item.
 CREATE VIEW trinity.batch_view AS
@@ -94,6 +124,23 @@ JOIN LATERAL (
     FROM trinity.batch_item item
     WHERE item.batch_id = b.id
 ) i ON true;
+COMMENT ON COLUMN trinity.batch_view.id IS 'Number of the batch';
+COMMENT ON COLUMN trinity.batch_view.run IS 'Name of its run';
+COMMENT ON COLUMN trinity.batch_view.step IS 'Trainer step that it is for';
+COMMENT ON COLUMN trinity.batch_view.state IS 'leased, committed or reopened';
+COMMENT ON COLUMN trinity.batch_view.policy_version IS 'Latest published policy version at the draw';
+COMMENT ON COLUMN trinity.batch_view.included_version IS 'First policy version whose checkpoint includes it; NULL before';
+COMMENT ON COLUMN trinity.batch_view.epoch IS 'Passes over imported data finished before it; 0 in an online run';
+COMMENT ON COLUMN trinity.batch_view.sampler IS 'Name of the sampler';
+COMMENT ON COLUMN trinity.batch_view.seed IS 'Seed of the draw';
+COMMENT ON COLUMN trinity.batch_view.size IS 'How much was drawn: groups, rows or pairs';
+COMMENT ON COLUMN trinity.batch_view.experiences IS 'Rows in it';
+COMMENT ON COLUMN trinity.batch_view.reward IS 'Mean of the rewards that were used';
+COMMENT ON COLUMN trinity.batch_view.staleness_min IS 'Smallest staleness at the draw, in policy versions';
+COMMENT ON COLUMN trinity.batch_view.staleness_mean IS 'Mean staleness at the draw, in policy versions';
+COMMENT ON COLUMN trinity.batch_view.staleness_max IS 'Largest staleness at the draw, in policy versions';
+COMMENT ON COLUMN trinity.batch_view.created_at IS 'Time of the draw';
+COMMENT ON COLUMN trinity.batch_view.committed_at IS 'Time at which the step was recorded; NULL before';
 
 -- What will not be trained on, by reason, taskset, length of the response in tokens, and difficulty: the quarter,
 -- 1 (easiest) to 4, in which the run's estimate of the chance to fail at the task lies; NULL before its first score.
@@ -117,6 +164,17 @@ LEFT JOIN trinity.task t ON t.id = g.task_id
 LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
 LEFT JOIN trinity.task_stat f ON f.run_id = d.run_id AND f.task_id = g.task_id AND f.scored > 0
 GROUP BY r.name, d.stage, d.reason, s.name, length_class, difficulty;
+COMMENT ON COLUMN trinity.drop_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.drop_view.stage IS 'Where it was dropped';
+COMMENT ON COLUMN trinity.drop_view.reason IS 'Why, in one word';
+COMMENT ON COLUMN trinity.drop_view.taskset IS 'Name of the taskset';
+COMMENT ON COLUMN trinity.drop_view.length_class IS 'Class of the response''s length, bounds 0, 32, 128, 512, 2048 and 8192 tokens';
+COMMENT ON COLUMN trinity.drop_view.difficulty IS 'Quarter of the estimated chance to fail at the task, 1 is the easiest; NULL before its first score';
+COMMENT ON COLUMN trinity.drop_view.shortest IS 'Shortest response in tokens';
+COMMENT ON COLUMN trinity.drop_view.longest IS 'Longest response in tokens';
+COMMENT ON COLUMN trinity.drop_view.rows IS 'Experiences dropped';
+COMMENT ON COLUMN trinity.drop_view.groups IS 'Rollout groups dropped';
+COMMENT ON COLUMN trinity.drop_view.preferences IS 'Pairs dropped';
 
 -- Rows that were trained on with another reward than they have now, with the latest thing that was said of them.
 CREATE VIEW trinity.reward_change_view AS
@@ -146,6 +204,15 @@ WHERE b.state = 'committed'
   AND (i.reward IS NULL OR i.reward IS DISTINCT FROM e.reward)
   -- An item without a reward: the row had none, or none was recorded; then the time of the event tells.
   AND CASE WHEN i.reward IS NULL THEN v.created_at > b.created_at ELSE i.reward IS DISTINCT FROM e.reward END;
+COMMENT ON COLUMN trinity.reward_change_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.reward_change_view.experience_id IS 'The experience';
+COMMENT ON COLUMN trinity.reward_change_view.step IS 'Trainer step that used it';
+COMMENT ON COLUMN trinity.reward_change_view.included_version IS 'First policy version that includes the step';
+COMMENT ON COLUMN trinity.reward_change_view.reward_used IS 'Reward that the step used';
+COMMENT ON COLUMN trinity.reward_change_view.reward_now IS 'Reward as it is now';
+COMMENT ON COLUMN trinity.reward_change_view.changed_at IS 'Time of the latest reward event';
+COMMENT ON COLUMN trinity.reward_change_view.source IS 'Source of that event';
+COMMENT ON COLUMN trinity.reward_change_view.changed_by IS 'The person or program that gave it, where known';
 
 -- What active runs wait for that require rewards: the members of complete groups of which the source has said nothing,
 -- but for what is left of attempts that lost a step.
@@ -167,6 +234,13 @@ WHERE r.state = 'active' AND r.config ->> 'requires_reward' IS NOT NULL
                   WHERE v.rollout_id = e.rollout_id AND v.source = r.config ->> 'requires_reward')
   AND NOT EXISTS (SELECT FROM trinity.reward_event v
                   WHERE v.experience_id = e.id AND v.source = r.config ->> 'requires_reward');
+COMMENT ON COLUMN trinity.awaited_reward_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.awaited_reward_view.source IS 'Source whose reward the run waits for';
+COMMENT ON COLUMN trinity.awaited_reward_view.experience_id IS 'The experience to be judged';
+COMMENT ON COLUMN trinity.awaited_reward_view.group_id IS 'Its rollout group';
+COMMENT ON COLUMN trinity.awaited_reward_view.prompt IS 'Prompt as text';
+COMMENT ON COLUMN trinity.awaited_reward_view.response IS 'Response as text';
+COMMENT ON COLUMN trinity.awaited_reward_view.created_at IS 'Time at which it was written';
 
 -- Who holds what now: every worker that said no goodbye, or still holds something. A worker is alive while it gave a
 -- sign within its lease of 30 s. Rows are experiences and preferences.
@@ -191,6 +265,16 @@ CROSS JOIN LATERAL (
             WHERE b.run_id = w.run_id AND b.worker_id = w.id AND b.state = 'leased') AS batches
 ) held
 WHERE w.stopped_at IS NULL OR held.groups + held.rows + held.batches > 0;
+COMMENT ON COLUMN trinity.lease_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.lease_view.worker IS 'Number of the worker';
+COMMENT ON COLUMN trinity.lease_view.role IS 'explore, process or train';
+COMMENT ON COLUMN trinity.lease_view.host IS 'Name of its machine';
+COMMENT ON COLUMN trinity.lease_view.pid IS 'Its process id on that machine';
+COMMENT ON COLUMN trinity.lease_view.silent_seconds IS 'Seconds since its last sign of life';
+COMMENT ON COLUMN trinity.lease_view.alive IS 'Whether it works and gave a sign of life within 30 s';
+COMMENT ON COLUMN trinity.lease_view.groups IS 'Rollout groups that it holds';
+COMMENT ON COLUMN trinity.lease_view.rows IS 'Experiences and pairs that it holds';
+COMMENT ON COLUMN trinity.lease_view.batches IS 'Batches that it holds';
 
 -- How long rows of a run stay in each state, in seconds. Counted are stays that have ended. exploring: from the start of
 -- an attempt to its last token, by the explorer's clock. raw: from the write to the clean processor's verdict. clean: from
@@ -248,6 +332,12 @@ FROM stay s
 WHERE s.since IS NOT NULL AND s.until IS NOT NULL
 GROUP BY s.run, s.place, s.state
 ORDER BY s.run, s.place;
+COMMENT ON COLUMN trinity.state_time_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.state_time_view.state IS 'State, or exploring for the time before the row was written';
+COMMENT ON COLUMN trinity.state_time_view.rows IS 'How many stays in the state have ended';
+COMMENT ON COLUMN trinity.state_time_view.mean IS 'Mean length of a stay in seconds';
+COMMENT ON COLUMN trinity.state_time_view.median IS 'Median length of a stay in seconds';
+COMMENT ON COLUMN trinity.state_time_view.p95 IS 'Length of a stay in seconds that 19 of 20 do not exceed';
 
 -- Every row that a policy version was trained on, staleness as at the draw; of the latest training run unless one is
 -- named.
@@ -365,4 +455,17 @@ BEGIN
     GRANT SELECT ON ALL SEQUENCES IN SCHEMA trinity TO trinity_reader;
 EXCEPTION
     WHEN undefined_object THEN NULL;
+END $$;
+
+-- A client that names tables without their schema finds them: psql "$(trinity-db db url)". What a client creates still goes
+-- where it went before. A search_path that the database has already stays, and so does that of another owner's database.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) AS setting
+                   WHERE s.setrole = 0 AND setting LIKE 'search\_path=%'
+                     AND s.setdatabase = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())) THEN
+        EXECUTE format('ALTER DATABASE %I SET search_path = "$user", public, trinity', current_database());
+    END IF;
+EXCEPTION
+    WHEN insufficient_privilege THEN NULL;
 END $$;

@@ -1,20 +1,28 @@
 """Alembic's entry point: migrates the tables, then makes the views anew.
 
 Views and functions hold no data, so they are not migrated step by step: they are dropped before
-the first step and made again from `views.sql` when the newest version is reached.
+the first step and made again from `views.sql` when the newest version is reached. So are comments: an upgrade
+writes all of them anew.
 """
 
+import re
 from importlib.resources import files
 
 from alembic import context
 from sqlalchemy import Connection, text
+from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 from trinity_db.schema.base import SCHEMA
 from trinity_db.schema.models import metadata
 
+# A view or function of views.sql, with the comment above it.
+DESCRIBED = re.compile(r"((?:^--.*\n)+)CREATE (VIEW|FUNCTION) trinity\.(\w+)", re.MULTILINE)
+
 
 def migrate(connection: Connection) -> None:
     """Run the migrations in one transaction; two processes that upgrade at once take turns."""
+    # The server names what is on the search path without its schema, and Alembic would take it for another.
+    connection.execute(text("SET LOCAL search_path TO public"))
     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('trinity_db upgrade'))"))
     connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     context.configure(
@@ -30,6 +38,24 @@ def migrate(connection: Connection) -> None:
     reached = context.get_context().get_current_revision()
     if reached is not None and reached == context.get_head_revision():
         connection.exec_driver_sql(_views("create"))
+        _comment(connection)
+
+
+def _comment(connection: Connection) -> None:
+    """Say of every table, column, view and function what it holds, as the models and views.sql say it."""
+    for table in metadata.sorted_tables:
+        connection.execute(SetTableComment(table))
+        for column in table.columns:
+            connection.execute(SetColumnComment(column))
+    said = {
+        f"{kind} {SCHEMA}.{name}": " ".join(re.sub("^--", "", lines, flags=re.MULTILINE).split())
+        for lines, kind, name in DESCRIBED.findall(_views("create"))
+    }
+    said[f"TABLE {SCHEMA}.alembic_version"] = "Version of the schema. Written by upgrades"
+    said[f"COLUMN {SCHEMA}.alembic_version.version_num"] = "The newest migration that was done"
+    for what, comment in said.items():
+        quoted = comment.replace("'", "''")
+        connection.exec_driver_sql(f"COMMENT ON {what} IS '{quoted}'")
 
 
 def _views(part: str) -> str:

@@ -112,6 +112,7 @@ def head_url(place: tuple[str, str]) -> Iterator[str]:
 def catalogue(url: str, *, without: tuple[str, ...] = ()) -> dict[tuple[str, str], str]:
     """The definition of everything in the schema, by kind and name."""
     with closing(database.connect(url)) as connection:
+        connection.execute("SET search_path TO public")  # so that names are whole, whatever the database's is
         rows = connection.execute(CATALOGUE).fetchall()
     return {
         (row["kind"], row["name"]): row["definition"]
@@ -139,6 +140,44 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
         "reward_in",
         "unit",
     }
+
+
+SILENT = """
+SELECT c.relname AS name FROM pg_class c
+WHERE c.relnamespace = 'trinity'::regnamespace AND c.relkind IN ('r', 'v')
+  AND obj_description(c.oid, 'pg_class') IS NULL
+UNION ALL
+SELECT format('%s.%s', c.relname, a.attname)
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE c.relnamespace = 'trinity'::regnamespace AND c.relkind IN ('r', 'v')
+  AND col_description(c.oid, a.attnum) IS NULL
+UNION ALL
+SELECT p.proname FROM pg_proc p
+WHERE p.pronamespace = 'trinity'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL
+"""
+
+
+def test_every_table_column_view_and_function_says_what_it_holds(upgraded_url: str) -> None:
+    with closing(database.connect(upgraded_url)) as connection:
+        assert [row["name"] for row in connection.execute(SILENT)] == []
+        shown = connection.execute("SELECT obj_description('trinity.run'::regclass, 'pg_class') AS said")
+        assert shown.fetchone() == {"said": metadata.tables["trinity.run"].comment}
+
+
+def test_a_client_finds_the_tables_without_their_schema_and_creates_its_own_elsewhere(
+    upgraded_url: str,
+) -> None:
+    with closing(database.connect(upgraded_url)) as connection:
+        connection.execute("SELECT FROM experience_view")
+        assert connection.execute("SELECT current_schema() AS place").fetchone() == {"place": "public"}
+
+
+def test_a_search_path_that_the_database_has_stays(empty_url: str) -> None:
+    with closing(database.connect(empty_url, autocommit=True)) as connection:
+        connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET search_path = pg_catalog'.encode())
+    database.upgrade(empty_url)
+    with closing(database.connect(empty_url)) as connection:
+        assert connection.execute("SHOW search_path").fetchone() == {"search_path": "pg_catalog"}
 
 
 def test_upgrading_again_changes_nothing(upgraded_url: str) -> None:
