@@ -86,13 +86,13 @@ def of_page(page: Path) -> Iterator[Block]:
         yield Block(page, line, block["language"], content, block["reason"])
 
 
-def queries() -> list[tuple[str, str]]:
-    """Every SQL statement that a page shows, in a block or as `trinity-db sql`, and where it stands."""
-    found = [(f"{one}", statement) for one in blocks("sql") for statement in one.statements]
+def sql() -> list[tuple[str, list[str]]]:
+    """The SQL that pages show, in blocks or as `trinity-db sql`: where it stands, and its statements."""
+    found = [(f"{block}", block.statements) for block in blocks("sql")]
     for block in blocks("sh"):
         for command in block.commands:
-            if command[:2] == ["trinity-db", "sql"] and command[2] != "-":
-                found.append((f"{block}", command[2]))
+            if command[:2] == ["trinity-db", "sql"]:
+                found.append((f"{block}", [word for word in command[2:3] if word != "-"]))
     return found
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.acceptance.command import COMMAND, Store, new_store
-from tests.documents import ROOT, of_page, queries
+from tests.documents import ROOT, of_page, sql
 
 START = ROOT / "docs" / "start"
 NUM_STEPS = 4
@@ -70,9 +70,10 @@ def connection(store: Store) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-@pytest.mark.parametrize(("place", "statement"), queries(), ids=[place for place, _ in queries()])
-def test_a_statement_that_a_page_shows_is_carried_out(
-    connection: psycopg.Connection, place: str, statement: str
+@pytest.mark.parametrize(("place", "statements"), sql(), ids=[place for place, _ in sql()])
+def test_the_sql_that_a_page_shows_is_carried_out(
+    connection: psycopg.Connection, place: str, statements: list[str]
 ) -> None:
     with connection.transaction(force_rollback=True):
-        connection.execute(statement.encode())
+        for statement in statements:
+            connection.execute(statement.encode())
