@@ -25,7 +25,7 @@ from trinity_db.cli.configuration import MAY_CHANGE, RunConfig
 from trinity_db.schema.base import Base
 from trinity_db.schema.models import metadata
 from trinity_db.trainer import advantage_options, distillation_options, offline_options, options
-from trinity_db.trainer.algorithms.parts import KINDS
+from trinity_db.trainer.algorithms.parts import KINDS, readable
 from trinity_db.trainer.recipes import RECIPES, Composition
 
 PAGES = Path(__file__).parent / "reference"
@@ -298,7 +298,7 @@ def _kind_of_part(kind: str, union: Any) -> Iterator[str]:
     yield f"### {kind[0].upper()}{kind[1:]}\n"
     module = KINDS[kind].module
     yield f"{_docstring(module.__doc__)}\n"
-    yield f"A part of your own may read: {', '.join(f'`{column}`' for column in KINDS[kind].columns)}.\n"
+    yield f"A part of your own may read: {', '.join(f'`{column}`' for column in readable(kind))}.\n"
     for section in _sections(union):
         name = section.model_fields["name"].default
         if name == "own":

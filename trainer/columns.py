@@ -1,6 +1,6 @@
 """What there is to read of a whole step before its gradient: what is stored, and what models say.
 
-The names and shapes of the columns stand in `algorithms/rows.py`. Shapes: N sequences of the step,
+The columns are declared in `algorithms/columns.py`. Shapes: N sequences of the step,
 K the most trained tokens of one.
 """
 
@@ -17,36 +17,12 @@ from trinity_db.arrays import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.models.forward import trained_mask, trained_values
 from trinity_db.trainer.algorithms import Algorithm, Columns
+from trinity_db.trainer.algorithms.columns import COLUMNS, STORED, Origin
 from trinity_db.trainer.policy import Policy
 
 Pace = Callable[[Sequence[Payload]], Iterator[tuple[list[int], bool]]]
 """Goes through this rank's micro-batches of some rows, by index, and may give up between two; says of each
 whether it counts. All ranks together go through each row once."""
-
-_ASKED: Mapping[str, Callable[[Policy], Callable[[Sequence[Payload]], Tensor]]] = {
-    "reference": lambda policy: policy.reference_logprobs,
-    "proximal": lambda policy: policy.logprobs,
-    "values": lambda policy: policy.values,
-}
-"""Columns [N, K] that a model has to be asked for, without gradient."""
-
-_MADE = {"entropy", "mismatched"}
-"""Columns that the rows need not have: only the second phase has the one, the other follows from all rows."""
-
-_MEANINGS = {
-    "behaviour": "log-probabilities of the policy that sampled them (behaviour)",
-    "teacher": "log-probabilities of a teacher (teacher)",
-    "advantages": "advantages",
-    "rewards": "rewards",
-    "groups": "rollout groups (groups)",
-    "rollouts": "attempts (rollouts)",
-    "steps": "places in their attempts (steps)",
-    "states": "states of the environment (states)",
-    "greedy": "sign of which was sampled greedily (greedy)",
-    "staleness": "staleness",
-    "is_expert": "mark of expert rows (is_expert)",
-}
-"""What a batch may lack, in words."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +32,10 @@ class Batch:
     payloads: Sequence[Payload]
     """Each trains at least one token."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """[N] A number a row, by the names in `rows.Columns`: advantages, rewards, groups, staleness, weight,
+    """[N] A number a row, by the names in `COLUMNS`: advantages, rewards, groups, staleness, weight,
     is_expert."""
     scores: Mapping[str, Sequence[NDArray[np.floating]]] = field(default_factory=dict)
-    """For each row [k] what another model said of its trained tokens, by the names in `rows.Columns`:
+    """For each row [k] what another model said of its trained tokens, by the names in `COLUMNS`:
     teacher, and reference where it is not asked during the step."""
 
 
@@ -72,9 +48,10 @@ def gathered(batch: Batch, algorithm: Algorithm, policy: Policy, pace: Pace) -> 
     """
     columns = _stored(batch, policy.device)
     _check_has(columns, algorithm.needs)
-    for name, asked in _ASKED.items():
-        if name in algorithm.needs and name not in columns:
-            columns[name] = _scored(asked(policy), batch.payloads, columns["mask"], policy, pace)
+    for name, column in COLUMNS.items():  # in this order on every rank
+        if column.origin is Origin.MODEL and name in algorithm.needs and name not in columns:
+            ask = getattr(policy, column.source)
+            columns[name] = _scored(ask, batch.payloads, columns["mask"], policy, pace)
     if "mismatched" in algorithm.needs:
         columns["mismatched"] = _mismatched_ratios(batch.payloads, policy, pace)
     return columns
@@ -152,5 +129,5 @@ def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, pace: Pace) 
 
 def _check_has(columns: Columns, needs: Mapping[str, str]) -> None:
     for name, reader in needs.items():
-        if name not in columns and name not in _ASKED and name not in _MADE:
-            raise ConfigError(f"The rows have no {_MEANINGS[name]}, which {reader} needs.")
+        if name not in columns and COLUMNS[name].origin in STORED:
+            raise ConfigError(f"The rows have no {name} ({COLUMNS[name].meaning}), which {reader} needs.")

@@ -53,7 +53,7 @@ class PolicyGradientConfig(Settings):
 
     @model_validator(mode="after")
     def values_are_the_only_baseline(self) -> Self:
-        if self.value and not isinstance(self.advantage, advantages.Reward):
+        if self.value and not isinstance(self.advantage, advantages.Reward | part.Own):
             raise ValueError(
                 f"value: a reward is compared with its value, not by '{self.advantage.name}' as well; "
                 "set advantage: reward"

@@ -7,6 +7,7 @@ import numpy as np
 
 from trinity_db.database import Transaction
 from trinity_db.store import attempts, batches, offline, scores
+from trinity_db.trainer.algorithms.columns import COLUMNS, Origin
 from trinity_db.trainer.columns import Batch
 
 HELD_OUT_ROWS = 512  # rows or pairs of an evaluation; its error is then a few percent
@@ -27,11 +28,9 @@ def drawn(
     """
     live = len(rows) - experts
     columns: dict[str, list[Any]] = {
-        "advantages": [row.advantage for row in rows],
-        "rewards": [row.reward for row in rows],
-        "groups": [row.group_id for row in rows],
-        "staleness": [row.staleness for row in rows],
-        "weight": [row.weight for row in rows],
+        column.name: [getattr(row, column.source) for row in rows]
+        for column in COLUMNS.values()
+        if column.origin is Origin.DRAW and column.source
     }
     known = {
         name: np.array([0 if value is None else value for value in values])

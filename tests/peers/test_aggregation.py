@@ -10,7 +10,7 @@ from verl.trainer.ppo.core_algos import agg_loss
 
 from tests.peers.cases import Case, agree, every_case
 from trinity_db.trainer.algorithms import aggregation
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
 
 LENGTH = 20
 OURS: dict[str, Callable[[Tensor, Tensor, Totals], Tensor]] = {

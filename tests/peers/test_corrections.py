@@ -21,8 +21,8 @@ from trinity_db.trainer.algorithms.corrections import (
     off_policy_sequence_masking,
     truncated_importance_sampling,
 )
+from trinity_db.trainer.algorithms.interface import Totals
 from trinity_db.trainer.algorithms.policy_losses import ppo_clip
-from trinity_db.trainer.algorithms.rows import Totals
 
 Level = Literal["token", "sequence"]
 NEVER = 1e9  # a dual clip that is never met, where the peer has no way to leave it off

@@ -16,7 +16,7 @@ from tests.peers.cases import Case, agree, every_case
 from tests.recipes import recipe
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.distillation import jsd, reverse_kl
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
 
 
 def of_trinity(name: str, case: Case, **options: float) -> Tensor:

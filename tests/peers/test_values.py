@@ -18,7 +18,7 @@ from tests.peers.cases import Case, agree, every_case
 from tests.recipes import recipe
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.advantages import whiten
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
 from trinity_db.trainer.algorithms.values import gae, token_rewards, value_loss
 
 DISCOUNTS = pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.7), (0.99, 0.0)])

@@ -13,7 +13,7 @@ from trinity_db.trainer.algorithms.aggregation import (
     seq_mean_token_sum_norm,
     token_mean,
 )
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
 
 AGGREGATIONS = [
     token_mean,

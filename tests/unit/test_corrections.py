@@ -20,7 +20,7 @@ from trinity_db.trainer.algorithms.corrections import (
     sampling_difference,
     truncated_importance_sampling,
 )
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
 from trinity_db.trainer.options import M2po, MaskedImportanceSampling
 
 Correction = Callable[..., Tensor]

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.recipes import recipe
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.distillation import jsd, reverse_kl
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
 
 VOCABULARY = 7
 BETAS = (0.1, 0.5, 0.9)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,8 +130,18 @@ def test_where_the_last_reward_counts_each_step_has_the_penalty_of_its_whole_att
     assert rewards.tolist() == pytest.approx([1 - 0.55, 1 - 0.2, 1 - 0.55])
 
 
-@pytest.mark.parametrize("name", ["multi_step_grpo", "remax"])
-def test_a_divergence_off_the_reward_is_that_of_all_steps_of_an_attempt(name: str) -> None:
+OWN = """
+from trinity_db.trainer.algorithms import advantages
+from trinity_db.trainer.algorithms.properties import having
+
+@having(last_rewards=True)
+def mine(rewards, groups, rollouts, steps):
+    return advantages.multi_step_group(rewards, groups, rollouts, steps, scale_rewards="none")
+"""
+
+
+@pytest.mark.parametrize("name", ["multi_step_grpo", "remax", "own"])
+def test_a_divergence_off_the_reward_is_that_of_all_steps_of_an_attempt(name: str, tmp_path: Path) -> None:
     # Attempts 5 and 6 of one group, of two steps and of one, and a greedy one of no weight; a nat costs 0.5.
     rows = {
         "rewards": torch.tensor([0.0, 2.0, 1.0, 0.25]),
@@ -144,13 +155,17 @@ def test_a_divergence_off_the_reward_is_that_of_all_steps_of_an_attempt(name: st
         "weight": torch.tensor([1.0, 1.0, 1.0, 0.0]),
         "advantages": torch.zeros(4, 1),
     }
-    if name == "multi_step_grpo":
+    if name != "remax":
         rows = {column: values[:3] for column, values in rows.items()}
     changes = {"scale_rewards": "none"} if name == "multi_step_grpo" else {}
-    algorithm = create(recipe(name, kl={"name": "k1", "coefficient": 0.5}, **changes))
+    if name == "own":
+        (tmp_path / "own.py").write_text(OWN)
+        changes = {"advantage": f"{tmp_path}/own.py:mine"}
+    composed = "policy_gradient" if name == "own" else name
+    algorithm = create(recipe(composed, kl={"name": "k1", "coefficient": 0.5}, **changes))
     advantages = algorithm.prepare(rows)[0]["advantages"][:3, 0].tolist()
     first, second = 2.0 - 0.5 * (1.0 + 1.5 + 1.0), 1.0 + 0.5 * 1.0
-    baseline = (first + second) / 2 if name == "multi_step_grpo" else 0.25
+    baseline = 0.25 if name == "remax" else (first + second) / 2
     assert advantages == pytest.approx([first - baseline, first - baseline, second - baseline])
 
 

@@ -12,8 +12,8 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.settings import Settings, sections_below
 from trinity_db.trainer import advantage_options, distillation_options, offline_options, options
 from trinity_db.trainer.algorithms import create
-from trinity_db.trainer.algorithms.parts import KINDS, keyword_only, part, positional
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
+from trinity_db.trainer.algorithms.parts import KINDS, keyword_only, part, positional, readable
 from trinity_db.trainer.recipes import LabelsConfig, PolicyGradientConfig, PreferenceConfig, SupervisedConfig
 
 FIELDS: dict[str, tuple[type[Settings], str]] = {
@@ -66,7 +66,7 @@ def test_the_options_of_a_part_are_those_of_its_function(kind: str, section: Any
 @pytest.mark.parametrize(("kind", "section"), OURS)
 def test_a_part_reads_what_its_kind_can_read(kind: str, section: Any) -> None:
     function = getattr(KINDS[kind].module, section.model_fields["name"].default)
-    assert set(positional(function)) <= set(KINDS[kind].columns)
+    assert set(positional(function)) <= set(readable(kind))
 
 
 LOSS = """

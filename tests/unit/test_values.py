@@ -13,7 +13,7 @@ from tests.recipes import recipe
 from trinity_db.errors import ConfigError
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.advantages import returns_to_go
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
 from trinity_db.trainer.algorithms.values import gae, token_rewards, value_loss, value_metrics
 
 LENGTHS = (5, 1, 3, 2)
@@ -136,6 +136,25 @@ def test_values_and_another_baseline_are_refused() -> None:
         recipe("ppo", advantage="leave_one_out")
 
 
+OWN = """
+from trinity_db.trainer.algorithms.properties import having
+
+@having(rewards_themselves=True)
+def halved(rewards):
+    return rewards / 2
+
+def compared(rewards, groups):
+    return rewards - rewards.mean()
+"""
+
+
+def test_values_go_with_an_advantage_of_the_users_that_is_the_reward_itself(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    assert "values" in create(recipe("ppo", advantage=f"{tmp_path}/own.py:halved")).needs
+    with pytest.raises(ConfigError, match=r"compared with its value, not by .*:compared' as well"):
+        create(recipe("ppo", advantage=f"{tmp_path}/own.py:compared"))
+
+
 def test_an_estimate_of_ones_own_reads_rewards_values_and_mask(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
@@ -151,6 +170,6 @@ def test_an_estimate_of_ones_own_reads_rewards_values_and_mask(tmp_path: Path) -
     assert last == pytest.approx(2 * (rows["rewards"][1] - rows["values"][1, 0]).item())
     file.write_text("def mine(token_rewards, logprobs): return token_rewards\n")
     with pytest.raises(
-        ConfigError, match="reads 'logprobs', and a value can read token_rewards, values, mask"
+        ConfigError, match="reads 'logprobs', and a value can read token_rewards, mask, values"
     ):
         create(recipe("ppo", value=f"{file}:mine"))

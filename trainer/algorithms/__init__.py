@@ -1,16 +1,16 @@
 """The algorithms: five compositions of named parts, each part a pure function.
 
 A composition (`policy_gradient.py`, `mixed.py`, `preference.py`, `labels.py`, `supervised.py`) sees columns
-(`rows.py`), never the model, the optimizer or the database; its parts are found by `parts.py`. Which
+(`interface.py`), never the model, the optimizer or the database; its parts are found by `parts.py`. Which
 parts make a named algorithm stands in `trainer/recipes.py`. To add a part: a function in its kind's
 file here, and a class of its options in `trainer/options.py` or beside it.
 """
 
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.algorithms.labels import Labels
 from trinity_db.trainer.algorithms.mixed import Mixed
 from trinity_db.trainer.algorithms.policy_gradient import PolicyGradient
 from trinity_db.trainer.algorithms.preference import Preference
-from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.algorithms.supervised import Supervised
 from trinity_db.trainer.config import AlgorithmConfig
 from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientConfig, PreferenceConfig

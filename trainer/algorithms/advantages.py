@@ -16,11 +16,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trinity_db.trainer.algorithms.properties import having
+
 Floats = NDArray[np.float64]
 
 STD_EPSILON = 1e-6  # in units of reward, as verl and Trinity-RFT have it; TRL takes 1e-4, AReaL 1e-5
 VARIANCE_EPSILON = 1e-8  # in units of reward squared, as verl's and Trinity-RFT's masked_whiten have it
-OF_LAST_REWARDS = {"multi_step_group", "remax"}  # they read of an attempt what its last step earned
 
 
 def group(
@@ -67,6 +68,7 @@ def leave_one_out(rewards: ArrayLike, groups: ArrayLike) -> Floats:
     return (reward - _mean(reward, of)) * size / np.maximum(size - 1, 1)
 
 
+@having(rewards_themselves=True)
 def reward(rewards: ArrayLike) -> Floats:
     """The reward as it is, A = R: no baseline, the variance of plain REINFORCE.
 
@@ -126,6 +128,7 @@ def zero(rewards: ArrayLike) -> Floats:
     return np.zeros_like(rewards, np.float64)
 
 
+@having(last_rewards=True)
 def multi_step_group(
     rewards: ArrayLike,
     groups: ArrayLike,
@@ -188,6 +191,7 @@ def gigpo(
     return of_episode + omega * of_step
 
 
+@having(last_rewards=True)
 def remax(
     rewards: ArrayLike, groups: ArrayLike, rollouts: ArrayLike, steps: ArrayLike, greedy: ArrayLike
 ) -> Floats:

@@ -11,7 +11,7 @@ Trinity-RFT count it as 0. In the formulas m is the mask, |y| = Σ_t m, v the va
 
 from torch import Tensor
 
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
 
 
 def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:

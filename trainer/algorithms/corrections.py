@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trinity_db.trainer.algorithms.aggregation import token_mean
-from trinity_db.trainer.algorithms.rows import Totals
+from trinity_db.trainer.algorithms.interface import Totals
 
 MAX_LOG_RATIO = 20.0  # nats, as verl: e^20 is far above any bound, and finite in float32
 

@@ -6,8 +6,8 @@ A reward above zero is a good response's. KTO and its kin need no pairs: any ver
 from torch import Tensor
 
 from trinity_db.trainer.algorithms.aggregation import token_mean
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.algorithms.parts import needs, part
-from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.recipes import LabelsConfig
 
 

@@ -1,8 +1,9 @@
 """The parts that algorithms are composed of: found by kind and name, or in a user's own file.
 
-A part is a function. Its positional parameters are named after what it reads, columns of
-`rows.Columns` for most kinds, so that its signature says what it needs; its keyword-only parameters
-are its options. Those of a part of ours have a class in `trainer/options.py` or beside it.
+A part is a function. Its positional parameters name what it reads, columns of `columns.py` for most
+kinds, so its signature says what it needs; its keyword-only parameters are its options. The options
+of a built-in part have a class in `trainer/options.py` or beside it. What else a composition must know
+of a part stands in `properties.py`.
 """
 
 import inspect
@@ -30,14 +31,9 @@ from trinity_db.trainer.algorithms import (
     supervised_losses,
     values,
 )
+from trinity_db.trainer.algorithms.columns import COLUMNS
+from trinity_db.trainer.algorithms.properties import Properties, properties_of
 from trinity_db.trainer.options import Own
-
-_POLICY = (
-    *("logprobs", "mask", "old", "behaviour", "proximal", "reference", "teacher"),
-    *("advantages", "rewards"),
-)
-_LABELLED = ("response", "response_reference", "response_length", "desirable", "divergence")
-_PAIRS = ("chosen", "rejected", "chosen_reference", "rejected_reference", "chosen_length", "rejected_length")
 
 
 @dataclass(frozen=True)
@@ -46,26 +42,38 @@ class Kind:
 
     module: ModuleType
     """Where they are, each under its name."""
-    columns: tuple[str, ...]
-    """What there is to be read."""
     shaped_like: str | None
-    """Which of them the result has the shape of; None: it is one number."""
+    """The input whose shape the result has; None: the result is one number."""
+    made: tuple[str, ...] = ()
+    """Inputs that the composition makes for this kind alone, beside the columns."""
 
 
 KINDS = {
-    "advantage": Kind(advantages, ("rewards", "groups", "rollouts", "steps", "states", "greedy"), "rewards"),
-    "policy loss": Kind(policy_losses, (*_POLICY, "entropy", "staleness"), "mask"),
-    "correction": Kind(
-        corrections, ("logprobs", "proximal", "behaviour", "mask", "advantages", "staleness"), "mask"
+    "advantage": Kind(advantages, "rewards"),
+    "policy loss": Kind(policy_losses, "mask"),
+    "correction": Kind(corrections, "mask"),
+    "kl": Kind(kl, "mask"),
+    "distillation": Kind(distillation, "mask"),
+    "value": Kind(values, "mask", ("token_rewards",)),
+    "aggregation": Kind(aggregation, None, ("values", "mask", "totals")),
+    "preference loss": Kind(
+        preference_losses,
+        "chosen",
+        ("chosen", "rejected", "chosen_reference", "rejected_reference", "chosen_length", "rejected_length"),
     ),
-    "kl": Kind(kl, ("logprobs", "reference", "old", "mask"), "mask"),
-    "distillation": Kind(distillation, ("old", "behaviour", "teacher", "mask"), "mask"),
-    "value": Kind(values, ("token_rewards", "values", "mask"), "mask"),
-    "aggregation": Kind(aggregation, ("values", "mask", "totals"), None),
-    "preference loss": Kind(preference_losses, _PAIRS, "chosen"),
-    "label loss": Kind(label_losses, _LABELLED, "response"),
-    "supervised loss": Kind(supervised_losses, ("logprobs", "mask", "entropy", "correct"), "mask"),
+    "label loss": Kind(
+        label_losses,
+        "response",
+        ("response", "response_reference", "response_length", "desirable", "divergence"),
+    ),
+    "supervised loss": Kind(supervised_losses, "mask"),
 }
+
+
+def readable(kind: str) -> tuple[str, ...]:
+    """What the parts of a kind may read."""
+    columns = tuple(name for name, column in COLUMNS.items() if kind in column.readers)
+    return (*KINDS[kind].made, *columns)
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,11 @@ class Part:
     def columns(self) -> tuple[str, ...]:
         """What it reads."""
         return tuple(positional(self.function))
+
+    @property
+    def properties(self) -> Properties:
+        """What a composition has to know about it beyond its signature."""
+        return properties_of(self.function)
 
     def __call__(self, columns: Mapping[str, Any]) -> Any:
         """What the function makes of those of the columns that it reads.
@@ -152,7 +165,7 @@ def keyword_only(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _own(kind: str, name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> Part:
-    known = KINDS[kind].columns
+    known = readable(kind)
     for one in positional(function).values():
         if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
             raise ConfigError(f"{kind} '{name}': it takes {one}; name its options, after a *.")

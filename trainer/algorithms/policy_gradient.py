@@ -13,22 +13,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinity_db.trainer.algorithms.advantages import OF_LAST_REWARDS, returns_to_go, whiten
+from trinity_db.errors import ConfigError
+from trinity_db.trainer.algorithms.advantages import returns_to_go, whiten
 from trinity_db.trainer.algorithms.aggregation import seq_mean_token_mean, token_mean
+from trinity_db.trainer.algorithms.columns import Origin, names_of
 from trinity_db.trainer.algorithms.corrections import (
     importance_metrics,
     interpolated_proximal,
     sampling_difference,
 )
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.algorithms.kl import adapted_coefficient, penalised_rewards
 from trinity_db.trainer.algorithms.parts import needs, part
 from trinity_db.trainer.algorithms.policy_losses import log_ratio
-from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.algorithms.values import token_rewards, value_loss, value_metrics
 from trinity_db.trainer.recipes import PolicyGradientConfig
-
-FROM_FORWARD = {"logprobs", "correct"}
-"""Columns that are there in any case, once the policy has been asked."""
 
 
 class PolicyGradient(Algorithm):
@@ -48,6 +47,11 @@ class PolicyGradient(Algorithm):
         self._old = "proximal" if reads_proximal else "behaviour"
         self._interpolates = reads_proximal and getattr(config.correction, "proximal", None) == "interpolated"
         self._penalises = config.kl is not None and config.kl.applies_to == "reward"
+        if self._value and not self._advantage.properties.rewards_themselves:
+            raise ConfigError(
+                f"algorithm.value: a reward is compared with its value, not by {self._advantage} as well; "
+                "set advantage: reward, or mark your own with having(rewards_themselves=True)"
+            )
 
     @property
     def needs(self) -> dict[str, str]:
@@ -69,11 +73,11 @@ class PolicyGradient(Algorithm):
             readers |= {name: str(self._correction) for name in ("behaviour", "staleness")}
         if self._config.entropy_coefficient:
             readers["entropy"] = "entropy_coefficient"
-        return {name: reader for name, reader in readers.items() if name not in FROM_FORWARD}
+        return {name: reader for name, reader in readers.items() if name not in names_of(Origin.FORWARD)}
 
     @property
     def compares(self) -> frozenset[str]:
-        return frozenset(self._advantage.columns) - {"rewards", "groups"}
+        return names_of(Origin.ATTEMPT).intersection(self._advantage.columns)
 
     def advantages(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         """What is known at the draw: without values what a step uses, with them the reward alone.
@@ -159,10 +163,10 @@ class PolicyGradient(Algorithm):
         estimates = self._kl(rows | {"logprobs": rows["old"]})
         if self._value:
             rows["penalties"] = self._coefficient * estimates
-        elif self._advantage.name == "reward":
+        elif self._advantage.properties.rewards_themselves:
             rows["advantages"] = _returns(rows["rewards"], self._coefficient * estimates, mask)
         else:
-            attempts = rows["rollouts"] if self._advantage.name in OF_LAST_REWARDS else None
+            attempts = rows["rollouts"] if self._advantage.properties.last_rewards else None
             rewards = penalised_rewards(
                 rows["rewards"], estimates, mask, coefficient=self._coefficient, attempts=attempts
             )

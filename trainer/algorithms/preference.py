@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.algorithms.parts import Part, needs, part
-from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.recipes import PreferenceConfig
 
 
@@ -23,7 +23,7 @@ class Preference(Algorithm):
 
     def shares(self, rows: Columns, totals: Totals) -> Shares:
         pairs = _pairs(rows)
-        losses = [(loss.name, weight, loss(pairs)) for loss, weight in self._losses]
+        losses = [(loss, weight, loss(pairs)) for loss, weight in self._losses]
         rewards = self._rewards({name: values.detach() for name, values in pairs.items()})
         margins = rewards["chosen"] - rewards["rejected"]
         per_pair = {
@@ -35,11 +35,9 @@ class Preference(Algorithm):
             "logps/chosen": pairs["chosen"].detach(),
             "logps/rejected": pairs["rejected"].detach(),
         }
-        for (name, _, values), (loss, _) in zip(losses, self._losses, strict=True):
-            if name == "chosen_nll":
-                per_pair["nll_loss"] = values.detach()
-            if name == "odds_ratio":
-                per_pair["log_odds_ratio"] = -values.detach() / loss.options["beta"]
+        for loss, _, values in losses:
+            if loss.properties.metrics:
+                per_pair |= loss.properties.metrics(values.detach(), loss.options)
         return {name: values.sum() / totals.items for name, values in per_pair.items()}
 
     def _rewards(self, pairs: Columns) -> dict[str, Tensor]:

@@ -13,6 +13,8 @@ import math
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from trinity_db.trainer.algorithms.properties import having
+
 MAX_MEAN_LOGPROB = -1e-7  # nats; nearer to 0 the odds p/(1-p) are infinite in float32
 
 
@@ -252,6 +254,7 @@ def simpo(
     return -logsigmoid(beta * (chosen / chosen_length - rejected / rejected_length) - gamma)
 
 
+@having(metrics=lambda losses, options: {"log_odds_ratio": -losses / options["beta"]})
 def odds_ratio(
     chosen: Tensor,
     rejected: Tensor,
@@ -270,6 +273,7 @@ def odds_ratio(
     return -beta * logsigmoid(margin)
 
 
+@having(metrics=lambda losses, options: {"nll_loss": losses})
 def chosen_nll(chosen: Tensor, chosen_length: Tensor) -> Tensor:
     """[N] -chosen/|c|: the chosen response's negative log-likelihood per token, beside another loss.
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinity_db.trainer.algorithms.aggregation import token_mean
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.algorithms.parts import needs, part
-from trinity_db.trainer.algorithms.rows import Algorithm, Columns, Shares, Totals
 from trinity_db.trainer.recipes import SupervisedConfig
 
 

@@ -15,25 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Columns = Mapping[str, Tensor]
-"""Tensors by name, of which a part's positional parameters name those that it reads:
-
-mask [B, K] bool, True where a token is trained: what stands elsewhere must not reach a result;
-logprobs [B, K] under the policy being trained, with gradient (in the first phase without);
-old [B, K] what ratios are relative to: `proximal` where a correction reads it, else `behaviour`;
-behaviour [B, K] as stored when the tokens were sampled;
-proximal [B, K] under the policy at the start of the step, or between that one and `behaviour`;
-reference [B, K] under the frozen starting model;
-teacher [B, K] under the model that processors.teacher names, as stored before the draw;
-values [B, K] what the value head expects a row to earn from a token on, like logprobs with gradient;
-old_values [B, K] the same at the start of the step; returns [B, K] what was earned, by its estimate;
-advantages [B, 1] or [B, K]; rewards [B]; groups [B] equal numbers for one rollout group; rollouts [B] for
-one attempt, steps [B] within it from 0 on, states [B] equal numbers for one state, greedy [B] bool;
-mismatched [B] log(policy / reference) of another row's response to a row's prompt, at the start of the step;
-is_expert [B] bool, True for an imported row that stands beside those of rollout groups;
-staleness [B] versions between a row's policy and the one being trained; weight [B] of a row in the loss;
-entropy [B, K] in nats, with gradient only where a bonus asks for it;
-correct [B, K] bool, True where no token is likelier.
-"""
+"""Tensors by the names in `columns.py`. The positional parameters of a part name those that it reads."""
 
 Shares = dict[str, Tensor]
 """Scalars by name, "loss" among them. Each is this micro-batch's share of a mean over the whole step:
