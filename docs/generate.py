@@ -25,6 +25,7 @@ from trinity_db.cli.configuration import MAY_CHANGE, RunConfig
 from trinity_db.schema.base import Base
 from trinity_db.schema.models import metadata
 from trinity_db.trainer import advantage_options, distillation_options, offline_options, options
+from trinity_db.trainer.algorithms.columns import COLUMNS
 from trinity_db.trainer.algorithms.parts import KINDS, readable
 from trinity_db.trainer.recipes import RECIPES, Composition
 
@@ -309,6 +310,15 @@ def _kind_of_part(kind: str, union: Any) -> Iterator[str]:
         yield from _keys(section, "part.")
 
 
+def columns() -> str:
+    """Every column that parts may read."""
+    rows = [
+        f"| `{column.name}` | {_text(column.shape)} | {_text(column.meaning)} |"
+        for column in COLUMNS.values()
+    ]
+    return "\n".join(["| column | shape | meaning |", "| --- | --- | --- |", *rows])
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "may change": may_change,
@@ -316,6 +326,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "tables": tables,
     "views": views,
     "recipes": recipes,
+    "columns": columns,
     "compositions": compositions,
     "parts": parts,
 }
