@@ -46,8 +46,6 @@ def main(
 def _run(context: Context, names: Sequence[str]) -> bool:
     """Run measures one after the other; whether none of them failed."""
     facts = machine.facts(context)
-    kept = report.load()
-    fresh = report.Report({}, [])
     failed = []
     for name in names:
         _say(f"{name} ...")
@@ -59,11 +57,9 @@ def _run(context: Context, names: Sequence[str]) -> bool:
             failed.append(name)
             continue
         _say(f"{name}: {len(found)} results in {time.monotonic() - start:.0f} s")
-        fresh = fresh.replace(name, facts, found)
-        kept = kept.replace(name, facts, found)
+        print(report.section(name, facts, found))
         if not context.quick:
-            kept.write()
-    print(report.markdown(fresh))
+            report.write(name, facts, found)
     for name in failed:
         _say(f"{name} FAILED; its error stands above")
     return not failed

@@ -2,8 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
 
 OURS = "trinity-db"
 
@@ -46,14 +45,6 @@ class Result:
     def is_met(self) -> bool | None:
         """Whether the bar is met; None without one, or without a figure."""
         return None if self.bar is None or self.median is None else self.bar.is_met(self.median)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        bar = stored["bar"]
-        return cls(**{**stored, "bar": Bar(**bar) if bar else None})
 
 
 def figure(

@@ -1,67 +1,47 @@
-"""Results on disk: `results.json`, and `RESULTS.md` made from it, ratios and bars first."""
+"""Results on disk: `RESULTS.md`, a section for each measure, ratios and bars first."""
 
-import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Result
 
-FOLDER = Path(__file__).parent
-JSON = FOLDER / "results.json"
-MARKDOWN = FOLDER / "RESULTS.md"
+MARKDOWN = Path(__file__).parent / "RESULTS.md"
 INTRODUCTION = """\
 # Results
 
 Made by `make bench`; [README.md](README.md) says what is measured and how to read it. Each figure is the
-median of its repetitions, with the lowest and the highest.
+median of its repetitions, with the lowest and the highest. A run of one measure replaces its section.
 """
+_SECTION = re.compile(r"^## (?P<measure>\S+)\n.*?(?=^## |\Z)", re.M | re.S)
 
 
-@dataclass(frozen=True)
-class Report:
-    """All that is known: of each measure the results of its last run, and the machine it ran on."""
-
-    facts: Mapping[str, Mapping[str, Any]]
-    """By measure, since a run of only some keeps the others as they were."""
-    results: Sequence[Result]
-
-    def replace(self, measure: str, facts: Mapping[str, Any], results: Iterable[Result]) -> "Report":
-        """The report with new results of one measure."""
-        kept = [result for result in self.results if result.measure != measure]
-        return Report({**self.facts, measure: facts}, [*kept, *results])
-
-    def write(self) -> None:
-        """Write both files, each as a whole."""
-        stored = {"facts": self.facts, "results": [result.to_json() for result in self.results]}
-        _write(JSON, json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
-        _write(MARKDOWN, markdown(self))
+def write(measure: str, facts: Mapping[str, Any], results: Sequence[Result]) -> None:
+    """Put new results of one measure in place of the old ones; those of others stay."""
+    text = MARKDOWN.read_text(encoding="utf-8") if MARKDOWN.exists() else ""
+    sections = {found["measure"]: found[0].rstrip() for found in _SECTION.finditer(text)}
+    sections[measure] = section(measure, facts, results).rstrip()
+    _write(MARKDOWN, "\n\n".join([INTRODUCTION.rstrip(), *sections.values()]) + "\n")
 
 
-def load() -> Report:
-    """What the last runs left; empty before the first."""
-    if not JSON.exists():
-        return Report({}, [])
-    stored = json.loads(JSON.read_text())
-    return Report(stored["facts"], [Result.from_json(result) for result in stored["results"]])
-
-
-def markdown(report: Report) -> str:
-    """The report for people."""
-    compared = [result for result in report.results if result.against or result.bar]
-    parts = [INTRODUCTION, "## Ratios and bars\n", _comparisons(compared)]
-    for measure in dict.fromkeys(result.measure for result in report.results):
-        own = [result for result in report.results if result.measure == measure and not result.against]
-        notes = "".join(_notes(own))
-        parts += [f"## {measure}\n", _figures(own), notes, _facts(report.facts[measure])]
+def section(measure: str, facts: Mapping[str, Any], results: Sequence[Result]) -> str:
+    """The results of one measure for people, and the machine that it ran on."""
+    compared = [result for result in results if result.against or result.bar]
+    figures = [result for result in results if not result.against]
+    parts = [
+        f"## {measure}\n",
+        _comparisons(compared) if compared else "",
+        _figures(figures),
+        "".join(_notes(figures)),
+        _facts(facts),
+    ]
     return "\n".join(part for part in parts if part)
 
 
 def _comparisons(results: Sequence[Result]) -> str:
     rows = [
         (
-            result.measure,
             result.variant,
             result.against or "–",
             f"**{_number(result.median)}**{_unit(result.unit)}",
@@ -71,7 +51,7 @@ def _comparisons(results: Sequence[Result]) -> str:
         )
         for result in sorted(results, key=lambda result: result.bar is None)
     ]
-    return _table(("measure", "variant", "trinity-db against", "figure", "spread", "bar", "met"), rows)
+    return _table(("variant", "trinity-db against", "figure", "spread", "bar", "met"), rows)
 
 
 def _figures(results: Sequence[Result]) -> str:

@@ -56,16 +56,14 @@ def test_another_way_comes_first_in_each_repetition() -> None:
 def test_new_results_of_one_measure_leave_those_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "JSON", tmp_path / "results.json")
     monkeypatch.setattr(report, "MARKDOWN", tmp_path / "RESULTS.md")
-    old, kept, new = (_result(*parts) for parts in (("draw", "old"), ("claims", "kept"), ("draw", "new")))
-    report.load().replace("draw", {"cpu": "a"}, [old]).replace("claims", {"cpu": "a"}, [kept]).write()
-    report.load().replace("draw", {"cpu": "b"}, [new]).write()
-    read = report.load()
-    assert sorted(read.results, key=lambda result: result.measure) == [kept, new]
-    assert read.facts == {"draw": {"cpu": "b"}, "claims": {"cpu": "a"}}
+    for measure, variant, processor in (("draw", "old", "a"), ("claims", "kept", "a"), ("draw", "new", "b")):
+        report.write(measure, {"cpu": processor}, [_result(measure, variant)])
     written = (tmp_path / "RESULTS.md").read_text()
-    assert [name in written for name in ("kept", "new", "old")] == [True, True, False]
+    assert [written.count(f"| {name} |") for name in ("kept", "new", "old")] == [2, 2, 0]
+    assert [line for line in written.splitlines() if line.startswith(("#", "cpu"))] == [
+        *("# Results", "## draw", "cpu b.", "## claims", "cpu a."),
+    ]
 
 
 def test_an_unknown_measure_is_refused() -> None:
