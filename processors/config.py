@@ -16,7 +16,7 @@ class CleanConfig(Settings):
     """Tokens; a longer response is dropped. None: any length."""
     drop_truncated: bool = False
     """Drop responses that ended because no more tokens were allowed (DAPO's overlong filtering). The rest of
-    their group is compared without them; where TRL masks them, they stay in the mean."""
+    their group is compared without them."""
 
 
 class RewardConfig(Settings):
@@ -40,8 +40,8 @@ class ScoreConfig(Settings):
     """How rewards are computed."""
 
     functions: list[RewardConfig] = Field(default_factory=lambda: [RewardConfig(function="exact_match")])
-    """Reward functions; each writes a reward event of its name. None of them, []: rows have no reward, where
-    a teacher or somebody else says what they are worth."""
+    """Reward functions; each writes a reward event of its name. []: no function. Rewards then come from the
+    workflow, from people or from a teacher."""
 
     @model_validator(mode="after")
     def each_function_stands_once(self) -> Self:
@@ -57,7 +57,7 @@ class ScoreConfig(Settings):
 
 
 class TeacherConfig(ForwardConfig):
-    """Another model that says how likely it finds each token of a response (on-policy distillation)."""
+    """Another model that gives its log-probability of each token of a response (on-policy distillation)."""
 
     path: Path
     """Folder of a causal language model in Hugging Face format that has the same tokens. Each processor loads
@@ -68,19 +68,18 @@ class GroupConfig(Settings):
     """When a rollout group is ready."""
 
     min_size: int = Field(2, ge=1)
-    """Members a group needs after cleaning and scoring; a smaller one is dropped."""
+    """Members that a group needs after cleaning and scoring. A smaller group is dropped."""
     drop_equal_rewards: bool = False
-    """Drop groups whose rewards are all equal, so that all advantages would be 0, and explore others in their
-    place (DAPO's dynamic sampling). Whole rewards are compared, every function's share included, where verl's
-    recipe takes correctness alone. Where no rewards differ any more, as once every task is solved, the run
-    explores on and never draws."""
+    """Drop groups whose rewards are all equal, because all their advantages would be 0, and explore others in
+    their place (DAPO's dynamic sampling). Whole rewards are compared, with every function's share. If no
+    rewards differ any more, for example once every task is solved, the run explores on and never draws."""
     solved_reward: float = Field(1.0, allow_inf_nan=False)
     """A rollout whose reward, the sum over its steps and functions, is at least this solved its task. What
     task_stat.solved counts, from which the difficulty in drop_view follows. Set it where a right answer earns
     something else than 1, as with a weight of 0.5 or beside a penalty."""
     priority: Literal["even", "reward_std"] = "even"
-    """What the prioritized sampler weighs a group by. even: all the same, 1, unless somebody sets it by SQL;
-    reward_std: the standard deviation of its rewards, at least 0.01, which follows them when they change."""
+    """The weight of a group in the prioritized sampler. even: 1 for all, unless you set it by SQL.
+    reward_std: the standard deviation of its rewards, at least 0.01; it changes when they change."""
 
     @model_validator(mode="after")
     def one_reward_is_equal_to_itself(self) -> Self:
@@ -93,35 +92,38 @@ class PairConfig(Settings):
     """Preferences out of groups: the best against the worst, the second best against the second worst."""
 
     margin: float = Field(0.0, ge=0)
-    """By how much the chosen row's reward must exceed the rejected one's; it must exceed it in any case."""
+    """Smallest difference between the rewards of the chosen and the rejected row. It must be above 0 in any
+    case."""
 
 
 class ArchiveConfig(Settings):
-    """Payloads of rows that are done with, out of Postgres and into Lance."""
+    """Moves payloads of rows that are done with from Postgres to Lance."""
 
     min_rows: int = Field(4096, ge=1)
-    """Payloads that one append has at least while the run goes on; fewer make smaller files, which read
-    slower. What is left at the end of the run goes too."""
+    """Smallest number of payloads in one append while the run goes on. Small appends make small files,
+    which read slower. The rest is archived at the end of the run."""
 
 
 class ProcessorsConfig(Settings):
     """Which processors run, and how."""
 
     clean: CleanConfig = CleanConfig()
-    """Drops what is unfit."""
+    """Drops unfit responses."""
     score: ScoreConfig = ScoreConfig()
     """Computes rewards."""
     teacher: TeacherConfig | None = None
-    """Stores with each row what a teacher says of it, before the row can be drawn. None: nobody is asked."""
+    """A teacher, whose log-probabilities are stored with each row before the row can be drawn. None: no
+    teacher."""
     group: GroupConfig = GroupConfig()
     """Makes whole groups ready."""
     pair: PairConfig | None = None
-    """Derives preferences. None: no pairs."""
+    """Derives preference pairs. None: no pairs."""
     archive: ArchiveConfig | None = None
-    """Moves payloads into Lance, to TRINITY_DB_LANCE_URI, which every role must reach. None: they stay where
-    they are. May change during a run."""
+    """Moves payloads to Lance, at TRINITY_DB_LANCE_URI, which every role must reach. None: they stay in
+    Postgres. May change during a run."""
     claim_size: int = Field(256, ge=1)
-    """Rows claimed at a time. More means fewer round trips and more to repeat after a crash. May change
-    during a run."""
+    """Rows claimed at a time. A larger number means fewer round trips, and more work to repeat after a
+    crash. May change during a run."""
     max_attempts: int = Field(3, ge=1)
-    """A row that fails this often is dropped with its error; the rest go on. May change during a run."""
+    """A row that fails this often is dropped with its error, and the others go on. May change during a
+    run."""

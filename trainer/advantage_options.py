@@ -38,11 +38,11 @@ class Opmd(Settings):
     baseline: Literal["mean", "logavgexp"] = "mean"
     """The value: mean, or logavgexp, which lies between the mean and the highest reward."""
     temperature: float = Field(1.0, gt=0)
-    """Of logavgexp, in units of reward: towards 0 the highest reward, large the mean."""
+    """For logavgexp, in units of reward. Near 0 the value is the highest reward; if large, the mean."""
 
 
 class Asymre(Settings):
-    """A reward less the mean of its rollout group, which is shifted (AsymRE)."""
+    """A reward less the shifted mean of its rollout group (AsymRE)."""
 
     name: Literal["asymre"] = "asymre"
     baseline_shift: float = Field(-0.1, allow_inf_nan=False)
@@ -50,7 +50,7 @@ class Asymre(Settings):
 
 
 class Zero(Settings):
-    """Nothing for a reward: what is learned comes from elsewhere, as from a teacher."""
+    """Advantage 0 for every reward. What is learned comes from elsewhere, for example from a teacher."""
 
     name: Literal["zero"] = "zero"
 
@@ -62,7 +62,7 @@ class MultiStepGroup(Settings):
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divide by the standard deviation of the group's final rewards, of all of the batch, or by nothing."""
     step_norm: bool = False
-    """Divide by the number of steps as well, so that a long attempt weighs no more than a short one."""
+    """Divide by the number of steps too, so that long and short attempts weigh the same."""
 
 
 class Gigpo(Settings):
@@ -70,15 +70,16 @@ class Gigpo(Settings):
 
     name: Literal["gigpo"] = "gigpo"
     omega: float = Field(1.0, ge=0)
-    """How much a step counts beside its attempt."""
+    """Weight of the step's advantage beside the attempt's."""
     gamma: float = Field(0.95, gt=0, le=1)
-    """What a reward is worth one step earlier."""
+    """How much of a reward counts one step earlier."""
     scale_rewards: Literal["group", "none"] = "none"
-    """Divide by the standard deviation of what is compared, or by nothing."""
+    """Divide by the standard deviation of the compared numbers, or by nothing."""
 
 
 class Remax(Settings):
-    """A reward less that of one more rollout of the group, which is sampled at temperature 0 (ReMax)."""
+    """A reward less that of a greedy rollout. Each group has one more rollout for it, at temperature 0
+    (ReMax)."""
 
     name: Literal["remax"] = "remax"
 

@@ -69,10 +69,10 @@ class PrioritizedConfig(Settings):
 
     name: Literal["prioritized"] = "prioritized"
     alpha: float = Field(0.6, ge=0, le=2)
-    """Groups are picked in proportion to priority^alpha: 0 ignores priorities, 1 takes them as they are. One
-    with priority 0 is never picked."""
+    """Groups are picked in proportion to priority^alpha. 0 ignores priorities, 1 takes them as they are.
+    A group with priority 0 is never picked."""
     beta: float = Field(0.4, ge=0, le=1)
-    """How far a row's share in the loss makes up for its chance: 0 not at all, 1 wholly."""
+    """How far a row's weight in the loss makes up for its chance to be picked. 0: not at all; 1: fully."""
 
 
 SamplerConfig = Annotated[
@@ -88,16 +88,16 @@ def _listed(value: Any) -> Any:
 
 
 class LoraConfig(Settings):
-    """Train small matrices beside the frozen weights instead of these (LoRA). Gradients and the optimizer's
-    state are theirs alone; a checkpoint is the whole model with them in it, and beside it they, for peft."""
+    """Train small matrices beside the frozen weights (LoRA). Only they have gradients and optimizer state. A
+    checkpoint is the whole model with the adapter in it, and the adapter beside it, for peft."""
 
     rank: int = Field(16, ge=1)
-    """Rows of the one and columns of the other matrix of a layer (peft's r)."""
+    """Rank of the two matrices of a layer (r in peft)."""
     alpha: int = Field(32, ge=1)
-    """Their product is multiplied by alpha / rank (peft's lora_alpha)."""
+    """The product of the two is multiplied by alpha / rank (lora_alpha in peft)."""
     targets: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(("all-linear",), min_length=1)
-    """Which linear layers have them (peft's target_modules), by the ends of their names, as [q_proj, v_proj];
-    all-linear: all of them but the output embedding, which never has."""
+    """Which linear layers get an adapter (target_modules in peft), by the ends of their names, as
+    [q_proj, v_proj]. all-linear: all except the output embedding, which never gets one."""
 
 
 class StartReference(Settings):
@@ -107,19 +107,19 @@ class StartReference(Settings):
 
 
 class SynchronisedReference(Settings):
-    """A model that follows the policy: the starting model at first, from time to time mixed with the policy
-    (TR-DPO, arXiv 2404.09656). Its weights are a part of each checkpoint."""
+    """A model that follows the policy: it begins as the starting model, and is mixed with the policy from
+    time to time (TR-DPO, arXiv 2404.09656). Its weights are part of each checkpoint."""
 
     name: Literal["synchronised"] = "synchronised"
     sync_every: int = Field(512, ge=1)
-    """Steps after which it is mixed (TRL's ref_model_sync_steps)."""
+    """Steps between two mixtures."""
     mix: float = Field(0.6, gt=0, le=1)
-    """The policy's share of the mixture (TRL's ref_model_mixup_alpha); 1: it becomes the policy."""
+    """The policy's share of the mixture. 1: the reference becomes the policy."""
 
 
 class PrecomputedReference(Settings):
-    """The starting model, asked once: what it says of all imported rows is computed before the first step and
-    stored with them. No second model is in memory then, and a step has no forward pass of one."""
+    """The starting model, asked once about all imported rows before the first step. Its log-probabilities are
+    stored with the rows. During training no second model is in memory, and none is computed."""
 
     name: Literal["precomputed"] = "precomputed"
 
@@ -140,45 +140,45 @@ class TrainerConfig(ForwardConfig):
     epochs: int = Field(1, ge=1)
     """How often an offline run uses each row."""
     batch_size: int = Field(32, ge=1)
-    """What one step consumes: rollout groups online, rows (as sft) or pairs (as dpo) offline."""
+    """Size of a step: rollout groups in an online run, rows (sft) or pairs (dpo) in an offline run."""
     gradient_checkpointing: bool = False
-    """Compute each layer's inner values again in the backward pass: less memory for a third more time. May
+    """Compute each layer's inner values again in the backward pass: less memory, about a third more time. May
     change during a run."""
     lora: LoraConfig | None = None
-    """Train an adapter instead of the whole model; `lora: {}` has the defaults. None: the whole model."""
+    """Train an adapter instead of the whole model. `lora: {}` takes the defaults. None: the whole model."""
     reference: ReferenceConfig = StartReference()
-    """What algorithms with a reference compare the policy with: start, synchronised, or precomputed (offline
-    only), by name or with options. An adapter is compared with the model without it: start, and no second
-    model in memory."""
+    """The model that algorithms with a reference compare the policy with: start, synchronised, or precomputed
+    (offline runs only), by name or with options. With lora, start is the model without the adapter, and no
+    second model is in memory."""
     sharding: Literal["none", "full"] = "none"
-    """What each process of several has, as torchrun starts them: none, copies of everything (as DDP); full,
-    its part of weights, gradients and optimizer (FSDP2). Results and checkpoints do not depend on it. May
-    change during a run."""
+    """How several processes, started by torchrun, share the model. none: each has a copy (as DDP). full:
+    each has a part of weights, gradients and optimizer (FSDP2). Results and checkpoints do not depend on
+    it. May change during a run."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate of AdamW."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """The gradient of a step is scaled down to this norm when it is longer."""
+    """A gradient with a larger norm is scaled down to this norm."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The learning rate after the warm-up; linear and cosine fall to zero at the last step."""
     publish_every: int | None = Field(None, ge=1)
-    """Steps between published policy versions, each with a checkpoint; the last step publishes in any case.
-    None: every step online, every 100 steps offline."""
+    """Steps between published policy versions, each with a checkpoint. The last step always publishes. None:
+    every step in an online run, every 100 steps in an offline run."""
     keep_checkpoints: int = Field(3, ge=2)
-    """Latest checkpoints kept on disk; at least two, since an explorer may still read the one before. May
-    change during a run."""
+    """Number of latest checkpoints kept on disk. At least two, because an explorer may still read the one
+    before. May change during a run."""
     max_length: int | None = Field(None, ge=2)
-    """Longest imported sequence in tokens, prompt and response together; longer ones lose their end.
+    """Longest imported sequence in tokens, prompt and response together. Longer ones are cut at the end.
     None: the model's context."""
     eval_every: int | None = Field(None, ge=1)
-    """Steps between evaluations on held-out rows (offline). None: before the first step and at the end
-    only."""
+    """Steps between evaluations on held-out rows (offline runs). None: only before the first step and at the
+    end."""
     checkpoints: Path | None = None
-    """Folder in which the run has one of its name for its checkpoints. May change during a run, for later
-    ones. None: checkpoints in TRINITY_DB_HOME."""
+    """Folder for checkpoints; the run makes a folder of its name there. May change during a run, and then
+    holds for later checkpoints. None: `checkpoints` in TRINITY_DB_HOME."""
 
     @model_validator(mode="after")
     def an_adapter_has_no_second_model(self) -> Self:

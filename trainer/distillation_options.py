@@ -9,29 +9,31 @@ from trinity_db.trainer.options import Own
 
 
 class Distilled(Settings):
-    """An advantage of each token that a teacher gives, beside that of the reward."""
+    """An advantage for each token that comes from a teacher, beside the advantage of the reward."""
 
     coefficient: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """What it is multiplied by before it is added. The algorithm's own: the function does not see it."""
+    """The advantage from the teacher is multiplied by this before it is added."""
 
 
 class ReverseKl(Distilled):
-    """The log-ratio of teacher and policy: towards KL(policy ‖ teacher), which seeks its modes."""
+    """The log-ratio of teacher and policy. Minimises KL(policy ‖ teacher), which seeks the teacher's
+    modes."""
 
     name: Literal["reverse_kl"] = "reverse_kl"
 
 
 class Jsd(Distilled):
-    """Towards the generalised Jensen-Shannon divergence, of which no token can weigh without bound (GKD)."""
+    """Minimises the generalised Jensen-Shannon divergence, in which each token's weight is bounded (GKD)."""
 
     name: Literal["jsd"] = "jsd"
     beta: float = Field(0.5, gt=0, lt=1)
-    """The teacher's share in the mixture that both are compared with: near 0 it covers what the teacher would
-    say, near 1 it seeks its modes; both with a small gradient, which a coefficient makes up for."""
+    """The teacher's share in the mixture that both are compared with. Near 0 the policy covers what the
+    teacher would say, near 1 it seeks the teacher's modes. The gradient is small at both ends: raise
+    coefficient."""
 
 
 class OwnDistillation(Distilled, Own):
-    """One of one's own."""
+    """A distillation of your own."""
 
 
 Distillation = Annotated[ReverseKl | Jsd | OwnDistillation, Field(discriminator="name")]

@@ -14,7 +14,7 @@ class PairLoss(Settings):
     """A loss of preference pairs, one of several that may be added up."""
 
     weight: float = Field(1.0, gt=0)
-    """What it is multiplied by where several are added. The algorithm's own: the function does not see it."""
+    """Weight of this loss where several are added."""
 
 
 class Sigmoid(PairLoss):
@@ -26,19 +26,19 @@ class Sigmoid(PairLoss):
 
 
 class Hinge(PairLoss):
-    """A margin to the starting model's that is wide enough earns nothing more (SLiC)."""
+    """A pair whose margin over the starting model's is wide enough adds nothing more (SLiC)."""
 
     name: Literal["hinge"] = "hinge"
     beta: float = Field(0.1, gt=0)
-    """The margin that is wide enough is 1/beta, in nats."""
+    """A margin of 1/beta, in nats, is wide enough."""
 
 
 class Ipo(PairLoss):
-    """Draws the margin per token to a finite one, so that no pair is overfitted (IPO)."""
+    """Pulls the margin per token towards a finite one, so that no pair is overfitted (IPO)."""
 
     name: Literal["ipo"] = "ipo"
     beta: float = Field(0.1, gt=0)
-    """The margin it is drawn to is 1/(2 beta), in nats a token."""
+    """The finite margin is 1/(2 beta), in nats per token."""
 
 
 class Robust(PairLoss):
@@ -62,7 +62,7 @@ class Cdpo(PairLoss):
 
 
 class SigmoidNorm(PairLoss):
-    """DPO of log-probabilities per token, so that length alone earns nothing."""
+    """DPO with log-probabilities per token, so that length alone earns nothing."""
 
     name: Literal["sigmoid_norm"] = "sigmoid_norm"
     beta: float = Field(0.1, gt=0)
@@ -104,29 +104,29 @@ class ApoDown(PairLoss):
 
 
 class Cpo(PairLoss):
-    """DPO's loss without a reference (CPO); chosen_nll beside it takes the reference's part."""
+    """DPO's loss without a reference (CPO). Put chosen_nll beside it, which does the reference's work."""
 
     name: Literal["cpo"] = "cpo"
     beta: float = Field(0.1, gt=0)
-    """What the difference of log-probabilities is multiplied by."""
+    """The difference of log-probabilities is multiplied by this."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Chance that a label is flipped."""
 
 
 class CpoHinge(PairLoss):
-    """CPO where a margin that is wide enough earns nothing more."""
+    """CPO in which a pair with a wide enough margin adds nothing more."""
 
     name: Literal["cpo_hinge"] = "cpo_hinge"
     beta: float = Field(0.1, gt=0)
-    """The margin that is wide enough is 1/beta, in nats."""
+    """A margin of 1/beta, in nats, is wide enough."""
 
 
 class CpoIpo(PairLoss):
-    """CPO that draws the margin per token to a finite one."""
+    """CPO that pulls the margin per token towards a finite one."""
 
     name: Literal["cpo_ipo"] = "cpo_ipo"
     beta: float = Field(0.1, gt=0)
-    """The margin it is drawn to is 1/(2 beta), in nats a token."""
+    """The finite margin is 1/(2 beta), in nats per token."""
 
 
 class Simpo(PairLoss):
@@ -134,9 +134,9 @@ class Simpo(PairLoss):
 
     name: Literal["simpo"] = "simpo"
     beta: float = Field(2.0, gt=0)
-    """What the difference of log-probabilities per token is multiplied by; its authors use 2 to 10."""
+    """The difference of log-probabilities per token is multiplied by this. The authors use 2 to 10."""
     gamma: float = Field(0.5, ge=0)
-    """The margin that the product is to exceed; its authors start from a quarter of beta."""
+    """The margin that the product should exceed. The authors start from a quarter of beta."""
 
 
 class OddsRatio(PairLoss):
@@ -144,7 +144,7 @@ class OddsRatio(PairLoss):
 
     name: Literal["odds_ratio"] = "odds_ratio"
     beta: float = Field(0.1, gt=0)
-    """How much it weighs beside the likelihood of the chosen response: the paper's lambda."""
+    """Weight beside the likelihood of the chosen response: lambda in the paper."""
 
 
 class ChosenNll(PairLoss):
@@ -154,7 +154,7 @@ class ChosenNll(PairLoss):
 
 
 class OwnPairLoss(PairLoss, Own):
-    """A loss of one's own, of preference pairs."""
+    """A loss of preference pairs of your own."""
 
 
 PreferenceLoss = Annotated[
@@ -183,7 +183,7 @@ PreferenceLoss = Annotated[
 
 
 class Kto(Settings):
-    """What a response is worth against what the policy gives for any (KTO)."""
+    """Compares each response's log-ratio with the policy's average divergence (KTO)."""
 
     name: Literal["kto"] = "kto"
     beta: float = Field(0.1, gt=0)

@@ -16,7 +16,7 @@ from trinity_db.settings import Settings
 
 
 class Own(Settings):
-    """A part of one's own, in the configuration `path/to/file.py:function` with its options beside it."""
+    """A part of your own, in the configuration `path/to/file.py:function` with its options beside it."""
 
     name: Literal["own"] = "own"
     function: str
@@ -33,11 +33,11 @@ class PpoClip(Settings):
 
     name: Literal["ppo_clip"] = "ppo_clip"
     clip_low: float = Field(0.2, gt=0, lt=1)
-    """The probability ratio new/old earns nothing more below 1 - clip_low."""
+    """Below 1 - clip_low the probability ratio new/old is clipped."""
     clip_high: float = Field(0.2, gt=0)
-    """The probability ratio new/old earns nothing more above 1 + clip_high (DAPO takes 0.28)."""
+    """Above 1 + clip_high the probability ratio new/old is clipped. The recipe dapo takes 0.28."""
     dual_clip: float | None = Field(None, gt=1)
-    """With a negative advantage, the ratio pulls no more above this (verl takes 3). None: it always does."""
+    """Limit of the ratio for tokens with a negative advantage. None: no limit."""
 
 
 class PolicyGradient(Settings):
@@ -45,7 +45,8 @@ class PolicyGradient(Settings):
 
     name: Literal["policy_gradient"] = "policy_gradient"
     tau: float = Field(0.0, ge=0)
-    """The loss is divided by 1 + tau: how strongly OPMD holds to the current policy."""
+    """The loss is divided by 1 + tau. In OPMD, tau says how strongly the policy is held to the current
+    one."""
 
 
 class SequenceClip(Settings):
@@ -53,9 +54,9 @@ class SequenceClip(Settings):
 
     name: Literal["sequence_clip"] = "sequence_clip"
     clip_low: float = Field(0.2, gt=0, lt=1)
-    """The ratio earns nothing more below 1 - clip_low."""
+    """Below 1 - clip_low the ratio is clipped."""
     clip_high: float = Field(0.2, gt=0)
-    """The ratio earns nothing more above 1 + clip_high."""
+    """Above 1 + clip_high the ratio is clipped."""
 
 
 class Gspo(Settings):
@@ -63,9 +64,9 @@ class Gspo(Settings):
 
     name: Literal["gspo"] = "gspo"
     clip_low: float = Field(3e-4, gt=0, lt=1)
-    """The mean ratio earns nothing more below 1 - clip_low; it moves far less than a token's."""
+    """Below 1 - clip_low the mean ratio is clipped. It moves far less than a token's ratio."""
     clip_high: float = Field(4e-4, gt=0)
-    """The mean ratio earns nothing more above 1 + clip_high."""
+    """Above 1 + clip_high the mean ratio is clipped."""
 
 
 class Cispo(Settings):
@@ -73,9 +74,9 @@ class Cispo(Settings):
 
     name: Literal["cispo"] = "cispo"
     clip_low: float = Field(1.0, gt=0, le=1)
-    """The weight is at least 1 - clip_low; 1 sets no bound."""
+    """The weight is at least 1 - clip_low. 1: no lower bound."""
     clip_high: float = Field(0.28, gt=0)
-    """The weight is at most 1 + clip_high. TRL's epsilon_high is the bound itself: its 5 is 4 here."""
+    """The weight is at most 1 + clip_high."""
 
 
 class Sapo(Settings):
@@ -83,9 +84,9 @@ class Sapo(Settings):
 
     name: Literal["sapo"] = "sapo"
     temperature_positive: float = Field(1.0, gt=0)
-    """How fast the gate closes where the advantage is positive: more is faster."""
+    """How fast the gate closes for tokens with a positive advantage. A larger value closes it faster."""
     temperature_negative: float = Field(1.05, gt=0)
-    """How fast it closes elsewhere."""
+    """The same for all other tokens."""
 
 
 class Sppo(Settings):
@@ -97,11 +98,11 @@ class Sppo(Settings):
 
 
 class Topr(Settings):
-    """Bad responses weigh less the less likely they have become, good ones always wholly (TOPR)."""
+    """Good responses have full weight. A bad one weighs less once it has become unlikely (TOPR)."""
 
     name: Literal["topr"] = "topr"
     threshold: float = 0.0
-    """Bad are those whose advantage is at most this."""
+    """A response is bad if its advantage is at most this."""
 
 
 class Dppo(Settings):
@@ -121,8 +122,9 @@ class Rec(Settings):
 
     name: Literal["rec"] = "rec"
     clip_mode: Literal["none", "two_side", "one_side", "sequence_one_side", "ring"] = "none"
-    """Tokens that are left out: those with a ratio outside the range; those outside in the direction of their
-    advantage; the same of the geometric mean of a response's ratios; or those outside but not far back."""
+    """Which tokens are left out. two_side: those with a ratio outside the range. one_side: those outside
+    in the direction of their advantage. sequence_one_side: the same for the geometric mean of a
+    response's ratios. ring: those outside the range, unless they are far back."""
     clip_low: float = Field(0.2, gt=0, le=1)
     """The range reaches down to 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
@@ -132,11 +134,12 @@ class Rec(Settings):
     outer_high: float = Field(2.0, gt=0)
     """With ring: far back, for a negative advantage, is at least 1 + outer_high."""
     weight: Literal["none", "ratio", "sequence_ratio", "advantage"] = "none"
-    """What a token is weighed by: its ratio, its response's geometric mean, or exp(advantage/temperature)."""
+    """The weight of a token: its ratio, the geometric mean of its response, or exp(advantage/temperature)."""
     temperature: float = Field(1.0, gt=0)
-    """With weight advantage: in units of advantage."""
+    """For `weight: advantage`, in units of advantage."""
     regularizer: Literal["none", "k2", "forward_kl"] = "none"
-    """Beside it: the squared log-ratio, or the negative log-likelihood of what was sampled."""
+    """Added to the loss: the squared log-ratio (k2), or the negative log-likelihood of the sampled tokens
+    (forward_kl)."""
     coefficient: float = Field(0.0, ge=0)
     """What the regulariser is multiplied by."""
 
@@ -162,9 +165,9 @@ class ImportanceWeight(Settings):
     """A correction that weighs a token by proximal/behaviour; ratios are then relative to proximal."""
 
     proximal: Literal["recomputed", "interpolated"] = "recomputed"
-    """The policy between the one that sampled a row and the one being trained: recomputed, the policy at the
-    start of the step; interpolated, nearer to that one the staler a row is, so that the clip sees a part of
-    the distance. The algorithm's own: the function does not see it."""
+    """The policy that ratios are relative to. recomputed: the policy at the start of the step.
+    interpolated: a policy between the one that sampled the row and that one, nearer to it for staler
+    rows."""
 
 
 class TruncatedImportanceSampling(ImportanceWeight):
@@ -172,9 +175,9 @@ class TruncatedImportanceSampling(ImportanceWeight):
 
     name: Literal["truncated_importance_sampling"] = "truncated_importance_sampling"
     level: Literal["token", "sequence"] = "token"
-    """One ratio a token, or the product over a sequence for each of its tokens."""
+    """token: one ratio for each token. sequence: all tokens of a sequence have the product of its ratios."""
     high: float = Field(2.0, gt=0)
-    """The bound."""
+    """The largest weight."""
 
 
 class MaskedImportanceSampling(ImportanceWeight):
@@ -182,7 +185,7 @@ class MaskedImportanceSampling(ImportanceWeight):
 
     name: Literal["masked_importance_sampling"] = "masked_importance_sampling"
     level: Literal["token", "sequence"] = "token"
-    """One ratio a token, or the product over a sequence for each of its tokens."""
+    """token: one ratio for each token. sequence: all tokens of a sequence have the product of its ratios."""
     low: float = Field(0.5, ge=0)
     """Ratios below it are left out."""
     high: float = Field(5.0, gt=0)
@@ -196,22 +199,22 @@ class MaskedImportanceSampling(ImportanceWeight):
 
 
 class OffPolicySequenceMasking(Settings):
-    """Leaves out bad responses that are hardly likely any more; ratios stay relative to behaviour."""
+    """Leaves out bad responses that have become unlikely. Ratios stay relative to the policy that sampled."""
 
     name: Literal["off_policy_sequence_masking"] = "off_policy_sequence_masking"
     threshold: float = Field(0.1, ge=0)
-    """Nats a token by which a response may have become less likely, in the mean."""
+    """How much less likely a response may have become, in nats per token on average."""
 
 
 class M2po(ImportanceWeight):
-    """Weighs each token by proximal/behaviour, and leaves out those that stray most (M2PO).
+    """Weighs each token by proximal/behaviour, and leaves out the tokens that stray most (M2PO).
 
-    What remains is not clipped while a batch makes one step, as the paper has it.
+    A batch makes one step, so the remaining tokens are not clipped, as in the paper.
     """
 
     name: Literal["m2po"] = "m2po"
     threshold: float = Field(0.04, gt=0)
-    """What the mean of squared log-ratios may be among tokens that an update takes further away, in nats²."""
+    """Largest mean of squared log-ratios, in nats², over the tokens that the update moves further away."""
 
     @model_validator(mode="after")
     def _knows_the_whole_step(self) -> Self:
@@ -224,7 +227,7 @@ class M2po(ImportanceWeight):
 
 
 class OwnCorrection(ImportanceWeight, Own):
-    """A correction of one's own."""
+    """A correction of your own."""
 
 
 Correction = Annotated[
@@ -237,29 +240,28 @@ Correction = Annotated[
 
 
 class Values(Settings):
-    """How values are learned, by a head on the policy: the algorithm's own, the functions do not see it."""
+    """How the value head is trained."""
 
     coefficient: float = Field(0.5, ge=0)
-    """What the loss of the values, half their squared error, weighs beside the policy's. 0.5 as OpenAI's PPO;
-    TRL's took 0.1, which leaves values behind where the trunk moves fast. Stable-Baselines3's 0.5 does not
-    halve, and is 1 here."""
+    """Weight of the value loss, half the squared error, beside the policy loss."""
     clip_range: float | None = Field(0.2, gt=0)
-    """How far an update may move a value from what it was at the start of the step, in units of reward; verl
-    takes 0.5. None: as far as it likes. While a batch makes one step none has moved yet, and none is held."""
+    """How far an update may move a value from what it was at the start of the step, in units of reward. None:
+    any distance. A batch makes one step, so values have not moved when it is computed."""
 
 
 class Gae(Values):
-    """Generalised advantage estimation: what came out better than the values expected, token by token."""
+    """Generalised advantage estimation: by how much each token came out better than the values expected."""
 
     name: Literal["gae"] = "gae"
     gamma: float = Field(1.0, gt=0, le=1)
-    """What a reward is worth a token earlier."""
+    """How much of a reward counts one token earlier."""
     lam: float = Field(1.0, ge=0, le=1)
-    """1 waits for the reward itself, without bias; 0 trusts the next token's value; TRL takes 0.95."""
+    """1 uses the reward itself and has no bias. 0 uses the value of the next token and has little
+    variance."""
 
 
 class OwnValues(Values, Own):
-    """An estimate of one's own, of advantages from rewards and values."""
+    """An estimate of your own: advantages from rewards and values."""
 
 
 Value = Annotated[Gae | OwnValues, Field(discriminator="name")]
@@ -269,19 +271,18 @@ Value = Annotated[Gae | OwnValues, Field(discriminator="name")]
 
 
 class Divergence(Settings):
-    """How an estimate of the divergence is used: the algorithm's own, the functions do not see it."""
+    """How an estimate of the divergence is used."""
 
     coefficient: float = Field(0.001, ge=0)
-    """What a nat of divergence costs, in units of the loss or of reward. 0.001 as verl and Trinity-RFT; the
-    paper of GRPO has 0.04, TRL's RLOO 0.05."""
+    """Cost of one nat of divergence, in units of the loss or of the reward."""
     applies_to: Literal["loss", "reward"] = "loss"
-    """Added to each token's loss, or its sum over a response taken off the reward: over all steps of an
-    attempt where only its last reward counts (multi_step_group, remax)."""
+    """loss: the divergence is added to each token's loss. reward: its sum over a response is taken off the
+    reward; over all steps of an attempt where only the last reward counts (multi_step_group, remax)."""
     target: float | None = Field(None, gt=0)
-    """Nats a token at which the divergence is to be held, by changing the coefficient from step to step.
-    None: the coefficient stays."""
+    """The coefficient changes from step to step so that the divergence stays near this, in nats per token.
+    None: the coefficient is fixed."""
     horizon: int = Field(10_000, ge=1)
-    """Sequences over which a changing coefficient moves by a fifth at most."""
+    """Number of sequences in which a changing coefficient moves by at most a fifth."""
 
 
 class K1(Divergence):
@@ -289,7 +290,7 @@ class K1(Divergence):
 
     name: Literal["k1"] = "k1"
     applies_to: Literal["loss", "reward"] = "reward"
-    """Only reward: as a loss its expected gradient is zero."""
+    """Only reward. As a loss, k1 has an expected gradient of zero."""
 
     @model_validator(mode="after")
     def _is_no_loss(self) -> Self:
@@ -314,7 +315,7 @@ class K3(Divergence):
 
 
 class LowVar(Divergence):
-    """k3 within bounds, which verl calls low_var_kl."""
+    """k3 within bounds."""
 
     name: Literal["low_var"] = "low_var"
 
@@ -338,7 +339,7 @@ class CorrectedK3(Divergence):
 
 
 class OwnDivergence(Divergence, Own):
-    """A divergence of one's own."""
+    """A divergence of your own."""
 
 
 Kl = Annotated[

@@ -24,32 +24,33 @@ rows with a reward that says whether they are (the database knows these runs: ru
 
 
 class PolicyGradientConfig(Settings):
-    """Learns from rollout groups by reward: each token weighed by how much better its response was."""
+    """Learns from rollout groups by reward: each token is weighed by how much better its response was."""
 
     name: str = "policy_gradient"
-    """The recipe that it started from."""
+    """The recipe that these settings started from."""
     advantage: Advantage = advantages.Group()
     """How much better a response is than what it is compared with; computed at the draw."""
     loss: PolicyLoss = part.PpoClip()
-    """What a token adds, given its advantage and how far the policy has moved."""
+    """The loss of a token, given its advantage and how far the policy has moved."""
     correction: Correction | None = None
-    """What to do about rows that an older policy sampled. The ratio is then relative to the policy at the
-    start of the step, and this weighs what lies between the two. None: the ratio covers both."""
+    """How rows of an older policy are corrected. With a correction the ratio is relative to the policy at the
+    start of the step, and a weight covers the distance from the older policy. None: the ratio is relative to
+    the policy that sampled the row."""
     kl: Kl | None = None
-    """Divergence from the starting model, in the loss or off the reward. None: not held to it."""
+    """Divergence from the reference, added to the loss or taken off the reward. None: no divergence term."""
     distillation: Distillation | None = None
-    """What the teacher that processors.teacher names is worth: an advantage for each token, added to that of
-    the reward. None: no teacher is asked."""
+    """An advantage for each token from the teacher that processors.teacher names, added to that of the
+    reward. None: no teacher."""
     value: Value | None = None
-    """What a response is expected to earn from each token on, learned beside the policy: a token's advantage
-    is then how much better it came out, computed at the start of a step; what is recorded at the draw is the
-    reward that it follows from. None: the advantage of the draw, for all tokens of a response."""
+    """A value head, learned beside the policy, that predicts what a response earns from each token on. A
+    token's advantage is how much better the response came out. It is computed at the start of a step; the
+    draw records the reward. None: all tokens of a response have the advantage of the draw."""
     whiten: bool = False
     """Normalise the advantages over all tokens of a step: mean 0, variance 1."""
     entropy_coefficient: float = Field(0.0, ge=0)
-    """What the policy's entropy per token earns, in units of the loss per nat."""
+    """Bonus for the policy's entropy, in units of the loss per nat and token."""
     aggregation: Aggregation = part.TokenMean()
-    """How tokens are made one loss."""
+    """How the losses of tokens become one number."""
 
     @model_validator(mode="after")
     def values_are_the_only_baseline(self) -> Self:
@@ -86,23 +87,23 @@ class PolicyGradientConfig(Settings):
 
 
 class MixConfig(PolicyGradientConfig):
-    """Learns from rollout groups by reward, and from imported rows, which stand beside them, by imitation."""
+    """Learns from rollout groups by reward, and from imported rows in the same batch by imitation."""
 
     name: str = "mix"
-    """The recipe that it started from."""
+    """The recipe that these settings started from."""
     expert_rows: int = Field(32, ge=1)
-    """Imported rows that each step takes beside its trainer.batch_size rollout groups: those that data names,
-    in passes over all of them without end."""
+    """Imported rows in each step, beside trainer.batch_size rollout groups. They come from the data sets
+    under `data`, in passes without end."""
     expert_loss: SupervisedLoss = offline.Nll()
-    """What a token of an imported row adds."""
+    """The loss of a token of an imported row."""
     mu: float = Field(0.1, ge=0, le=1)
-    """The share of the imported rows' loss; that of the rollout groups has the rest."""
+    """Share of the imported rows in the loss. The rollout groups have the rest."""
     mu_warmup_steps: int = Field(0, ge=0)
     """Steps over which mu rises from zero."""
     mu_valley: float | None = Field(None, ge=0, le=1)
-    """What mu falls to after the warm-up, along half a cosine. None: it stays."""
+    """After the warm-up mu falls to this along half a cosine. None: mu stays."""
     mu_decay_steps: int = Field(0, ge=0)
-    """Steps over which it falls."""
+    """Steps over which mu falls."""
 
     @model_validator(mode="after")
     def no_teacher_is_asked_of_imported_rows(self) -> Self:
@@ -118,12 +119,12 @@ class MixConfig(PolicyGradientConfig):
 
 
 class PreferenceConfig(Settings):
-    """Learns from pairs: the chosen response is to become likelier than the rejected one."""
+    """Learns from pairs, so that the chosen response becomes likelier than the rejected one."""
 
     name: str = "preference"
-    """The recipe that it started from."""
+    """The recipe that these settings started from."""
     loss: tuple[PreferenceLoss, ...] = (offline.Sigmoid(),)
-    """What a pair adds; several, in a list, are added up by their `weight`."""
+    """The loss of a pair. Several losses in a list are added up by their `weight`."""
 
     @field_validator("loss")
     @classmethod
@@ -138,17 +139,17 @@ class PreferenceConfig(Settings):
 
 
 class LabelsConfig(Settings):
-    """Learns from single responses, good or bad: one with a reward above zero is good."""
+    """Learns from single responses that are good or bad. One with a reward above zero is good."""
 
     name: str = "labels"
-    """The recipe that it started from."""
+    """The recipe that these settings started from."""
     loss: LabelLoss = offline.Kto()
-    """What a response adds."""
+    """The loss of a response."""
     desirable_weight: float = Field(1.0, gt=0)
-    """What the loss of a good response is multiplied by. KTO's authors keep desirable_weight * good rows
-    between 1 and 4/3 of undesirable_weight * bad rows."""
+    """Weight of good responses. KTO's authors keep desirable_weight * good rows between 1 and 4/3 of
+    undesirable_weight * bad rows."""
     undesirable_weight: float = Field(1.0, gt=0)
-    """What the loss of a bad response is multiplied by."""
+    """Weight of bad responses."""
 
     @property
     def draws(self) -> Draws:
@@ -161,17 +162,16 @@ class LabelsConfig(Settings):
 
 
 class SupervisedConfig(Settings):
-    """Learns to say what rows say."""
+    """Learns by imitation: rows become likelier."""
 
     name: str = "supervised"
-    """The recipe that it started from."""
+    """The recipe that these settings started from."""
     loss: SupervisedLoss = offline.Nll()
-    """What a token adds."""
+    """The loss of a token."""
     aggregation: Aggregation = part.TokenMean()
-    """How tokens are made one loss."""
+    """How the losses of tokens become one number."""
     reward_above: float | None = None
-    """Learn from this run's own rollouts, of those groups that a step draws: from the responses with a reward
-    above this one. None: from imported rows, all of them."""
+    """Learn from the run's own rollouts with a reward above this. None: learn from imported rows."""
 
     @property
     def draws(self) -> Draws:

@@ -12,7 +12,7 @@ class ScratchConfig(Settings):
     """A small Qwen2 with random weights, built on the spot."""
 
     alphabet: str | None = None
-    """The ASCII characters the tokenizer knows, one token each; any other character is an error.
+    """The ASCII characters that the tokenizer knows, one token each. Any other character is an error.
     None: the 256 bytes of UTF-8, which can spell every text."""
     hidden_size: int = Field(64, ge=4)
     """Width of the hidden state; a multiple of twice `heads`, since rotary positions turn pairs."""
@@ -47,11 +47,11 @@ class ModelConfig(Settings):
     path: Path | None = None
     """Folder of a causal language model in Hugging Face format, with its tokenizer."""
     run: str | None = None
-    """Name of another run of this store; its latest checkpoint is the starting model."""
+    """Name of another run of this store. Its latest checkpoint is the starting model."""
     scratch: ScratchConfig | None = None
     """Build a small model with random weights instead."""
     prompt_template: str = "{prompt}"
-    """Text the model is given for a task that has a plain prompt; `{prompt}` stands for the prompt.
+    """The text that the model gets for a task with a plain prompt; `{prompt}` stands for the prompt.
     Tasks with `messages` use the tokenizer's chat template instead."""
 
     @model_validator(mode="after")
@@ -74,10 +74,10 @@ class ForwardConfig(Settings):
     """How rows go through a model: how many at a time, and in which numbers."""
 
     micro_batch_size: int = Field(32, ge=1)
-    """Sequences in one forward pass (a pair counts as two). Bounds memory; results do not depend on it. May
-    change during a run, as after out of memory."""
+    """Sequences in one forward pass; a pair counts as two. Limits memory, and results do not depend on
+    it. May change during a run, for example after out of memory."""
     micro_batch_tokens: int = Field(4096, ge=1)
-    """Tokens in one forward pass, prompts included; a longer sequence goes alone. Bounds memory likewise, and
-    may change during a run likewise."""
+    """Tokens in one forward pass, prompts included. A longer sequence goes alone. Limits memory, and
+    results do not depend on it. May change during a run."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What forward and backward pass compute in; weights, optimizer and losses stay in float32."""

@@ -16,46 +16,49 @@ from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientCo
 
 
 class RunConfig(Settings):
-    """One training effort. Every role reads the same file; what it says is stored with the run."""
+    """One training effort. Every role reads the same file, and the store keeps its content with the run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Unique in the store; also names the folder of checkpoints."""
+    """Name of the run, unique in the store. The folder of checkpoints has it too."""
     seed: int = Field(0, ge=0, lt=2**62)
-    """Of sampling, shuffling and random weights. Below 2^62: use counts are added to it in a bigint."""
+    """Seed of sampling, shuffling and random weights. Below 2^62, because use counts are added to it in a
+    bigint."""
     model: ModelConfig
     """The starting model."""
     taskset: str | None = None
     """Imported tasks to explore (online)."""
     data: list[str] = Field(default_factory=list)
-    """Names of imported data sets to train on (offline), or to take rows from beside rollout groups (mix)."""
+    """Names of imported data sets: to train on (offline), or to take rows from beside rollout groups
+    (mix)."""
     holdout: float = Field(0.0, ge=0, lt=1)
-    """Share of the imported rows that is kept for evaluation and never trained on; all answers to one prompt
-    go together."""
+    """Share of the imported rows that is kept for evaluation and never trained on. All answers to one
+    prompt stay together."""
     max_staleness: int | None = Field(1, ge=0)
     """How many versions behind the latest one a rollout may be when it is drawn. 0: exploring and training
     alternate; 1 or more: they overlap; null: no limit."""
     requires_reward: str | None = Field(None, min_length=1)
-    """A source of rewards, for example human: a group is trained on only after it has said something of each
-    member that is left (online). Groups that wait count in the pace, and age: see max_staleness."""
+    """A source of rewards, for example human (online runs). A group is ready only when this source has
+    judged each member that is left. Groups that wait count in the pace, and they age: see max_staleness."""
     algorithm: AlgorithmConfig
-    """A recipe, by name or with options and parts of one's choice. Online: grpo, dr_grpo, dapo, rloo,
+    """A recipe, by name or with options and parts of your choice. Online: grpo, dr_grpo, dapo, rloo,
     reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, a2c, gspo, cispo, sapo, opmd, asymre,
     sppo, topr, rec, remax, multi_step_grpo, gigpo, on_policy_distillation, raft, and policy_gradient for
-    one's own; beside imported rows mix and chord; offline: sft, dft, dpo, orpo, simpo, cpo, kto."""
+    your own; beside imported rows mix and chord; offline: sft, dft, dpo, orpo, simpo, cpo, kto."""
     sampler: SamplerConfig = FifoConfig()
-    """Which ready rollout groups a step takes (online): fifo, newest, uniform or prioritized, by name or with
-    options."""
+    """Which ready rollout groups a step takes (online runs): fifo, newest, uniform or prioritized, by
+    name or with options."""
     max_uses: int = Field(1, ge=1)
-    """How many steps may use a rollout group (online); more than 1 keeps used ones to be drawn again. A group
-    counts in the pace until it is used up or expires, so max_staleness bounds how many are kept."""
+    """How many steps may use a rollout group (online runs). With more than 1, used groups can be drawn
+    again. A group counts in the pace until it is used up or expires, so max_staleness limits how many are
+    kept."""
     explorer: ExplorerConfig = ExplorerConfig()
     """How rollouts are produced."""
     processors: ProcessorsConfig = ProcessorsConfig()
-    """What happens between a rollout and its training."""
+    """What happens to a rollout before it is trained on."""
     trainer: TrainerConfig = TrainerConfig()
     """How the policy is improved."""
     metrics: MetricsConfig = MetricsConfig()
-    """Where metrics are shown, beside the store's own table. May change during a run."""
+    """Places that show metrics, beside the store's own table. May change during a run."""
 
     @model_validator(mode="after")
     def online_or_offline(self) -> Self:
