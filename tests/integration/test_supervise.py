@@ -86,3 +86,17 @@ def test_a_role_of_a_run_that_goes_on_is_started_again(scene: Scene, tmp_path: P
     role = Mortal(scene, tmp_path, "an accident")
     role.supervise(train)
     assert role.lives > LIVES
+
+
+@pytest.mark.parametrize(("set_to", "expected"), [(None, "3"), ("7", "7")])
+def test_a_role_is_told_its_share_of_the_cores_unless_a_person_has_said_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: str | None, expected: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if set_to is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", set_to)
+    says = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    child = Child("train", [sys.executable, "-S", "-c", says], tmp_path / "train.log", threads=3)
+    child.start()
+    assert child.process.wait() == 0
+    assert child.last_words() == expected

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from trinity_db import cores
 from trinity_db.cli.configuration import RunConfig
-from trinity_db.cli.supervise import roles_of
+from trinity_db.cli.supervise import roles_of, threads_of
 from trinity_db.settings import validate
 
 ONLINE = {"algorithm": "grpo", "taskset": "tasks", "trainer": {"steps": 1}}
 OFFLINE = {"algorithm": "sft", "data": ["rows"]}
+TAUGHT: dict[str, Any] = {"processors": {"teacher": {"path": "teacher"}}}
 ARCHIVING: dict[str, Any] = {"processors": {"archive": {}}}
 
 
@@ -25,3 +27,19 @@ ARCHIVING: dict[str, Any] = {"processors": {"archive": {}}}
 def test_a_run_has_the_roles_that_its_configuration_needs(content: dict[str, Any], roles: list[str]) -> None:
     config = validate(RunConfig, {"name": "run", "model": {"path": "model"}} | content, "run.yaml")
     assert roles_of(config) == roles
+
+
+@pytest.mark.parametrize(
+    ("content", "threads"),
+    [
+        (ONLINE, {"explore": 6, "process": 1, "train": 6}),
+        (ONLINE | TAUGHT, {"explore": 4, "process": 4, "train": 4}),
+        (OFFLINE | ARCHIVING, {"process": 1, "train": 12}),
+    ],
+)
+def test_roles_that_compute_share_the_cores_of_the_machine(
+    content: dict[str, Any], threads: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "available", lambda: 12)
+    config = validate(RunConfig, {"name": "run", "model": {"path": "model"}} | content, "run.yaml")
+    assert threads_of(config) == threads

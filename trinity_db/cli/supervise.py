@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from trinity_db import cores
 from trinity_db.cli import launch
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.cli.progress import Progress
@@ -46,6 +47,8 @@ class Child:
     log: Path
     once: Sequence[str] = ()
     """Arguments for its first start alone: what a person allowed is not allowed again after a crash."""
+    threads: int = 1
+    """For computing, unless a person has set OMP_NUM_THREADS."""
     process: subprocess.Popen[bytes] = field(init=False)
     started_at: float = 0.0
     quick_deaths: int = 0
@@ -55,8 +58,7 @@ class Child:
     def start(self) -> None:
         """Start the role in a session of its own, so that a Ctrl-C reaches it through us alone."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        threads = str(max(1, (os.cpu_count() or 1) // 2))  # explorer and trainer compute at the same time
-        environment = {"OMP_NUM_THREADS": threads} | os.environ | {SUPERVISOR: str(os.getpid())}
+        environment = {cores.VARIABLE: str(self.threads)} | os.environ | {SUPERVISOR: str(os.getpid())}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*self.command, *self.once],
@@ -88,7 +90,8 @@ def run(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = ()) -
     if not config.is_online and config.processors.pair and not launch.process(config, drain=True):
         raise KeyboardInterrupt
     with mirrored(database, run_row, sinks), Progress(database, run_row, config) as progress:
-        Supervisor(database, run_row, roles_of(config), arguments, once).supervise(progress.update)
+        supervisor = Supervisor(database, run_row, roles_of(config), arguments, once, threads_of(config))
+        supervisor.supervise(progress.update)
         progress.update(now=True)
 
 
@@ -97,6 +100,12 @@ def roles_of(config: RunConfig) -> list[str]:
     if config.is_online:
         return ["explore", "process", "train"]
     return ["process", "train"] if config.processors.archive else ["train"]
+
+
+def threads_of(config: RunConfig) -> dict[str, int]:
+    """The cores of this machine, shared among the roles that compute; processors do so for a teacher."""
+    computing = {"explore", "train"} | ({"process"} if config.processors.teacher else set())
+    return cores.shares(roles_of(config), computing, cores.available())
 
 
 class Supervisor:
@@ -109,6 +118,7 @@ class Supervisor:
         roles: Sequence[str],
         arguments: Sequence[str],
         once: Sequence[str] = (),
+        threads: Mapping[str, int] | None = None,
     ) -> None:
         self._database = database
         self._run = run
@@ -120,6 +130,7 @@ class Supervisor:
                 [sys.executable, "-m", "trinity_db", role, *arguments],
                 logs / f"{role}.log",
                 once if role == "train" else (),
+                (threads or {}).get(role, 1),
             )
             for role in roles
         ]

@@ -43,6 +43,7 @@ OF_STORES: tuple[Check, ...] = (
     work.dead_letters,
     work.silent_workers,
     work.runs,
+    work.threads,
     work.archives,
     work.notifications,
 )

@@ -7,7 +7,7 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-from trinity_db import __version__
+from trinity_db import __version__, cores
 from trinity_db.diagnosis.finding import Finding, fail, ok, size, warn
 from trinity_db.settings import home, lance_uri
 
@@ -22,7 +22,7 @@ FREE_BYTES_WANTED = 5_000_000_000
 
 def findings() -> list[Finding]:
     """All of them."""
-    found = [*packages(), *folder("installation home", home(), "TRINITY_DB_HOME")]
+    found = [*packages(), *threads(), *folder("installation home", home(), "TRINITY_DB_HOME")]
     if "://" not in lance_uri():
         found += folder("installation archive", Path(lance_uri()), "TRINITY_DB_LANCE_URI")
     return found
@@ -45,6 +45,21 @@ def packages() -> list[Finding]:
             versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
             found.append(ok(f"installation {extra}", versions))
     return found
+
+
+def threads() -> list[Finding]:
+    """How many threads the roles of a run get that `trinity-db run` starts here."""
+    what, there = "installation cores", cores.available()
+    given = os.environ.get(cores.VARIABLE)
+    if given is None:
+        share = cores.shares(("explore", "process", "train"), ("explore", "train"), there)
+        parts = ", ".join(f"{role} {number}" for role, number in share.items())
+        return [ok(what, f"{there} to use; threads that trinity-db run gives its roles: {parts}")]
+    text = f"{there} to use; {cores.VARIABLE}={given} is set, and each role starts as many threads"
+    # Explorer and trainer compute at the same time.
+    if given.isdecimal() and int(given) > 1 and 2 * int(given) > there:
+        return [warn(what, text, f"unset {cores.VARIABLE}, and trinity-db run shares the cores")]
+    return [ok(what, text)]
 
 
 def folder(what: str, path: Path, variable: str) -> list[Finding]:
