@@ -124,7 +124,7 @@ def _type(field: FieldInfo) -> str:
         if isinstance(limit, kind)
     )
     kind, or_null, _ = _kind(field.annotation).partition(" or null")
-    return f"{kind} {limits}{or_null}".replace(" or null", ", or null" if limits else " or null")
+    return f"{kind} {limits}".strip() + (", or null" if limits and or_null else or_null)
 
 
 def _number(value: float) -> str:

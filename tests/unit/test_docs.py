@@ -66,6 +66,12 @@ def test_what_is_generated_of_a_page_is_what_the_code_says_now(page: Path) -> No
     assert generate.brought_up_to_date(text) == text, "run: make reference"
 
 
+def test_the_page_of_algorithms_says_what_other_trainers_call_each() -> None:
+    text = (generate.PAGES / "algorithms.md").read_text()
+    table = text.partition("## What other trainers call them")[2].partition("Options and defaults")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(RECIPES)
+
+
 def test_every_part_that_is_generated_stands_on_a_page() -> None:
     named = [
         region["name"]
