@@ -47,6 +47,26 @@ Now = Annotated[datetime, mapped_column(DateTime(timezone=True), server_default=
 CURRENT_XACT = text("(pg_current_xact_id()::text)::bigint")
 
 
+# What a copy of a run (`trinity_db.copies`) makes of a column or a table, in its `info`, where no foreign key
+# says it. The number of a transaction means nothing on another server: the copy has that of its import, so
+# that every later draw sees the row.
+TRANSACTION = {"copied_as": "transaction"}
+# What means something on its own server or machine alone: the copy has NULL.
+LOCAL = {"copied_as": "null"}
+# A table that belongs to the store and not to a run.
+OF_THE_STORE = {"copied": False}
+
+
+def refers_to(table: str) -> dict[str, str]:
+    """The column holds an id of that table, without a foreign key that every write would have to check."""
+    return {"refers_to": table}
+
+
+def lies_among(table: str) -> dict[str, str]:
+    """The column holds a place in the order of that table's ids; there need not be a row of that id."""
+    return {"lies_among": table}
+
+
 # Hot tables are vacuumed by what has changed in them, not by their size: a fifth of ten million rows, the
 # server's default, would be two million dead ones. Without pauses, as claims wait for what it cleans.
 HOT_TABLE = {

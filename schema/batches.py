@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import Base, Id, Now, enum
+from trinity_db.schema.base import LOCAL, Base, Id, Now, enum, lies_among, refers_to
 from trinity_db.schema.states import BatchState
 
 
@@ -51,7 +51,7 @@ class Batch(Base):
     seed: Mapped[int] = mapped_column(comment="Seed of the draw: with the step, all chance follows from it")
     query: Mapped[str] = mapped_column(Text, comment="SQL of the draw")
     snapshot: Mapped[str | None] = mapped_column(
-        Text, comment="What the draw could see, a pg_snapshot as text"
+        Text, comment="What the draw could see, a pg_snapshot as text", info=LOCAL
     )
     max_staleness: Mapped[int | None] = mapped_column(
         Integer, comment="Staleness limit that the draw was held to, in policy versions; NULL without a limit"
@@ -62,7 +62,8 @@ class Batch(Base):
     # The lowest id of a group that was not finished with at the draw: none below it will ever be live again,
     # unless this batch is reopened. Whoever looks for live groups begins here, past all that is behind.
     floor: Mapped[int | None] = mapped_column(
-        comment="Lowest id of a rollout group that was not finished with at the draw; NULL in an offline run"
+        comment="Lowest id of a rollout group that was not finished with at the draw; NULL in an offline run",
+        info=lies_among("rollout_group"),
     )
     created_at: Mapped[Now] = mapped_column(comment="Time of the draw")
     committed_at: Mapped[datetime | None] = mapped_column(
@@ -101,7 +102,9 @@ class BatchItem(Base):
         Integer, primary_key=True, comment="Place of the row in the batch, from 0"
     )
     # Of the batch's run, and gone with it: the draw knows that it is there.
-    experience_id: Mapped[int] = mapped_column(comment="The experience that was drawn")
+    experience_id: Mapped[int] = mapped_column(
+        comment="The experience that was drawn", info=refers_to("experience")
+    )
     preference_id: Mapped[int | None] = mapped_column(
         ForeignKey("preference.id", ondelete="CASCADE"),
         comment=(

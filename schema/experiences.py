@@ -19,7 +19,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import HOT_TABLE, Base, Id, Now, enum
+from trinity_db.schema.base import HOT_TABLE, LOCAL, OF_THE_STORE, TRANSACTION, Base, Id, Now, enum, refers_to
 from trinity_db.schema.states import ExperienceState
 
 
@@ -39,7 +39,8 @@ class Experience(Base):
     )
     # That of its rollout, which holds it to a group that exists.
     group_id: Mapped[int | None] = mapped_column(
-        comment="Rollout group of its rollout; NULL for an imported row without a group"
+        comment="Rollout group of its rollout; NULL for an imported row without a group",
+        info=refers_to("rollout_group"),
     )
     # No cascade: a data set cannot be deleted while a run has adopted its rows.
     rollout_id: Mapped[int | None] = mapped_column(
@@ -87,7 +88,7 @@ class Experience(Base):
     )
     # Refers to no worker by a constraint: the claim knows that the worker is there.
     worker_id: Mapped[int | None] = mapped_column(
-        comment="The worker that holds the lease on it; NULL while no worker does"
+        comment="The worker that holds the lease on it; NULL while no worker does", info=refers_to("worker")
     )
     attempt: Mapped[int] = mapped_column(
         Integer,
@@ -102,7 +103,8 @@ class Experience(Base):
         comment=(
             "Transaction that adopted it, then the one that gave it tokens; NULL for a row of a "
             "live group, which is drawn with its group"
-        )
+        ),
+        info=TRANSACTION,
     )
     seed: Mapped[int | None] = mapped_column(
         comment=(
@@ -241,7 +243,8 @@ class Payload(Base):
     )
     # Row id in the Lance table of the experience's run. Such ids are stable: compaction keeps them.
     archive_row: Mapped[int | None] = mapped_column(
-        comment="Row id in the Lance table of the experience's run; NULL while the arrays are here"
+        comment="Row id in the Lance table of the experience's run; NULL while the arrays are here",
+        info=LOCAL,
     )
 
     __table_args__ = (
@@ -277,3 +280,6 @@ class Archive(Base):
         server_default="0", comment="Bytes of payloads that were archived in all"
     )
     created_at: Mapped[Now] = mapped_column(comment="Time at which the run's archive was begun")
+
+    # A copy of a run has all its payloads in Postgres, until its own archiver takes them away.
+    __table_args__ = ({"info": OF_THE_STORE},)

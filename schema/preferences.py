@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import CURRENT_XACT, HOT_TABLE, Base, Id, Now, enum
+from trinity_db.schema.base import CURRENT_XACT, HOT_TABLE, TRANSACTION, Base, Id, Now, enum, refers_to
 from trinity_db.schema.states import ExperienceState
 
 
@@ -58,7 +58,7 @@ class Preference(Base):
         Integer, server_default="0", comment="How many committed batches used it"
     )
     worker_id: Mapped[int | None] = mapped_column(
-        comment="The trainer that holds the lease on it; NULL while no worker does"
+        comment="The trainer that holds the lease on it; NULL while no worker does", info=refers_to("worker")
     )
     attempt: Mapped[int] = mapped_column(
         Integer,
@@ -70,10 +70,11 @@ class Preference(Base):
     )
     created_at: Mapped[Now] = mapped_column(comment="Time at which it was written")
     ready_xact: Mapped[int] = mapped_column(
-        server_default=CURRENT_XACT, comment="Transaction that made it ready to be drawn"
+        server_default=CURRENT_XACT, comment="Transaction that made it ready to be drawn", info=TRANSACTION
     )
     origin_id: Mapped[int | None] = mapped_column(
-        comment=("The imported experience that the chosen one was adopted from, or the chosen one itself")
+        comment=("The imported experience that the chosen one was adopted from, or the chosen one itself"),
+        info=refers_to("experience"),
     )
     seed: Mapped[int | None] = mapped_column(
         comment=(
@@ -129,6 +130,8 @@ class Pairing(Base):
         comment="Number of the change, in the order in which changes were written",
     )
     # No foreign key, which would lock the group: of one that is gone there is nothing to pair.
-    group_id: Mapped[int] = mapped_column(comment="The rollout group that changed")
+    group_id: Mapped[int] = mapped_column(
+        comment="The rollout group that changed", info=refers_to("rollout_group")
+    )
 
     __table_args__ = ({"postgresql_with": HOT_TABLE},)

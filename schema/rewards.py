@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import CURRENT_XACT, Base, Id, Now
+from trinity_db.schema.base import CURRENT_XACT, TRANSACTION, Base, Id, Now
 
 
 class RewardEvent(Base):
@@ -46,6 +46,7 @@ class RewardEvent(Base):
     xact: Mapped[int] = mapped_column(
         server_default=CURRENT_XACT,
         comment="Transaction that wrote it; with a batch's snapshot it tells what a draw could see",
+        info=TRANSACTION,
     )
 
     __table_args__ = (
@@ -55,4 +56,7 @@ class RewardEvent(Base):
         CheckConstraint("weight > '-Infinity' AND weight < 'Infinity'", "weight_finite"),
         Index(None, "rollout_id", "name", "id"),
         Index(None, "experience_id", "name", "id"),
+        # A copy takes a statement along with what it is about: somebody may have said it of a data set's row
+        # by way of another run that adopted it.
+        {"info": {"goes_with": ("rollout_id", "experience_id")}},
     )

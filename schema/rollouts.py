@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import HOT_TABLE, Base, Id, Now, enum
+from trinity_db.schema.base import HOT_TABLE, TRANSACTION, Base, Id, Now, enum, refers_to
 from trinity_db.schema.states import GroupState, RolloutState
 
 
@@ -91,7 +91,8 @@ class RolloutGroup(Base):
     )
     # The transaction that made it ready, and when that was. A draw and a reopening leave both as they are.
     ready_xact: Mapped[int | None] = mapped_column(
-        comment="Transaction that made it ready to be drawn; a draw and a reopening leave it as it is"
+        comment="Transaction that made it ready to be drawn; a draw and a reopening leave it as it is",
+        info=TRANSACTION,
     )
     ready_at: Mapped[datetime | None] = mapped_column(
         comment=("Time at which it was made ready to be drawn; a draw and a reopening leave it as it is")
@@ -141,7 +142,7 @@ class Rollout(Base):
 
     id: Mapped[Id] = mapped_column(comment="Number of the rollout, never used again")
     # That of its group, which also holds it to a run that exists: each reference costs every write a look-up.
-    run_id: Mapped[int] = mapped_column(comment="The run of its group")
+    run_id: Mapped[int] = mapped_column(comment="The run of its group", info=refers_to("run"))
     group_id: Mapped[int] = mapped_column(
         ForeignKey("rollout_group.id", ondelete="CASCADE"), comment="The group that it is a member of"
     )
@@ -162,7 +163,7 @@ class Rollout(Base):
     )
     # Whoever held the group then, which had to be a worker.
     worker_id: Mapped[int | None] = mapped_column(
-        comment="The explorer that made it; NULL for an imported one"
+        comment="The explorer that made it; NULL for an imported one", info=refers_to("worker")
     )
     model: Mapped[str | None] = mapped_column(
         Text, comment="Who wrote it, where it was no policy version of this run"

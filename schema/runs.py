@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Boolean, CheckConstraint, Computed, Double, ForeignKey, Index, Integer, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import Base, Id, Now, enum
+from trinity_db.schema.base import LOCAL, Base, Id, Now, enum
 from trinity_db.schema.states import RunKind, RunState, WorkerRole
 
 
@@ -97,7 +97,7 @@ class PolicyVersion(Base):
     )
     step: Mapped[int] = mapped_column(Integer, comment="Trainer step after which it was published")
     checkpoint: Mapped[str | None] = mapped_column(
-        Text, comment="Where the checkpoint's files lie; NULL once they were removed"
+        Text, comment="Where the checkpoint's files lie; NULL once they were removed", info=LOCAL
     )
     checkpoint_hash: Mapped[str] = mapped_column(Text, comment="Hash of the checkpoint's files")
     published_at: Mapped[Now] = mapped_column(comment="Time at which it was published")

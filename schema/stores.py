@@ -5,7 +5,7 @@ from uuid import UUID
 from sqlalchemy import Boolean, CheckConstraint, Integer, Text, Uuid, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import Base, Now
+from trinity_db.schema.base import OF_THE_STORE, Base, Now
 
 
 class StoreInstance(Base):
@@ -28,4 +28,4 @@ class StoreInstance(Base):
     created_at: Mapped[Now]
 
     # With two rows no role could tell which of them its folders belong to.
-    __table_args__ = (CheckConstraint("is_only", "one_row"),)
+    __table_args__ = (CheckConstraint("is_only", "one_row"), {"info": OF_THE_STORE})

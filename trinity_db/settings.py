@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trinity_db.errors import ConfigError
 
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""What a training run may be called: the name is a part of paths and of commands."""
+
 
 class Settings(BaseModel):
     """A section of the configuration. An unknown key is an error; the text under a field explains it."""

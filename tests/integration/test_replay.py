@@ -197,7 +197,7 @@ def test_a_batch_from_before_snapshots_cannot_be_drawn_again(scene: Scene) -> No
     batch = drawn(scene.draw(step=1, size=1))
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.batch SET snapshot = NULL")
-    with pytest.raises(TrinityError, match="was drawn before snapshots were recorded"):
+    with pytest.raises(TrinityError, match="its draw is older than the records of draws"):
         difference(scene, batch.id)
 
 

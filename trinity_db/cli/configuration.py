@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, ValidationInfo, model_validator
 from trinity_db.config import ModelConfig
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.settings import Settings, home
+from trinity_db.settings import RUN_NAME, Settings, home
 from trinity_db.sinks.config import MetricsConfig
 from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, SamplerConfig, TrainerConfig
 from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientConfig
@@ -18,7 +18,7 @@ from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientCo
 class RunConfig(Settings):
     """One training effort. Every role reads the same file, and the store keeps its content with the run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=RUN_NAME)
     """Name of the run, unique in the store. The folder of checkpoints has it too."""
     seed: int = Field(0, ge=0, lt=2**62)
     """Seed of sampling, shuffling and random weights. Below 2^62, because use counts are added to it in a

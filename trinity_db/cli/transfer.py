@@ -1,28 +1,34 @@
-"""The commands that bring data in and out: import and export."""
+"""The commands that bring data in and out: import and export, of rows and of whole runs."""
 
 import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
+    from trinity_db.copies.exporter import Exported
+    from trinity_db.copies.importer import Imported
+    from trinity_db.imports.records import Kind
     from trinity_db.imports.rejects import Summary
 
-Kind = Literal["tasks", "preferences", "demonstrations", "trajectories"]
+Form = Literal["tasks", "preferences", "demonstrations", "trajectories", "run"]
 
 TYPES = re.compile(r"(\.(jsonl|json|parquet|arrow|feather))?(\.gz)?$", re.IGNORECASE)
 
 PathArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="PATH", help="JSONL (also .gz), JSON, Parquet, Arrow, or a saved Hugging Face data set."
+        metavar="PATH",
+        help="JSONL (also .gz), JSON, Parquet, Arrow, a saved Hugging Face data set, or a copy of a run.",
     ),
 ]
-KindOption = Annotated[Kind, typer.Option("--as", help="What the rows are.")]
+KindOption = Annotated[Form, typer.Option("--as", help="What the rows are.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as a JSON object.")]
 
 
@@ -30,7 +36,10 @@ def import_(
     path: PathArgument,
     kind: KindOption,
     name: Annotated[
-        str | None, typer.Option(help="Name of the taskset or data set; that of the file if left out.")
+        str | None,
+        typer.Option(
+            help="Name of the taskset, data set or run; that of the file, or the run's own, if left out."
+        ),
     ] = None,
     mapping: Annotated[
         list[str] | None,
@@ -41,16 +50,24 @@ def import_(
     split: Annotated[str | None, typer.Option(help="One split of a saved data set; all if left out.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import tasks, preferences, demonstrations or trajectories from a file.
+    """Import tasks, preferences, demonstrations or trajectories from a file, or a whole run from a folder.
 
     Columns are found by the conventions of TRL. Preferences are pairs, chosen and rejected, or single
     responses, each with a label, true or false. A row that cannot be used is kept with its reason in a
     file of rejects; importing a file again adds nothing.
 
+    With --as run PATH is a folder that export wrote. The run comes back with everything that belongs to it,
+    next to all that is there, or not at all.
+
     Example:
 
         trinity-db import pairs.jsonl --as preferences --map prompt=question
     """
+    if kind == "run":
+        if mapping or split:
+            raise typer.BadParameter("--map and --split are for rows, and --as run takes a folder as it is")
+        _import_run(path, name, as_json)
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -89,10 +106,22 @@ def import_(
 def export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A taskset, data set or run.")],
     kind: KindOption,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help=".jsonl, .jsonl.gz, .parquet or .arrow")],
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TO]", help="The file: .jsonl, .jsonl.gz, .parquet or .arrow; of a run a new folder."
+        ),
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="The same, as an option.")] = None,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="With a run also the files of the versions that it keeps.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write what a taskset, data set or run holds to a file that import reads without loss.
+
+    With --as run all of a run goes to a folder of Parquet files: tokens, log-probabilities, versions, rewards
+    by source, batches, metrics, and the data sets that it adopted rows of.
 
     A run's prompts are those of its tasks, without its model.prompt_template. What a workflow of your
     own asked is written as the model read it, each step of an attempt as a row of its own: who imports
@@ -100,8 +129,17 @@ def export(
 
     Example:
 
-        trinity-db export reverse-tasks --as tasks --to tasks.parquet
+        trinity-db export reverse --as run copy-of-reverse --checkpoints
     """
+    if (target is None) == (to is None):
+        raise typer.BadParameter("say where to: trinity-db export NAME --as KIND --to FILE")
+    to = target or to
+    assert to is not None
+    if checkpoints and kind != "run":
+        raise typer.BadParameter("--checkpoints goes with --as run")
+    if kind == "run":
+        _export_run(name, to, checkpoints, as_json)
+        return
     from trinity_db.database import open_database
     from trinity_db.imports.exporter import export_rows
 
@@ -117,7 +155,74 @@ def name_of(path: Path) -> str:
     return TYPES.sub("", os.path.basename(os.path.abspath(path)))  # a link keeps its own name
 
 
-def _print_summary(summary: "Summary", kind: Kind, name: str, as_json: bool) -> None:
+def _export_run(name: str, folder: Path, checkpoints: bool, as_json: bool) -> None:
+    from trinity_db.copies.exporter import export_run
+    from trinity_db.database import open_database
+
+    with closing(open_database()) as database, _rows_on_stderr("exporting") as progress:
+        exported = export_run(database, name, folder, checkpoints, progress)
+    if exported.other_model:
+        print(
+            f"note: '{name}' started from a checkpoint of run '{exported.other_model}', which is not part of "
+            "the copy; --checkpoints takes its starting model along",
+            file=sys.stderr,
+        )
+    if as_json:
+        print(json.dumps({"name": name, "kind": "run", "folder": str(folder), **_jsonable(exported)}))
+        return
+    size = f"{exported.num_bytes / 2**20:.1f} MiB"
+    print(f"run '{name}': {_counted(exported)} written to {folder} ({size})")
+    if exported.data:
+        print(f"  with the data sets that it adopted rows of: {', '.join(exported.data)}")
+
+
+def _import_run(folder: Path, name: str | None, as_json: bool) -> None:
+    from trinity_db.copies.importer import import_run
+    from trinity_db.database import open_database
+
+    with closing(open_database()) as database, _rows_on_stderr("importing") as progress:
+        imported = import_run(database, folder, name, progress)
+    if as_json:
+        print(json.dumps({"kind": "run", "folder": str(folder), **_jsonable(imported)}))
+        return
+    print(f"run '{imported.name}': {_counted(imported)} imported from {folder}")
+    if imported.num_matched_tasks:
+        print(f"  {imported.num_matched_tasks:,} of its tasks were here already")
+    for old, new in (imported.data | imported.tasksets).items():
+        if old != new:
+            print(f"  '{old}' is '{new}' here: another one has the name")
+    if imported.released:
+        held = imported.released
+        print(f"  {held.experiences:,} rows and {held.groups:,} groups that were leased are given back")
+    if not imported.checkpoints:
+        print("  without checkpoints: it can be read and learned from, and not trained on")
+
+
+def _counted(copy: "Exported | Imported") -> str:
+    rows, files = sum(copy.rows.values()), len(copy.checkpoints)
+    return f"{rows:,} rows of {len(copy.rows)} tables and {files} checkpoint{'' if files == 1 else 's'}"
+
+
+def _jsonable(copy: "Exported | Imported") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(copy)
+
+
+@contextmanager
+def _rows_on_stderr(doing: str) -> Iterator[Callable[[str, int], None]]:
+    """A line on a terminal that says which table is written, and how many of its rows are."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda table, rows: None
+        return
+    with console.status(doing) as status:
+        yield lambda table, rows: status.update(f"{doing} {table}: {rows:,} rows")
+
+
+def _print_summary(summary: "Summary", kind: "Kind", name: str, as_json: bool) -> None:
     if as_json:
         reasons = {
             reason: {"count": r.count, "first_line": r.first_line} for reason, r in summary.reasons.items()

@@ -21,8 +21,6 @@ from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind
 from trinity_db.store import rewards, runs
 
-MAX_NAME_BYTES = 200  # fits an index of the database and the name of a file
-
 Writer = Callable[[Sequence[Record]], int]
 """Writes records of one kind in one transaction; returns how many of them were new."""
 
@@ -61,25 +59,13 @@ class _Place:
     ordinal: int
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that the database cannot hold or a terminal cannot show.
-
-    Raises:
-        ConfigError: the name is empty, too long, or has characters that do not print.
-    """
-    if not name.strip() or not name.isprintable():
-        raise ConfigError(f"The name {name!a:.100} must be printable text in one line; use --name.")
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise ConfigError(f"The name '{name:.40}...' is longer than {MAX_NAME_BYTES} bytes; use --name.")
-
-
 def open_writer(database: Database, kind: Kind, name: str) -> Writer:
     """What writes records into the taskset or data set of that name. The first records make it.
 
     Raises:
         ConfigError: the database cannot hold the name.
     """
-    check_name(name)
+    runs.check_name(name)
 
     def write(records: Sequence[Record]) -> int:
         with database.transaction() as tx:

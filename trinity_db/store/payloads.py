@@ -68,17 +68,25 @@ def select(database: Database, name: str, values: Mapping[str, Any]) -> list[Dic
         archived = tx.execute(query("archived_runs"), away).fetchall() if archive_rows else []
     found: dict[int, bytes] = {}
     for run in archived:
-        found |= _fetch(run, archive_rows)
+        found |= fetch(run, {id: archive_rows[id] for id in run["ids"]})
     for row in rows:
         row["data"] = found.get(row["experience_id"], row["data"])
     return rows
 
 
-def _fetch(run: DictRow, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
-    """What the archive of one run has of these experiences."""
-    away = {id: archive_rows[id] for id in run["ids"]}
-    found = archive.read(table_name(run["id"], run["created_at"]), away)
-    if missing := [id for id in run["ids"] if id not in found]:
+def fetch(run: Mapping[str, Any], archive_rows: Mapping[int, int]) -> dict[int, bytes]:
+    """What the archive of one run has, by experience id.
+
+    Args:
+        run: its `id`, `name` and `created_at`.
+        archive_rows: rows of its table, by experience id.
+
+    Raises:
+        NotFound: bytes are not where they should be.
+        TrinityError: the archive cannot be read.
+    """
+    found = archive.read(table_name(run["id"], run["created_at"]), archive_rows)
+    if missing := [id for id in archive_rows if id not in found]:
         others = f" and of {len(missing) - 1} others" if len(missing) > 1 else ""
         raise NotFound(
             f"The arrays of experience {missing[0]} of run '{run['name']}'{others} are not in the "

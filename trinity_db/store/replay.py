@@ -70,11 +70,12 @@ def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
     """Run the draw again on its snapshot; where rows, order or numbers first differ, or None.
 
     Raises:
-        TrinityError: the batch was drawn before snapshots were recorded.
+        TrinityError: nothing is recorded of what the draw saw, or it was made on another server.
     """
     if recorded.snapshot is None:
         raise TrinityError(
-            f"Batch {recorded.batch} was drawn before snapshots were recorded: its draw cannot be run again."
+            f"Batch {recorded.batch} cannot be drawn again here: its run is a copy, drawn from on "
+            "another server, or its draw is older than the records of draws; --to FILE writes what it had."
         )
     values = {"batch_id": recorded.batch}
     drawn = tx.execute(query("recorded_items"), values).fetchall()

@@ -13,6 +13,8 @@ from trinity_db.errors import ConfigError, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind, RunState, WorkerRole
 
+MAX_NAME_BYTES = 200  # of any run or taskset: fits an index of the database and the name of a file
+
 
 @dataclass(frozen=True)
 class Run:
@@ -57,6 +59,18 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
         row["seed"],
         row["created_at"],
     )
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that the database cannot hold or a terminal cannot show.
+
+    Raises:
+        ConfigError: the name is empty, too long, or has characters that do not print.
+    """
+    if not name.strip() or not name.isprintable():
+        raise ConfigError(f"The name {name!a:.100} must be printable text in one line; use --name.")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ConfigError(f"The name '{name:.40}...' is longer than {MAX_NAME_BYTES} bytes; use --name.")
 
 
 def open_run(

@@ -1,0 +1,39 @@
+-- name: runs_of_copy
+-- A run and the data sets that it adopted rows of, the run first.
+SELECT r.id, r.name, r.kind, r.created_at
+FROM trinity.run r
+WHERE r.id = %(run_id)s
+   OR r.id IN (SELECT o.run_id FROM trinity.experience e JOIN trinity.experience o ON o.id = e.source_id
+               WHERE e.run_id = %(run_id)s AND e.source_id IS NOT NULL)
+ORDER BY r.id <> %(run_id)s, r.id
+
+-- name: tasksets_of_copy
+-- The tasksets of these runs: of tasks that they attempted, those that they explore, and those of data sets, which have
+-- the name of their run.
+SELECT s.id
+FROM trinity.taskset s
+WHERE s.id IN (SELECT t.taskset_id FROM trinity.task t
+               WHERE t.id IN (SELECT g.task_id FROM trinity.rollout_group g WHERE g.run_id = ANY(%(runs)s::bigint[])
+                              UNION ALL
+                              SELECT a.task_id FROM trinity.task_stat a WHERE a.run_id = ANY(%(runs)s::bigint[])))
+   OR s.name = ANY(%(names)s::text[])
+   OR s.name IN (SELECT r.config ->> 'taskset' FROM trinity.run r WHERE r.id = ANY(%(runs)s::bigint[]))
+ORDER BY s.id
+
+-- name: taken_names
+-- Which of these names runs or tasksets have.
+SELECT n.name FROM unnest(%(names)s::text[]) n (name)
+WHERE EXISTS (SELECT FROM trinity.run r WHERE r.name = n.name)
+   OR EXISTS (SELECT FROM trinity.taskset s WHERE s.name = n.name)
+
+-- name: import_xact
+SELECT pg_current_xact_id()::text::bigint AS xact
+
+-- name: stop_copied_workers
+-- The processes that worked on a run are not those of its copy.
+UPDATE trinity.worker w SET stopped_at = w.heartbeat_at WHERE w.run_id = ANY(%(runs)s::bigint[]) AND w.stopped_at IS NULL
+
+-- name: set_checkpoint
+-- The files of a version lie here now.
+UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s
+WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s

@@ -1,0 +1,227 @@
+"""A run out of a store: all of it as one snapshot sees it, in a folder that appears whole or not at all.
+
+The snapshot is read only and holds no lock that a role waits for. It lasts as long as the tables take to
+write; the server keeps dead rows for it meanwhile.
+"""
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from psycopg import sql
+
+from trinity_db import __version__, schema
+from trinity_db.copies import folder as folders
+from trinity_db.copies import tables
+from trinity_db.copies.columns import form
+from trinity_db.copies.folder import CheckpointEntry, Manifest, TableEntry
+from trinity_db.copies.tables import Copied
+from trinity_db.database import Database, Transaction
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.models import folder_digest
+from trinity_db.schema.queries import query
+from trinity_db.schema.states import RunKind
+from trinity_db.store import payloads, policies, runs
+
+CHUNK_ROWS = 5_000  # written at a time
+CHUNK_BYTES = 16 * 2**20  # of bytes and texts in a chunk, whatever the number of rows: bounds the memory
+
+Progress = Callable[[str, int], None]
+"""Called with the table and the number of its rows that are written."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    rows: dict[str, int]
+    checkpoints: list[int]
+    """Versions whose files were copied."""
+    data: list[str]
+    num_bytes: int
+    other_model: str | None
+    """The run from whose checkpoint this one started, which is not part of the copy."""
+
+
+def export_run(
+    database: Database, name: str, target: Path, with_checkpoints: bool, progress: Progress
+) -> Exported:
+    """Write a run, and the data sets that it adopted rows of, to a new folder.
+
+    Raises:
+        ConfigError: there is something at the folder's place, or no folder to make it in.
+        NotFound: there is no such run, or archived arrays are not where they should be.
+        TrinityError: the disk cannot be written, or a checkpoint is not what was published.
+
+    No folder is left where there is an error.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigError(f"{target}: is there already; name a folder that is not.")
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise ConfigError(f"{target}: there is no folder {parent}.")
+    partial = parent / f".{target.name}.{os.getpid()}.part"
+    try:
+        with folders.writable(target):
+            partial.mkdir()
+            exported = _export(database, name, partial, with_checkpoints, progress)
+            folders.flush(partial)
+            if target.exists():
+                target.rmdir()
+            partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return exported
+
+
+def _export(
+    database: Database, name: str, partial: Path, with_checkpoints: bool, progress: Progress
+) -> Exported:
+    with database.transaction() as tx:
+        tx.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        run = runs.find(tx, name)
+        found = tx.execute(query("runs_of_copy"), {"run_id": run.id}).fetchall()
+        names = [row["name"] for row in found]
+        values = {"runs": [row["id"] for row in found]}
+        values["tasksets"] = [
+            r["id"] for r in tx.execute(query("tasksets_of_copy"), values | {"names": names})
+        ]
+        entries = {}
+        for copied in tables.copied_tables():
+            entries[copied.name] = _write_table(tx, copied, values, found, partial, progress)
+        kept = policies.with_checkpoint(tx, run.id) if with_checkpoints else []
+        manifest = Manifest(
+            schema_version=schema.HEAD,
+            trinity_db=__version__,
+            server=str(tx.info.parameter_status("server_version")),
+            exported_at=datetime.now(UTC).isoformat(),
+            run=run.name,
+            kind=run.kind.value,
+            data=[row["name"] for row in found if row["kind"] == RunKind.DATA and row["id"] != run.id],
+            tables=entries,
+            checkpoints=[CheckpointEntry(version=p.version, sha256=p.checkpoint_hash) for p in kept],
+        )
+    for policy in kept:
+        progress(f"checkpoint {policy.version}", 0)
+        _copy_checkpoint(policy, folders.checkpoint_path(partial, policy.version))
+    manifest.write(partial)
+    columns = {copied.name: [c.name for c in copied.columns] for copied in tables.copied_tables()}
+    (partial / folders.README).write_text(folders.describe(manifest, columns), encoding="utf-8")
+    return Exported(
+        rows={table: entry.rows for table, entry in entries.items()},
+        checkpoints=[policy.version for policy in kept],
+        data=manifest.data,
+        num_bytes=sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()),
+        other_model=_other_model(run.config) if not kept else None,
+    )
+
+
+def _other_model(config: Mapping[str, Any]) -> str | None:
+    model = config.get("model")
+    other = model.get("run") if isinstance(model, dict) else None
+    return other if isinstance(other, str) else None
+
+
+def _write_table(
+    tx: Transaction,
+    copied: Copied,
+    values: Mapping[str, Any],
+    found: Sequence[Mapping[str, Any]],
+    partial: Path,
+    progress: Progress,
+) -> TableEntry:
+    writer = folders.Writer(partial, copied)
+    names = [column.name for column in copied.columns]
+    id_column = names.index("id") if copied.has_ids else None
+    done = 0
+    for chunk in _chunks(tx, copied, values):
+        rows = _with_archived(chunk, names, found) if copied.name == "payload" else chunk
+        writer.write(rows, id_column)
+        done += len(rows)
+        progress(copied.name, done)
+    return writer.close()
+
+
+def _chunks(tx: Transaction, copied: Copied, values: Mapping[str, Any]) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows of a table, as the file has them, some at a time. A payload has its run at the end."""
+    forms = [form(column) for column in copied.columns]
+    wires = [found.wire for found in forms]
+    converters = [(number, found.to_file) for number, found in enumerate(forms) if found.to_file is not None]
+    if copied.name == "payload":
+        wires.append("int8")
+    chunk: list[tuple[Any, ...]] = []
+    num_bytes = 0
+    with tx.cursor() as cursor, cursor.copy(_statement(copied), values) as copy:
+        copy.set_types(wires)
+        for row in copy.rows():
+            cells = list(row)
+            for number, convert in converters:
+                if cells[number] is not None:
+                    cells[number] = convert(cells[number])
+            chunk.append(tuple(cells))
+            num_bytes += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+            if len(chunk) >= CHUNK_ROWS or num_bytes >= CHUNK_BYTES:
+                yield chunk
+                chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
+
+
+def _statement(copied: Copied) -> sql.SQL:
+    """A COPY of the table's rows, in the order of their key."""
+    filed = tables.run_of(copied)
+    chosen = [
+        f"{filed} AS run_id" if filed and column.name == "run_id" else f't."{column.name}"'
+        for column in copied.columns
+    ]
+    if copied.name == "payload":
+        chosen.append("(SELECT e.run_id FROM trinity.experience e WHERE e.id = t.experience_id)")
+    order = ", ".join(f't."{column.name}"' for column in copied.table.primary_key.columns)
+    source = f"{tables.quoted(copied)} t WHERE {tables.condition(copied)} ORDER BY {order}"
+    return sql.SQL(f"COPY (SELECT {', '.join(chosen)} FROM {source}) TO STDOUT (FORMAT binary)")
+
+
+def _with_archived(
+    chunk: Sequence[tuple[Any, ...]], names: Sequence[str], found: Sequence[Mapping[str, Any]]
+) -> list[tuple[Any, ...]]:
+    """Payloads with their bytes, those in the archive too; nothing says any more that they were there."""
+    owner, data, archived = names.index("experience_id"), names.index("data"), names.index("archive_row")
+    away: dict[int, dict[int, int]] = defaultdict(dict)
+    for row in chunk:
+        if row[archived] is not None:
+            away[row[-1]][row[owner]] = row[archived]
+    bytes_of: dict[int, bytes] = {}
+    for run in found:
+        if run["id"] in away:
+            bytes_of |= payloads.fetch(run, away[run["id"]])
+    rows = []
+    for row in chunk:
+        cells = list(row[:-1])
+        cells[data] = bytes_of.get(row[owner], row[data])
+        cells[archived] = None
+        rows.append(tuple(cells))
+    return rows
+
+
+def _copy_checkpoint(policy: policies.PolicyVersion, target: Path) -> None:
+    """Copy the files of a version.
+
+    Raises:
+        TrinityError: they are not what was published.
+    """
+    if not policy.checkpoint.is_dir():
+        raise TrinityError(
+            f"Version {policy.version}: there is no folder {policy.checkpoint}; "
+            "restore it, or leave out --checkpoints."
+        )
+    shutil.copytree(policy.checkpoint, target)
+    if not folder_digest.verify(target, policy.checkpoint_hash):
+        raise TrinityError(
+            f"Version {policy.version}: its files at {policy.checkpoint} are not those that were published; "
+            "restore them, or leave out --checkpoints."
+        )

@@ -1,0 +1,491 @@
+"""A copy of a run into a store: everything in one transaction, next to all that is there.
+
+Rows get new ids. Each table's ids are moved by one number, into a block that was taken from its sequence
+before, so that what comes first stays first, and no table of old and new ids is needed. Tasks alone are
+matched by their keys. What means nothing here is not kept: leases of processes elsewhere are given back,
+numbers of transactions become that of the import, and places of files are set to where they lie now.
+"""
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from trinity_db import settings
+from trinity_db.copies import folder as folders
+from trinity_db.copies import tables
+from trinity_db.copies.columns import form
+from trinity_db.copies.folder import Manifest
+from trinity_db.copies.tables import Copied
+from trinity_db.database import Database, Transaction
+from trinity_db.errors import ConfigError, DatabaseUnavailable, ImportFileError, TrinityError
+from trinity_db.models import folder_digest
+from trinity_db.schema.queries import query
+from trinity_db.schema.states import RunKind
+from trinity_db.store import runs, workers
+
+logger = logging.getLogger(__name__)
+
+MAX_SPAN = 2**48  # of the ids of one table: a hostile manifest shall not use up a sequence
+LOCK_SECONDS = 10  # to wait for writers that hold a sequence until their transaction ends
+LEASE_SECONDS = 30.0  # any number: all workers of a copy are stopped
+
+# Over tables that exist in the import's own transaction alone. For each taskset of a copy the one of its name that is
+# here, where that has all of its tasks, and is of no data set; then the id that each of its tasks has here.
+MATCH_TASKSETS = """
+SELECT c.id, c.name, s.id AS here
+FROM pg_temp.copied_taskset c
+LEFT JOIN trinity.taskset s ON s.name = c.name
+                           AND NOT EXISTS (SELECT FROM trinity.run r WHERE r.name = c.name AND r.kind = 'data')
+                           AND NOT EXISTS (SELECT FROM pg_temp.copied_task n
+                                           WHERE n.taskset_id = c.id
+                                             AND NOT EXISTS (SELECT FROM trinity.task t
+                                                             WHERE t.taskset_id = s.id AND t.key = n.key))
+ORDER BY c.id
+"""
+MATCHED_TASKS = """
+SELECT c.id, t.id AS here
+FROM pg_temp.copied_task c
+JOIN trinity.task t ON t.taskset_id = %(here)s AND t.key = c.key
+WHERE c.taskset_id = %(taskset_id)s
+ORDER BY c.id
+"""
+
+Progress = Callable[[str, int], None]
+"""Called with the table and the number of its rows that are written."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was written, and under which names."""
+
+    name: str
+    rows: dict[str, int]
+    checkpoints: list[int]
+    data: dict[str, str]
+    """Data sets that came along: their name in the copy → here."""
+    tasksets: dict[str, str]
+    """Tasksets: their name in the copy → here."""
+    num_matched_tasks: int
+    """Tasks that were here already."""
+    released: workers.Released
+
+
+@dataclass
+class _Moved:
+    """Where the rows of a copy go."""
+
+    folder: Path
+    ids: dict[str, tuple[int, int] | None]
+    """Lowest and highest id of each table in the copy."""
+    offsets: dict[str, int]
+    run_names: dict[str, str]
+    xact: int = 0
+    taskset_names: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
+    """Of tasksets and tasks: ids in the copy, sorted, and here."""
+
+    def move(self, column: str, name: str, ids: Any) -> Any:
+        """Ids of a table, as they are here.
+
+        Raises:
+            ImportFileError: one of them is of no row in the copy.
+        """
+        values = ids.drop_null()
+        if not len(values):
+            return ids
+        if name in self.shared:
+            return self._matched(column, name, ids)
+        known = self.ids[name]
+        limits = pc.min_max(values)
+        if known is None or limits["min"].as_py() < known[0] or limits["max"].as_py() > known[1]:
+            raise ImportFileError(
+                f"{self.folder}: {column} refers to a row of {name} that is not in the copy."
+            )
+        return pc.add(ids, pa.scalar(self.offsets[name], pa.int64()))
+
+    def place(self, name: str, ids: Any) -> Any:
+        """Places in the order of a table's ids; one before or behind all of them stays so."""
+        low, high = self.ids[name] or (0, 0)
+        within = pc.min_element_wise(
+            pc.max_element_wise(ids, low, skip_nulls=False), high + 1, skip_nulls=False
+        )
+        return pc.add(within, pa.scalar(self.offsets.get(name, 0), pa.int64()))
+
+    def _matched(self, column: str, name: str, ids: Any) -> Any:
+        old, new = self.shared[name]
+        wanted = ids.fill_null(old[0] if len(old) else 0).to_numpy(zero_copy_only=False)
+        found = np.minimum(np.searchsorted(old, wanted), max(len(old) - 1, 0))
+        if not len(old) or not np.array_equal(old[found], wanted):
+            raise ImportFileError(
+                f"{self.folder}: {column} refers to a row of {name} that is not in the copy."
+            )
+        return pa.array(new[found], pa.int64(), mask=ids.is_null().to_numpy(zero_copy_only=False))
+
+    def config(self, text: str | None) -> str | None:
+        """A run's configuration with the names that its run, its tasks and its data sets have here."""
+        names = self.run_names | self.taskset_names
+        if text is None or all(old == new for old, new in names.items()):
+            return text
+        config = json.loads(text)
+        if not isinstance(config, dict):
+            return text
+        if config.get("name") in self.run_names:
+            config["name"] = self.run_names[config["name"]]
+        if isinstance(config.get("taskset"), str):
+            config["taskset"] = self.taskset_names.get(config["taskset"], config["taskset"])
+        if isinstance(config.get("data"), list):
+            config["data"] = [
+                self.run_names.get(name, name) if isinstance(name, str) else name for name in config["data"]
+            ]
+        return json.dumps(config)
+
+
+def import_run(database: Database, folder: Path, name: str | None, progress: Progress) -> Imported:
+    """Make a run of a folder that `export_run` wrote, with the data sets in it.
+
+    Args:
+        name: the run's name here; its own if left out.
+
+    Raises:
+        ImportFileError: the folder is not whole, was changed, or is of another version. Nothing is written.
+        ConfigError: the name is taken, or is none for a run.
+        DatabaseUnavailable: the server went away; what was written is undone.
+        TrinityError: the checkpoints cannot be written, or a sequence is in use for too long.
+    """
+    if not folder.is_dir():
+        raise ImportFileError(f"{folder}: no such folder.")
+    manifest = Manifest.read(folder)
+    copied = tables.copied_tables()
+    folders.check_tables(folder, manifest, copied)
+    _check_checkpoints(folder, manifest)
+    name = manifest.run if name is None else name
+    _check_run_name(name, manifest.kind)
+    with database.transaction(read_only=True) as tx:
+        if _taken(tx, [name], manifest.kind):
+            raise ConfigError(f"There is a run or taskset '{name}' already; name the copy with --name.")
+    moved = _Moved(folder, {table: entry.ids for table, entry in manifest.tables.items()}, {}, {})
+    moved.offsets = {table.name: _reserve(database, moved, table) for table in copied if table.has_ids}
+    with _placed_checkpoints(folder, manifest, name, progress) as places, database.transaction() as tx:
+        return _write(tx, moved, copied, manifest, name, places, progress)
+
+
+def _check_checkpoints(folder: Path, manifest: Manifest) -> None:
+    for entry in manifest.checkpoints:
+        path = folders.checkpoint_path(folder, entry.version)
+        if path.is_symlink() or not path.is_dir():
+            raise ImportFileError(f"{path}: is missing, or is no folder.")
+        for file in path.rglob("*"):
+            if file.is_symlink() or not (file.is_file() or file.is_dir()):
+                raise ImportFileError(f"{file}: is no plain file.")
+        if not folder_digest.verify(path, entry.sha256):
+            raise ImportFileError(
+                f"{path}: its files are not those that were exported: their digest differs."
+            )
+
+
+def _check_run_name(name: str, kind: str) -> None:
+    runs.check_name(name)
+    if kind == RunKind.TRAIN and not re.fullmatch(settings.RUN_NAME, name):
+        raise ConfigError(
+            f"'{name}' is no name for a run: letters, digits, '.', '_' and '-'; name it with --name."
+        )
+
+
+def _taken(tx: Transaction, names: Sequence[str], kind: str) -> set[str]:
+    """Which names are in use. A training run may have the name of a taskset; a data set has its own."""
+    if kind == RunKind.TRAIN:
+        return {row["name"] for row in tx.execute(query("list_run_names"))} & set(names)
+    return {row["name"] for row in tx.execute(query("taken_names"), {"names": list(names)})}
+
+
+def _free(tx: Transaction, name: str, taken: set[str]) -> str:
+    """The name, or the first with a number behind it that no run and no taskset has."""
+    for candidate in chain([name], (f"{name}-{number}" for number in count(2))):
+        if candidate not in taken and not _taken(tx, [candidate], RunKind.DATA):
+            return candidate
+    raise AssertionError("numbers do not end")
+
+
+def _reserve(database: Database, moved: _Moved, copied: Copied) -> int:
+    """Take a block of ids from a table's sequence, that nobody else gets; what to add to the copy's ids.
+
+    Ids whose import fails afterwards stay unused.
+    """
+    ids = moved.ids[copied.name]
+    if ids is None or copied.name in tables.SHARED:
+        return 0
+    low, high = ids
+    if not 0 < low <= high or high - low > MAX_SPAN:
+        raise ImportFileError(f"{moved.folder}: the ids of {copied.name} reach from {low} to {high}.")
+    sequence = sql.Identifier("trinity", f"{copied.name}_id_seq")
+    try:
+        with database.transaction() as tx:
+            tx.execute(query("wait_for_lock"), {"lock_seconds": LOCK_SECONDS})
+            # Changes nothing, and makes everybody who takes an id wait for the end of this transaction.
+            tx.execute(sql.SQL("ALTER SEQUENCE {} NO CYCLE").format(sequence))
+            row = tx.execute(sql.SQL("SELECT last_value FROM {}").format(sequence)).fetchone()
+            assert row is not None
+            first = int(row["last_value"]) + 1
+            # One more than there are: a place may lie behind the last.
+            values = (
+                f"trinity.{sql.Identifier(f'{copied.name}_id_seq').as_string()}",
+                first + high - low + 1,
+            )
+            tx.execute("SELECT setval(%s::regclass, %s)", values)
+    except psycopg.errors.LockNotAvailable as error:
+        raise TrinityError(
+            f"Other transactions held the ids of {copied.name} for {LOCK_SECONDS} s; "
+            "import again when they have ended."
+        ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise TrinityError(
+            f"A copy takes blocks of ids, which only the owner of the tables may do: {_first_line(error)}."
+        ) from error
+    return first - low
+
+
+@contextmanager
+def _placed_checkpoints(
+    folder: Path, manifest: Manifest, name: str, progress: Progress
+) -> Iterator[dict[int, tuple[Path, str]]]:
+    """Copy the files of checkpoints to a new folder in the store's home. It goes where the import fails."""
+    if not manifest.checkpoints:
+        yield {}
+        return
+    target = settings.home() / "copies" / f"{name}-{uuid4().hex[:8]}"
+    places = {}
+    try:
+        with folders.writable(target):
+            for entry in manifest.checkpoints:
+                progress(f"checkpoint {entry.version}", 0)
+                place = target / f"version-{entry.version:06d}"
+                shutil.copytree(folders.checkpoint_path(folder, entry.version), place)
+                folders.flush(place)
+                if not folder_digest.verify(place, entry.sha256):
+                    raise TrinityError(f"{place}: does not give back what was written to it.")
+                places[entry.version] = place, entry.sha256
+            folders.flush(target)
+        yield places
+    except DatabaseUnavailable:
+        logger.warning(
+            "the server went away: where the run is there, its checkpoints are in %s; otherwise remove it",
+            target,
+        )
+        raise
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def _write(
+    tx: Transaction,
+    moved: _Moved,
+    copied: Sequence[Copied],
+    manifest: Manifest,
+    name: str,
+    places: Mapping[int, tuple[Path, str]],
+    progress: Progress,
+) -> Imported:
+    row = tx.execute(query("import_xact")).fetchone()
+    assert row is not None
+    moved.xact = row["xact"]
+    moved.run_names = {manifest.run: name}
+    for data in manifest.data:
+        runs.check_name(data)
+        moved.run_names[data] = _free(tx, data, {*moved.run_names.values()})
+    num_matched = _write_tasks(tx, moved, copied)
+    for table in copied:
+        if table.name not in tables.SHARED:
+            _write_table(tx, moved, table, progress)
+    new_runs = [runs.find(tx, new) for new in moved.run_names.values()]
+    run = new_runs[0]
+    for version, (place, sha256) in places.items():
+        values = {"run_id": run.id, "version": version, "checkpoint": str(place), "checkpoint_hash": sha256}
+        if not tx.execute(query("set_checkpoint"), values).rowcount:
+            raise ImportFileError(
+                f"{moved.folder}: its tables know no checkpoint of version {version} with these files."
+            )
+    tx.execute(query("stop_copied_workers"), {"runs": [found.id for found in new_runs]})
+    released = workers.release_leases(tx, run.id, LEASE_SECONDS)
+    return Imported(
+        name=name,
+        rows={table: entry.rows for table, entry in manifest.tables.items()},
+        checkpoints=list(places),
+        data={data: moved.run_names[data] for data in manifest.data},
+        tasksets=moved.taskset_names,
+        num_matched_tasks=num_matched,
+        released=released,
+    )
+
+
+def _write_tasks(tx: Transaction, moved: _Moved, copied: Sequence[Copied]) -> int:
+    """Match tasksets and tasks with those that are here, and add the others; how many tasks were here."""
+    taskset, task = (next(table for table in copied if table.name == name) for name in tables.SHARED)
+    for table in (taskset, task):
+        tx.execute(
+            f"CREATE TEMP TABLE copied_{table.name} (LIKE trinity.{table.name}) ON COMMIT DROP".encode()
+        )
+        batches = folders.read_table(moved.folder, table)
+        with _refused(moved.folder, table):
+            _copy(tx, f"pg_temp.copied_{table.name}", table, (_as_it_is(table, batch) for batch in batches))
+    num_matched = 0
+    old_sets, new_sets, old_tasks, new_tasks = [], [], [], []
+    for row in tx.execute(MATCH_TASKSETS).fetchall():
+        here = row["here"]
+        if here is None or row["name"] in moved.run_names:
+            here = _new_taskset(tx, moved, taskset, task, row)
+        else:
+            moved.taskset_names[row["name"]] = row["name"]
+        values = {"here": here, "taskset_id": row["id"]}
+        with tx.cursor(row_factory=tuple_row) as cursor:
+            pairs = np.array(cursor.execute(MATCHED_TASKS, values).fetchall(), np.int64).reshape(-1, 2)
+        num_matched += len(pairs) if here == row["here"] else 0
+        old_sets.append(row["id"])
+        new_sets.append(here)
+        old_tasks.append(pairs[:, 0])
+        new_tasks.append(pairs[:, 1])
+    moved.shared["taskset"] = np.array(old_sets, np.int64), np.array(new_sets, np.int64)
+    old, new = (np.concatenate([np.empty(0, np.int64), *parts]) for parts in (old_tasks, new_tasks))
+    order = np.argsort(old)
+    moved.shared["task"] = old[order], new[order]
+    return num_matched
+
+
+def _new_taskset(
+    tx: Transaction, moved: _Moved, taskset: Copied, task: Copied, row: Mapping[str, Any]
+) -> int:
+    """Add a taskset of the copy, under the name of its data set, its own, or a free one; its id."""
+    data = moved.run_names.get(row["name"])
+    runs.check_name(row["name"])
+    name = data or _free_taskset(tx, row["name"])
+    moved.taskset_names[row["name"]] = name
+    columns = [f'"{c.name}"' for c in taskset.columns if c.name not in ("id", "name")]
+    made = tx.execute(
+        f"INSERT INTO trinity.taskset (name, {', '.join(columns)}) SELECT %(name)s, {', '.join(columns)}"
+        " FROM pg_temp.copied_taskset WHERE id = %(id)s RETURNING id".encode(),
+        {"name": name, "id": row["id"]},
+    ).fetchone()
+    assert made is not None
+    columns = [f'"{c.name}"' for c in task.columns if c.name not in ("id", "taskset_id")]
+    with _refused(moved.folder, task):
+        tx.execute(
+            f"INSERT INTO trinity.task (taskset_id, {', '.join(columns)})"
+            f" SELECT %(here)s, {', '.join(columns)} FROM pg_temp.copied_task"
+            " WHERE taskset_id = %(id)s ORDER BY id".encode(),
+            {"here": made["id"], "id": row["id"]},
+        )
+    return int(made["id"])
+
+
+def _free_taskset(tx: Transaction, name: str) -> str:
+    return _free(tx, name, set())
+
+
+def _write_table(tx: Transaction, moved: _Moved, copied: Copied, progress: Progress) -> None:
+    done = 0
+
+    def rows() -> Iterator[list[Any]]:
+        nonlocal done
+        for batch in folders.read_table(moved.folder, copied):
+            yield [_moved_column(moved, copied, batch, name) for name in batch.schema.names]
+            done += batch.num_rows
+            progress(copied.name, done)
+
+    with _refused(moved.folder, copied):
+        _copy(tx, tables.quoted(copied), copied, rows())
+
+
+def _moved_column(moved: _Moved, copied: Copied, batch: Any, name: str) -> Any:
+    """One column of a batch, as it is here."""
+    column, values = copied.table.columns[name], batch.column(name)
+    label = f"{copied.name}.{name}"
+    if name in copied.references:
+        return moved.move(label, copied.references[name], values)
+    if name in copied.places:
+        return moved.place(copied.places[name], values)
+    if name == "id" and copied.has_ids:
+        return moved.move(label, copied.name, values)
+    match column.info.get("copied_as"):
+        case "transaction":
+            return pc.if_else(
+                values.is_valid(), pa.scalar(moved.xact, pa.int64()), pa.scalar(None, pa.int64())
+            )
+        case "null":
+            return pa.nulls(len(values), values.type)
+    if name == "config":
+        return pa.array([moved.config(text) for text in values.to_pylist()], values.type)
+    if label == "run.name":
+        return pa.array([_new_name(moved, old) for old in values.to_pylist()], values.type)
+    return values
+
+
+def _new_name(moved: _Moved, old: str) -> str:
+    if old not in moved.run_names:
+        raise ImportFileError(f"{moved.folder}: has a run {old!a:.100} that its manifest does not name.")
+    return moved.run_names[old]
+
+
+def _as_it_is(copied: Copied, batch: Any) -> list[Any]:
+    return [batch.column(column.name) for column in copied.columns]
+
+
+def _copy(tx: Transaction, target: str, copied: Copied, batches: Iterator[list[Any]]) -> None:
+    """Write columns of batches into a table by a binary COPY."""
+    forms = [form(column) for column in copied.columns]
+    names = ", ".join(f'"{column.name}"' for column in copied.columns)
+    statement = f"COPY {target} ({names}) FROM STDIN (FORMAT binary)"
+    with tx.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+        copy.set_types([found.wire for found in forms])
+        for columns in batches:
+            for row in zip(
+                *(_wire(found, values) for found, values in zip(forms, columns, strict=True)), strict=True
+            ):
+                copy.write_row(row)
+
+
+def _wire(found: Any, values: Any) -> list[Any]:
+    """The values of a column as psycopg writes them."""
+    plain: list[Any] = (
+        values.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(values.type) else values.to_pylist()
+    )
+    if found.to_wire is None:
+        return plain
+    return [None if value is None else found.to_wire(value) for value in plain]
+
+
+@contextmanager
+def _refused(folder: Path, copied: Copied) -> Iterator[None]:
+    """What the database's rules say against the rows of a copy, as one line.
+
+    Raises:
+        ImportFileError: rows break a constraint, or hold a value that their column cannot.
+    """
+    try:
+        yield
+    except (psycopg.errors.IntegrityError, psycopg.errors.DataError) as error:
+        raise ImportFileError(
+            f"{folder}: the store refuses rows of table {copied.name}: {_first_line(error):.300}."
+        ) from error
+    except (ValueError, OverflowError) as error:
+        raise ImportFileError(f"{folder}: table {copied.name}: {_first_line(error):.300}.") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
