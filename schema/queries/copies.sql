@@ -37,3 +37,7 @@ UPDATE trinity.worker w SET stopped_at = w.heartbeat_at WHERE w.run_id = ANY(%(r
 -- The files of a version lie here now.
 UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
+
+-- name: store_of_copy
+-- The instance of this store, where a role that owns files has been at work.
+SELECT i.id FROM trinity.store_instance i

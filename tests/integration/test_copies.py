@@ -33,9 +33,9 @@ from trinity_db.copies import folder as folders
 from trinity_db.copies.exporter import export_run
 from trinity_db.copies.importer import import_run
 from trinity_db.database import Database
-from trinity_db.models.folder_digest import digest
 from trinity_db.errors import ConfigError, ImportFileError, NotFound, TrinityError
 from trinity_db.imports.dataset import open_writer
+from trinity_db.models.folder_digest import digest
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.models import metadata

@@ -99,6 +99,7 @@ def _export(
             schema_version=schema.HEAD,
             trinity_db=__version__,
             server=str(tx.info.parameter_status("server_version")),
+            store=_store(tx),
             exported_at=datetime.now(UTC).isoformat(),
             run=run.name,
             kind=run.kind.value,
@@ -119,6 +120,11 @@ def _export(
         num_bytes=sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()),
         other_model=_other_model(run.config) if not kept else None,
     )
+
+
+def _store(tx: Transaction) -> str | None:
+    row = tx.execute(query("store_of_copy")).fetchone()
+    return str(row["id"]) if row else None
 
 
 def _other_model(config: Mapping[str, Any]) -> str | None:

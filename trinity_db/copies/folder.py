@@ -65,6 +65,8 @@ class Manifest(_Strict):
     """The version of the program that wrote it."""
     server: str
     """The version of the database server that it was read from."""
+    store: str | None
+    """The instance of the store that it was read from; None where no role that owns files has been there."""
     exported_at: str
     run: str
     kind: str
