@@ -45,8 +45,8 @@ MAX_SPAN = 2**48  # of the ids of one table: a hostile manifest shall not use up
 LOCK_SECONDS = 10  # to wait for writers that hold a sequence until their transaction ends
 LEASE_SECONDS = 30.0  # any number: all workers of a copy are stopped
 
-# Over tables that exist in the import's own transaction alone. For each taskset of a copy the one of its name that
-# is here, where that has all of its tasks, and is of no data set; then the id that each of its tasks has here.
+# Over tables that exist in the import's own transaction alone. For each taskset of a copy the one of its name
+# that is here, where that has all of its tasks, and is of no data set; then the id that each task has here.
 MATCH_TASKSETS = """
 SELECT c.id, c.name, s.id AS here
 FROM pg_temp.copied_taskset c
