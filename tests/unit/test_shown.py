@@ -6,16 +6,20 @@ import itertools
 import json
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
 
-from tests.documents import LINKED, ROOT, Block, blocks, inline_commands
+from tests.documents import LINKED, ROOT, Block, blocks, inline_commands, of_page
 from trinity_db import settings
 from trinity_db.cli import app
 from trinity_db.cli.configuration import RunConfig
+from trinity_db.explorer import workflow
+from trinity_db.processors import rewards
+from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.recipes import RECIPES
 
 LANGUAGES = {"sh", "yaml", "sql", "python", "json", "text"}
@@ -47,6 +51,22 @@ def test_a_command_within_a_sentence_is_there(place: str, words: list[str]) -> N
 def test_a_configuration_is_accepted(block: Block) -> None:
     for content in yaml.safe_load_all(block.text):
         settings.validate(RunConfig, completed(content), str(block))
+
+
+@pytest.mark.parametrize("block", [one for one in blocks("yaml") if ".py:" in one.text], ids=str)
+def test_a_function_that_a_configuration_names_is_on_its_page_and_fits(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for other in of_page(block.page):
+        if other.file:
+            Path(other.file).write_text(other.text)
+    for content in yaml.safe_load_all(block.text):
+        config = settings.validate(RunConfig, completed(content), str(block))
+        for reward in config.processors.score.functions:
+            rewards.load(reward.function, reward.options)
+        workflow.load(config.explorer.workflow)
+        create(config.algorithm)
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
