@@ -72,6 +72,15 @@ def test_the_page_of_algorithms_says_what_other_trainers_call_each() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(RECIPES)
 
 
+def test_the_page_of_the_configuration_names_every_environment_variable() -> None:
+    text = (generate.PAGES / "configuration.md").read_text()
+    code = (path.read_text() for path in (ROOT / "trinity_db").rglob("*.py"))
+    read = {name for one in code for name in re.findall(r"TRINITY_DB_[A-Z_]+", one)}
+    assert {name for name in read if f"`{name}`" not in text} == {
+        "TRINITY_DB_SUPERVISOR"
+    }  # between processes
+
+
 def test_every_part_that_is_generated_stands_on_a_page() -> None:
     named = [
         region["name"]
