@@ -94,8 +94,12 @@ ORDER BY e.id
 -- name: export_trajectories
 -- All attempts of a run or a data set, each step by itself, with their rewards as they are now. What was asked is the
 -- task's own prompt, which the run's template is put around again; a workflow of one's own may have asked anything.
+-- `experience` tells equal answers of a run apart: an id that no other row of any store has. Imported rows are told
+-- apart by their content.
 SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
-       x.response, e.reward, m.model, x.extra
+       x.response, e.reward, m.model, x.extra,
+       CASE WHEN e.import_key IS NULL
+            THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), e.id)) END AS experience
 FROM trinity.experience e
 JOIN trinity.run r ON r.id = e.run_id
 JOIN trinity.experience_text x ON x.experience_id = e.id
@@ -106,8 +110,13 @@ WHERE r.name = %(name)s AND e.source_id IS NULL
 ORDER BY e.id
 
 -- name: export_pairs
--- Asked as in export_trajectories; no workflow made the prompts of adopted rows.
+-- Asked as in export_trajectories; no workflow made the prompts of adopted rows. Pairs that a run derived from rewards
+-- name their rows, so that pairs of equal answers stay apart.
 SELECT t.payload, x.response AS chosen, y.response AS rejected, p.margin, p.extra,
+       CASE WHEN p.source = 'pair'
+            THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), p.chosen_id)) END AS chosen_experience,
+       CASE WHEN p.source = 'pair'
+            THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), p.rejected_id)) END AS rejected_experience,
        CASE WHEN chosen.source_id IS NULL AND position('.py:' IN r.config #>> '{explorer,workflow}') > 0
             THEN x.prompt END AS asked
 FROM trinity.preference p
@@ -125,7 +134,9 @@ ORDER BY p.id
 -- Responses with an imported verdict, or one that somebody gave under its name, the latest of each. Asked as in
 -- export_trajectories.
 SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
-       x.response, v.value > 0 AS label, x.extra
+       x.response, v.value > 0 AS label, x.extra,
+       CASE WHEN e.import_key IS NULL
+            THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), e.id)) END AS experience
 FROM trinity.experience e
 JOIN trinity.run r ON r.id = e.run_id
 JOIN trinity.experience_text x ON x.experience_id = e.id

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from tests.rows import Scene, attempt, import_records, rollout, trajectory
+from trinity_db.imports.columns import Columns
 from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.exporter import export_rows
+from trinity_db.imports.importer import import_rows
+from trinity_db.imports.readers import open_rows
 from trinity_db.imports.records import Kind, Task
+from trinity_db.imports.rejects import Summary
 from trinity_db.store import rewards, runs
 from trinity_db.store.groups import Selection
 
@@ -30,9 +34,17 @@ def export(tmp_path: Path) -> Export:
     def export(scene: Scene, kind: Kind) -> list[dict[str, Any]]:
         path = tmp_path / "out.jsonl"
         export_rows(scene.database, kind, scene.run.name, path, lambda rows: None)
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        names = [tuple(row.pop("extra").values()) for row in rows]
+        assert len(set(names)) == len(names)  # each row is told from all others
+        return rows
 
     return export
+
+
+def load(scene: Scene, path: Path, kind: Kind) -> Summary:
+    """Import a file into the data set "again"."""
+    return import_rows(scene.database, open_rows(path), Columns(kind), "again", lambda done, total: None)
 
 
 def run_with(scene: Scene, workflow: str, data: Sequence[str] = ()) -> Scene:
@@ -132,3 +144,38 @@ def test_imported_rows_that_a_run_paired_have_their_own_prompt(scene: Scene, exp
     assert export(run, "preferences") == [
         {"prompt": "task 0", "chosen": "right", "rejected": "wrong", "margin": 1}
     ]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_equal_answers_to_one_task_all_come_back(scene: Scene, tmp_path: Path, suffix: str) -> None:
+    scene.make_ready(1, rewards=(1.0,) * 8)
+    path = tmp_path / f"out{suffix}"
+    assert export_rows(scene.database, "trajectories", "run", path, lambda rows: None) == 8
+    for summary, added in ((load(scene, path, "trajectories"), 8), (load(scene, path, "trajectories"), 0)):
+        assert (summary.read, summary.added, summary.known) == (8, added, 8 - added)
+    [group] = scene.rows(
+        "SELECT g.arrived, g.reward_count, g.reward_mean FROM trinity.rollout_group g"
+        " JOIN trinity.run r ON r.id = g.run_id WHERE r.name = 'again'"
+    )
+    assert group == (8, 8, 1.0)
+    export_rows(scene.database, "trajectories", "again", tmp_path / "again.jsonl", lambda rows: None)
+    export_rows(scene.database, "trajectories", "run", tmp_path / "run.jsonl", lambda rows: None)
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "run.jsonl").read_bytes()
+
+
+def test_pairs_and_verdicts_of_equal_answers_all_come_back(scene: Scene, tmp_path: Path) -> None:
+    scene.make_ready(1, rewards=(1.0, 0.0) * 4)
+    assert scene.pair() == 4
+    with scene.database.transaction() as tx:
+        said = [
+            rewards.RewardEvent(id, "label", 1.0) for id in scene.values("SELECT id FROM trinity.rollout")
+        ]
+        rewards.record(tx, scene.run.id, "human", said)
+    path = tmp_path / "out.jsonl"
+    assert export_rows(scene.database, "preferences", "run", path, lambda rows: None) == 12
+    for summary, added in ((load(scene, path, "preferences"), 12), (load(scene, path, "preferences"), 0)):
+        assert (summary.read, summary.added, summary.known) == (12, added, 12 - added)
+    assert (
+        export_rows(scene.database, "preferences", "again", tmp_path / "again.jsonl", lambda rows: None) == 12
+    )
+    assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()

@@ -134,9 +134,14 @@ def _responses(record: Record) -> list[_Response]:
             reward = ("label", float(record.label))
             return [_Response(record.key, record.task, record.response, reward=reward, extra=record.extra)]
         case Preference():
-            # Known by its text alone, so that pairs over the same responses share them.
+            # Known by its text alone, so that pairs over the same responses share them. A pair that a run
+            # derived names its experiences: those are known by that too.
             sides = [
-                Trajectory(record.task, text, None, None, {}) for text in (record.chosen, record.rejected)
+                Trajectory(record.task, text, None, None, {"experience": name} if name is not None else {})
+                for text, name in (
+                    (record.chosen, record.extra.get("chosen_experience")),
+                    (record.rejected, record.extra.get("rejected_experience")),
+                )
             ]
             return [_Response(side.key, side.task, side.response) for side in sides]
     raise AssertionError(f"{type(record).__name__} has no response")

@@ -1,8 +1,9 @@
 """Out of the store into a file that an import reads back without loss.
 
 Rows have TRL's columns; a conversation is a list of messages in their place, and what meant nothing to the
-import stands in the column `extra`. The steps of an attempt become rows of their own. The file appears under
-its name only when it is whole.
+import stands in the column `extra`. The steps of an attempt become rows of their own. The export names each
+row that a run explored, in `extra`: by that an import tells equal answers apart. The file appears under its
+name only when it is whole.
 """
 
 import gzip
@@ -90,7 +91,7 @@ def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
             chosen=_reply(row["chosen"], prompt),
             rejected=_reply(row["rejected"], prompt),
             margin=row["margin"],
-            extra=row["extra"],
+            extra=_with(row, "chosen_experience", "rejected_experience"),
         )
     for row in _select(tx, "export_verdicts", name):
         prompt = _asked(row)
@@ -98,7 +99,7 @@ def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
             prompt=prompt,
             completion=_reply(row["response"], prompt),
             label=row["label"],
-            extra=row["extra"],
+            extra=_with(row, "experience"),
         )
 
 
@@ -111,7 +112,7 @@ def _trajectories(tx: Transaction, name: str) -> Iterator[Row]:
             reward=row["reward"],
             model=row["model"],
             answer=row["payload"].get("answer"),
-            extra=row["extra"],
+            extra=_with(row, "experience"),
         )
 
 
@@ -140,6 +141,11 @@ def _asked(row: DictRow) -> Any:
 def _reply(response: str, prompt: Any) -> Any:
     """The response in the form of its prompt: text to text, a message to a conversation."""
     return [{"role": "assistant", "content": response}] if isinstance(prompt, list) else response
+
+
+def _with(row: DictRow, *names: str) -> Row:
+    """What the row has in `extra`, and the names of its experiences where it has them."""
+    return {**(row["extra"] or {}), **{name: row[name] for name in names if row[name] is not None}}
 
 
 def _present(**columns: Any) -> Row:
