@@ -57,7 +57,7 @@ format: $(VENV)/.test ## Format the code and sort imports
 	$(BIN)/ruff check --fix .
 
 migration: $(VENV)/.test ## Write the next migration from the models: make migration for="what it is for"
-	$(BIN)/python -c 'import sys; from trinity_db import database as d; d.write_migration(d.location(), sys.argv[1])' "$(for)"
+	$(BIN)/alembic revision --autogenerate -m "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
 	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -305,14 +305,6 @@ def upgrade(url: str) -> None:
         ) from error
 
 
-def write_migration(url: str, purpose: str) -> None:
-    """For developers (`make migration`): the difference of models and store as a new migration."""
-    from alembic import command
-
-    with alembic_config(url) as config:
-        command.revision(config, purpose, autogenerate=True)
-
-
 def known_versions() -> set[str]:
     """Every version of the schema that this code has a migration for."""
     from alembic.script import ScriptDirectory
@@ -325,9 +317,24 @@ def known_versions() -> set[str]:
 def alembic_config(url: str) -> Iterator[Any]:
     """Alembic's configuration over an open connection, in the tree and from a wheel alike.
 
-    All its commands on one configuration are one transaction.
+    All its commands on one configuration are one transaction. alembic.ini says the same for `alembic` itself.
     """
     from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "trinity_db.schema:migrations")
+    with migrating(url) as connection:
+        config.attributes["connection"] = connection
+        yield config
+
+
+@contextmanager
+def migrating(url: str) -> Iterator[Any]:
+    """A connection as SQLAlchemy has it, in a transaction that commits at the end.
+
+    Raises:
+        DatabaseUnavailable: no server answers.
+    """
     from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 
@@ -336,12 +343,9 @@ def alembic_config(url: str) -> Iterator[Any]:
         connection.row_factory = tuple_row
         return connection
 
-    config = Config()
-    config.set_main_option("script_location", "trinity_db.schema:migrations")
     engine = create_engine("postgresql+psycopg://", creator=connected, poolclass=NullPool)
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        yield config
+        yield connection
 
 
 def _mismatch(found: str | None) -> str:

@@ -1,17 +1,27 @@
 """Alembic's entry point: migrates the tables, then makes the views anew.
 
+`trinity-db db upgrade` enters with a connection, by `database.alembic_config`. The command `alembic` enters
+by alembic.ini, without one, and opens the store that `database.location` names. From there on both are alike.
+
 Views and functions hold no data, so they are not migrated step by step: they are dropped before
 the first step and made again from `views.sql` when the newest version is reached. So are comments: an upgrade
 writes all of them anew.
 """
 
 import re
+from collections.abc import Iterable
 from importlib.resources import files
+from logging.config import fileConfig
+from typing import Any
 
 from alembic import context
+from alembic.operations import MigrationScript
+from alembic.util import CommandError
 from sqlalchemy import Connection, text
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
+from trinity_db import database
+from trinity_db.errors import TrinityError
 from trinity_db.schema.base import SCHEMA
 from trinity_db.schema.models import metadata
 
@@ -20,11 +30,17 @@ DESCRIBED = re.compile(r"((?:^--.*\n)+)CREATE (VIEW|FUNCTION) trinity\.(\w+)", r
 
 
 def migrate(connection: Connection) -> None:
-    """Run the migrations in one transaction; two processes that upgrade at once take turns."""
+    """Run a command of Alembic in one transaction; two processes that upgrade at once take turns.
+
+    Only a command that moves the schema, up or down, touches views and comments; others look.
+    """
     # The server names what is on the search path without its schema, and Alembic would take it for another.
     connection.execute(text("SET LOCAL search_path TO public"))
-    connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('trinity_db upgrade'))"))
-    connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+    moves = _moves()
+    if moves:
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('trinity_db upgrade'))"))
+        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        connection.exec_driver_sql(_views("drop"))
     context.configure(
         connection=connection,
         target_metadata=metadata,
@@ -32,13 +48,30 @@ def migrate(connection: Connection) -> None:
         include_schemas=True,
         include_name=lambda name, kind, parents: name == SCHEMA if kind == "schema" else True,
         compare_server_default=True,
+        process_revision_directives=_number,
     )
-    connection.exec_driver_sql(_views("drop"))
     context.run_migrations()
     reached = context.get_context().get_current_revision()
-    if reached is not None and reached == context.get_head_revision():
+    if moves and reached is not None and reached == context.get_head_revision():
         connection.exec_driver_sql(_views("create"))
         _comment(connection)
+
+
+def _moves() -> bool:
+    """Whether the command goes to another version: only such a command has a destination."""
+    try:
+        context.get_revision_argument()
+    except KeyError:
+        return False
+    except CommandError:  # +1 and the like, which Alembic resolves later
+        return True
+    return True
+
+
+def _number(of: Any, revision: Any, directives: Iterable[MigrationScript]) -> None:
+    """Number a new migration after the newest."""
+    for directive in directives:
+        directive.rev_id = f"{int(str(context.get_head_revision() or 0)) + 1:04d}"
 
 
 def _comment(connection: Connection) -> None:
@@ -65,4 +98,20 @@ def _views(part: str) -> str:
     return drop if part == "drop" else create.replace("%", "%%")
 
 
-migrate(context.config.attributes["connection"])
+def _enter() -> None:
+    connection = context.config.attributes.get("connection")
+    if connection is not None:
+        migrate(connection)
+        return
+    if context.is_offline_mode():
+        raise CommandError("--sql is not there: a migration looks at the store; give TRINITY_DB_URL instead")
+    if context.config.config_file_name is not None:
+        fileConfig(context.config.config_file_name, disable_existing_loggers=False)
+    try:
+        with database.migrating(database.location()) as connection:
+            migrate(connection)
+    except TrinityError as error:
+        raise CommandError(str(error)) from error
+
+
+_enter()

@@ -1,6 +1,7 @@
 """Migrations, on the newest and the oldest server: up, down and up again, and equal to the models."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.schema.models import metadata
 from trinity_db.schema.queries import query
 
+ROOT = Path(__file__).parents[2]
 VIEWS = {
     "awaited_reward_view",
     "batch_view",
@@ -423,3 +425,55 @@ def test_places_stay_what_they_were_where_bad_rows_may_have_one_too(head_url: st
         marks = "SELECT DISTINCT draws_labels FROM trinity.experience"
         assert connection.execute(marks).fetchall() == [{"draws_labels": False}]
     assert sum(row["place"] is not None for row in before) == 9
+
+
+def alembic(url: str, *arguments: str, root: Path = ROOT) -> str:
+    """What the command of that name says, in the root of a tree."""
+    done = subprocess.run(
+        [sys.executable, "-m", "alembic", *arguments],
+        cwd=root,
+        env=os.environ | {"TRINITY_DB_URL": url, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_alembic_itself_moves_a_store_and_says_where_it_is(place: tuple[str, str]) -> None:
+    with new_database(place[0], "template0") as url:
+        assert alembic(url, "current") == "", "there is nothing yet, and to look makes nothing"
+        assert catalogue(url) == {}
+        alembic(url, "upgrade", "head")
+        assert alembic(url, "current") == f"{schema.HEAD} (head)\n"
+        assert {name for kind, name in catalogue(url) if kind == "view"} == VIEWS
+        alembic(url, "downgrade", "-1")
+        assert alembic(url, "current") == f"{int(schema.HEAD) - 1:04d}\n"
+        alembic(url, "upgrade", "+1")
+        assert alembic(url, "check") == "No new upgrade operations detected.\n"
+        assert {name for kind, name in catalogue(url) if kind == "view"} == VIEWS
+    assert alembic(url, "history").startswith(f"{int(schema.HEAD) - 1:04d} -> {schema.HEAD} (head)")
+
+
+def test_alembic_writes_the_next_migration_from_the_models(head_url: str, tmp_path: Path) -> None:
+    for name in ("trinity_db", "schema", "explorer", "processors", "trainer"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True)
+    shutil.copy(ROOT / "alembic.ini", tmp_path)
+    execute(head_url, "DROP VIEW trinity.state_time_view")
+    execute(head_url, "ALTER TABLE trinity.rollout_group DROP COLUMN ready_at")
+    alembic(head_url, "revision", "--autogenerate", "-m", "times are back", root=tmp_path)
+    number = f"{int(schema.HEAD) + 1:04d}"
+    [written] = (tmp_path / "schema/migrations/versions").glob(f"{number}_*.py")
+    text = written.read_text()
+    assert written.name == f"{number}_times_are_back.py"
+    assert f"revision = {number!r}" in text
+    assert f"down_revision = {schema.HEAD!r}" in text
+    assert text.count("op.add_column") == 1
+    assert "'ready_at'" in text
+    assert "state_time_view" not in {name for _, name in catalogue(head_url)}, "the store is as it was"
+
+
+def test_a_store_that_is_away_ends_alembic_in_one_line() -> None:
+    with pytest.raises(AssertionError, match="No database answers at"):
+        alembic("postgresql://nobody@127.0.0.1:1/none", "current")
