@@ -15,6 +15,9 @@ from tests.documents import ROOT, of_page, sql
 
 START = ROOT / "docs" / "start"
 NUM_STEPS = 4
+MAX_SECONDS = 600  # for a command; a quiet machine takes fifteen
+pytestmark = pytest.mark.timeout(3 * MAX_SECONDS)
+
 WALKED = {  # the runs that a page makes
     "tasks-and-rewards.md": ["larger"],
     "preferences.md": ["sorted-dpo"],
@@ -45,7 +48,7 @@ def walk(store: Store, page: str) -> None:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=200,
+                timeout=MAX_SECONDS,
             )
             assert ended.returncode == 0, f"{block}: {ended.stderr}"
 

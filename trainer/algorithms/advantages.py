@@ -1,12 +1,13 @@
-"""Advantages: how much better a response is than what it is compared with. Pure functions, in numpy.
+"""Advantages: how much better a response is than the responses it is compared with. Pure functions, in numpy.
 
-A part is f(columns, *, options) -> [n] float64. Its columns, [n] each, in any order of rows: `rewards`; whole
-numbers of which equal ones mark one rollout group, `groups`, one attempt, `rollouts`, and one state of the
-environment, `states`; `steps`, a row's place in its attempt, 0, 1, ...; and `greedy`, bool, of an attempt
-that was sampled at temperature 0. What a part gives at the draw is recorded with the batch.
+A part is f(columns, *, options) -> [n] float64. Each column has n numbers, one for each row, in any order.
+`rewards` are the rewards. `groups`, `rollouts` and `states` are whole numbers: rows with the same number
+belong to the same rollout group, the same attempt, or the same state of the environment. `steps` is the place
+of a row in its attempt, from 0. `greedy` is true for an attempt sampled at temperature 0. The draw records
+the result.
 
-Peers disagree about a group of one. Here its baseline is its own reward, and so its advantage 0, as in TRL
-and verl's rloo_vectorized; elsewhere verl, and Trinity-RFT, take 0 for the baseline: the raw reward is left.
+A group of one: its baseline is its own reward, so its advantage is 0, as in TRL and verl's rloo_vectorized.
+Elsewhere verl, and Trinity-RFT, take 0 for the baseline, which leaves the raw reward.
 """
 
 from collections.abc import Sequence
@@ -72,8 +73,8 @@ def leave_one_out(rewards: ArrayLike, groups: ArrayLike) -> Floats:
 def reward(rewards: ArrayLike) -> Floats:
     """The reward as it is, A = R: no baseline, the variance of plain REINFORCE.
 
-    TOPR takes it so: its signs are those of the rewards, and a reward that is never negative teaches nothing
-    of what is bad.
+    TOPR uses it: the sign of an advantage is the sign of the reward. With rewards that are never negative it
+    learns nothing about bad responses.
 
     Sources: REINFORCE (Williams 1992); TOPR, arXiv 2503.14286.
     """
@@ -108,7 +109,7 @@ def opmd(
 
 
 def asymre(rewards: ArrayLike, groups: ArrayLike, *, baseline_shift: float = -0.1) -> Floats:
-    """Relative to a baseline aside of the group's mean: A = R - (mean_g + δ).
+    """Relative to a baseline beside the group's mean: A = R - (mean_g + δ).
 
     Args:
         baseline_shift: δ, in units of reward. Below 0 the good responses weigh more than the bad, which is
@@ -138,9 +139,9 @@ def multi_step_group(
     scale_rewards: Literal["group", "batch", "none"] = "group",
     step_norm: bool = False,
 ) -> Floats:
-    """The attempts of a group compared by their final rewards, R of the last step; all their steps have that.
+    """The attempts of a group compared by R, the reward of their last step. All steps of an attempt share it.
 
-    A = (R - mean_g R) / (std R + 1e-6), mean and deviation over attempts, however many steps each has.
+    A = (R - mean_g R) / (std R + 1e-6), with mean and deviation over attempts, not over steps.
 
     Args:
         scale_rewards: whose standard deviation, as `group` has it, of final rewards.
@@ -195,7 +196,7 @@ def gigpo(
 def remax(
     rewards: ArrayLike, groups: ArrayLike, rollouts: ArrayLike, steps: ArrayLike, greedy: ArrayLike
 ) -> Floats:
-    """Relative to what the greedy attempt at the same task earned: A = R - R_greedy; that one's own is 0.
+    """Relative to what the greedy attempt at the same task earned: A = R - R_greedy; its own is 0.
 
     R is the final reward of an attempt, and all its steps have its advantage. A group whose greedy attempt
     failed has the mean of the others for its baseline (`leave_one_out`), which like the greedy one does not

@@ -1,11 +1,11 @@
-"""From values per token to the loss: the ways of averaging over an optimizer step.
+"""Aggregation: how the losses of tokens are averaged over an optimizer step.
 
-Each returns this micro-batch's share of a mean over the whole step, a sum divided by a count that `Totals`
-has of the step, so that shares add up to the mean whatever the size of a micro-batch. Counting only what is
-in the micro-batch (TRL's `grpo` and `bnpo`, Trinity-RFT) weighs tokens by how rows happen to be split.
+Each function returns this micro-batch's share of a mean over the whole step: a sum divided by a count of the
+whole step, from `Totals`. So the shares add up to the mean for any size of micro-batch. A count of the
+micro-batch alone (TRL's `grpo` and `bnpo`, Trinity-RFT) would weigh tokens by how rows are split.
 
-Shapes: values [B, K] of B sequences and K token columns, mask [B, K] bool; where it is False nothing counts,
-NaN neither. A sequence without a trained token is not in the mean over sequences, as in verl; TRL and
+Shapes: values [B, K] of B sequences and K token columns, mask [B, K] bool. Numbers where it is False do not
+count, not even NaN. A sequence without a trained token is not in the mean over sequences, as in verl; TRL and
 Trinity-RFT count it as 0. In the formulas m is the mask, |y| = Σ_t m, v the values.
 """
 

@@ -1,16 +1,16 @@
 """Corrections for rows that an older policy, or another engine, has sampled: weights of the policy loss.
 
-Three policies are told apart: `behaviour` sampled the tokens (stored with the row), `proximal` is the one
-that the optimizer step starts from, `logprobs` the one being trained. A correction that reads `proximal`
-weighs a token by w = proximal/behaviour, and the loss then takes its ratios to `proximal`: decoupled PPO,
-arXiv 2110.00641, and for language models AReaL, 2505.24298. One that does not is a mask and no more: beside
-it ratios stay those to `behaviour`, which correct already.
+Three policies take part. `behaviour` sampled the tokens and is stored with the row. `proximal` is the policy
+at the start of the optimizer step. `logprobs` is the policy being trained. A correction that reads `proximal`
+weighs a token by w = proximal/behaviour, and the loss takes its ratios to `proximal`: decoupled PPO, arXiv
+2110.00641, and for language models AReaL, 2505.24298. A correction that does not read it is only a mask, and
+ratios stay relative to `behaviour`, which corrects already.
 
 Shapes: B sequences, K token columns. Weights are [B, K], without gradient, in float32 or better, 0 where the
-mask is False. They multiply the loss before it is aggregated: what they take away is still counted in the
-denominators, as all peers but verl's rejection have it, so that the rest weighs no more for it. A log-ratio
-that is not finite (an engine that could not score a token says NaN or -inf; it did sample it) is no evidence
-and counts as 0, as in AReaL (TRL: NaN only; verl: not handled).
+mask is False. They multiply the loss before it is aggregated. Tokens that lose weight still count in the
+denominators, so the others gain none; all peers do so except verl's rejection. A log-ratio that is not finite
+counts as 0, as in AReaL (TRL: NaN only; verl: not handled). An engine that could not score a token says NaN
+or -inf.
 """
 
 from typing import Literal
@@ -54,10 +54,10 @@ def masked_importance_sampling(
     low: float = 0.5,
     high: float = 5.0,
 ) -> Tensor:
-    """[B, K] w = proximal/behaviour where low <= w <= high, else 0: what is too far away teaches nothing.
+    """[B, K] w = proximal/behaviour where low <= w <= high, else 0: tokens outside the range are left out.
 
     Args:
-        level: as in `truncated_importance_sampling`; with "sequence" whole sequences fall.
+        level: as in `truncated_importance_sampling`; with "sequence" whole sequences are left out.
         low, high: 0.5 and 5 as in OpenRLHF; TRL masks by sequence, above 3 only (low: 0, high: 3).
 
     Source: IcePop, arXiv 2510.18855.
@@ -76,7 +76,7 @@ def off_policy_sequence_masking(
 ) -> Tensor:
     """[B, K] 0 where A < 0 and mean_t(behaviour - logprobs) > threshold, else 1.
 
-    One's own mistakes teach; those of a policy that is far away only disturb. The mean is over a
+    A policy learns from its own mistakes; those of a distant policy only disturb. The mean is over a
     sequence's trained tokens, in nats. Advantages are [B, 1], or [B, K] and then judged token by token.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556 section 3.1. The threshold of 0.1 is Trinity-RFT's;
@@ -97,10 +97,10 @@ def m2po(
 ) -> Tensor:
     """[B, K] w = proximal/behaviour, 0 for the largest (log w)² until the mean of the rest is low enough.
 
-    Only tokens count and fall that an update would take still further away (A > 0 and w > 1, or A < 0 and
-    w < 1). Of these the largest (log w)² fall until the mean over the remaining ones is at most `threshold`;
-    equal ones fall together, so that the order of rows changes nothing. B is that of the whole optimizer
-    step: by micro-batch, as in AReaL, what falls would depend on how rows happen to be split.
+    This concerns only tokens that an update would move still further away (A > 0 and w > 1, or A < 0 and w <
+    1). Those with the largest (log w)² are left out until the mean over the remaining ones is at most
+    `threshold`. Equal ones are left out together, so the order of rows does not matter. B is the whole
+    optimizer step: within micro-batches, as in AReaL, the result would depend on how rows are split.
 
     Source: M2PO, arXiv 2510.01161 algorithm 1; its threshold. AReaL counts tokens in all four quadrants.
     """

@@ -1,10 +1,10 @@
-"""What a teacher is worth, token by token: advantages from its log-probabilities of what the policy sampled.
+"""Distillation: an advantage for each token from a teacher's log-probabilities of the sampled tokens.
 
-Of each response only the log-probabilities of the tokens that it has are stored, not whole distributions.
-That is enough: each function here is the A for which E_y[A(y)·∇log π(y)], the expectation over the policy's
-own tokens, is exactly the gradient of -D(π, teacher) at a position (the tests enumerate it). D is summed over
-the positions of the policy's own responses, and no gradient goes through how these came about, as in GKD,
-arXiv 2306.13649. The divergence itself is no such A: its gradient has a second term.
+The store keeps the teacher's log-probabilities of the sampled tokens, not whole distributions. That is
+enough: each function here is the A for which E_y[A(y)·∇log π(y)], the expectation over the policy's own
+tokens, is exactly the gradient of -D(π, teacher) at a position (the tests enumerate it). D is summed over the
+positions of the policy's own responses. No gradient goes through the sampling, as in GKD, arXiv 2306.13649.
+The divergence itself is no such A, because its gradient has a second term.
 
 Shapes: B sequences, K token columns. Results are [B, K], without gradient, 0 where the mask is False. `old`
 is the policy that ratios are relative to: the one that sampled the tokens, or what a correction puts there.
@@ -38,9 +38,9 @@ def jsd(old: Tensor, teacher: Tensor, mask: Tensor, *, beta: float = 0.5) -> Ten
     becomes `reverse_kl` for β to 1.
 
     Source: GKD, arXiv 2306.13649 equation 1; TRL's GKD has the same β. Trinity-RFT's `jsd` is not followed:
-    its A, log m - β·log teacher - (1 - β)·log π, is positive wherever the two differ, so that what the
-    teacher would never say gains as well. (It takes both terms of the policy's token, and one of them is an
-    expectation over the teacher's.)
+    its A, log m - β·log teacher - (1 - β)·log π, is positive wherever the two differ, so that tokens gain
+    which the teacher would never say. (It takes both terms at the policy's token, and one of them is an
+    expectation over the teacher's tokens.)
     """
     mixture = torch.logaddexp(teacher + math.log(beta), old + math.log1p(-beta))
     return (1 - beta) * (mixture - old).detach().masked_fill(~mask, 0.0)

@@ -1,8 +1,8 @@
 """How far the policy has gone from the reference: estimates of a divergence from sampled tokens.
 
-Each is [B, K], one number a token (B sequences, K token columns), from d = logprobs - reference; tokens are
-taken to be sampled by the policy itself. As a number any of them tells a distance. As a loss they differ by
-their expected gradient, which is not that of the number they estimate:
+Each returns [B, K], one number for each token (B sequences, K token columns), from d = logprobs - reference.
+They assume that the policy itself sampled the tokens. As a number each of them measures a distance. As a loss
+they differ by their expected gradient, which is not the gradient of the number:
 
     k1 zero · k2, corrected_k3 KL(policy ‖ reference) · k3, low_var KL(reference ‖ policy)
     abs the sum of |policy - reference|, twice the total variation
@@ -44,7 +44,7 @@ def k3(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
 def low_var(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     """[B, K] k3 with d within ±20 and the result at most 10: verl's `low_var_kl`, and its bounds.
 
-    At a bound the gradient is zero: a token that is that far away is not drawn back.
+    At a bound the gradient is zero, so a token that far away is not pulled back.
     """
     difference = _difference(logprobs, reference, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return ((-difference).exp() - 1 + difference).clamp(max=MAX_LOW_VAR)

@@ -1,10 +1,10 @@
 """Policy losses: from log-probabilities and advantages to one loss per token.
 
-Each is a pure function of columns, named by its parameters, and gives back "loss" [B, K] and, where it
-limits how far one token may pull, "clip_ratio" [B, K]: 1.0 where it did. B sequences of a micro-batch,
-K token columns; advantages are [B, 1] or [B, K]. What stands where the mask is False reaches neither a
-loss nor a gradient: it is 0 before anything is computed of it, since 0 times infinity is no number.
-r is the ratio of probabilities now/old, A the advantage, sg(.) cuts the gradient off.
+Each is a pure function of the columns that its parameters name. It returns "loss" [B, K] and, if it limits
+the influence of tokens, "clip_ratio" [B, K], which is 1.0 for the limited ones. A micro-batch has B sequences
+and K token columns; advantages are [B, 1] or [B, K]. Numbers where the mask is False are set to 0 first, so
+that they reach neither loss nor gradient. In the formulas r is the ratio of probabilities now/old, A the
+advantage, and sg(.) stops the gradient.
 """
 
 from typing import Literal
@@ -32,8 +32,8 @@ def ppo_clip(
 ) -> dict[str, Tensor]:
     """max(-A·r, -A·clamp(r, 1 - clip_low, 1 + clip_high)): no gain from leaving the range.
 
-    With `dual_clip`, at most -A·dual_clip where A < 0, so that a token which has become much likelier
-    cannot pull without bound. It is off, as in PPO and TRL; verl and Trinity-RFT always have it, at 3.
+    With `dual_clip` the loss is at most -A·dual_clip where A < 0. This bounds the influence of a token that
+    has become much likelier. It is off, as in PPO and TRL; verl and Trinity-RFT always have it, at 3.
 
     Sources: PPO, arXiv 1707.06347 equation 7; two widths, DAPO, arXiv 2503.14476 section 3.1; dual-clip
     PPO, arXiv 1912.09729.
@@ -49,10 +49,10 @@ def ppo_clip(
 def policy_gradient(
     logprobs: Tensor, advantages: Tensor, mask: Tensor, *, tau: float = 0.0
 ) -> dict[str, Tensor]:
-    """-A·log p / (1 + tau): REINFORCE, of whatever sampled the tokens.
+    """-A·log p / (1 + tau): REINFORCE, whichever policy sampled the tokens.
 
-    `tau` is how strongly OPMD holds to the current policy, which in this form only scales the loss: 1 in
-    Trinity-RFT's OPMD and AsymRE; verl's gpg is without.
+    `tau` says how strongly OPMD holds to the current policy. In this form it only scales the loss. It is 1 in
+    Trinity-RFT's OPMD and AsymRE; verl's gpg has none.
 
     Sources: REINFORCE, Williams 1992; OPMD, Trinity-RFT, arXiv 2505.17826; AsymRE, arXiv 2506.20520.
     """
@@ -173,9 +173,10 @@ def topr(
 ) -> dict[str, Tensor]:
     """-sg(α)·A·log p, with α = min(r, 1) where A <= threshold, else 1: a taper for bad responses only.
 
-    Good responses are learned whoever sampled them; bad ones are pushed down no further once unlikely.
-    The paper's A is the reward itself, and its r the whole sequence's, which over long responses is near 0
-    or above 1 throughout; by token as in Trinity-RFT. "clip_ratio" is 1.0 where r was cut down to 1.
+    Good responses are learned whichever policy sampled them. Bad ones are not pushed down further once they
+    are unlikely. The paper takes the reward for A, and the ratio of the whole sequence for r. That ratio is
+    near 0 or above 1 for long responses; here r is by token, as in Trinity-RFT. "clip_ratio" is 1.0 where r
+    was cut down to 1.
 
     Source: TOPR, arXiv 2503.14286.
     """
@@ -197,9 +198,10 @@ def dppo(
 ) -> dict[str, Tensor]:
     """-sg(min(r, max_ratio))·A·log p, left out where the probability itself has moved too far.
 
-    That is p - p_old > clip_high where A > 0, and p - p_old < -clip_low where A < 0: the total variation
-    of a token, which unlike the ratio does not run off for rare tokens. As verl's dppo_tv; the gradient is
-    that of prime-rl's default loss too, which has no `max_ratio` and whose (log r)² is a part of its own.
+    A token is left out if p - p_old > clip_high and A > 0, or if p - p_old < -clip_low and A < 0. This
+    difference is the total variation of the token. Unlike the ratio it stays small for rare tokens. As verl's
+    dppo_tv; the gradient is that of prime-rl's default loss too, which has no `max_ratio` and whose (log r)²
+    is a part of its own.
 
     Source: DPPO, arXiv 2602.04879, binary total variation; max_ratio, its section 5.4.
     """

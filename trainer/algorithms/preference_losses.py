@@ -3,7 +3,7 @@
 Shapes: N pairs, everything [N]. `chosen` and `rejected` are the sums of the log-probabilities of a
 response's trained tokens under the policy being trained (the gradient flows there),
 `chosen_reference` and `rejected_reference` the same under the frozen starting model,
-`chosen_length` and `rejected_length` the numbers of those tokens, at least 1. In the formulas
+`chosen_length` and `rejected_length` the numbers of these tokens, at least 1. In the formulas
 h_c = chosen - chosen_reference and h_r = rejected - rejected_reference are the log-ratios, |c| and
 |r| the lengths, ε is `label_smoothing`, σ the logistic function. Several losses may be added up.
 """
@@ -58,7 +58,7 @@ def ipo(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """[N] (h_c/|c| - h_r/|r| - 1/(2β))²: draws the margin to a finite one, so that no pair is overfitted.
+    """[N] (h_c/|c| - h_r/|r| - 1/(2β))²: pulls the margin to a finite one, so that no pair is overfitted.
 
     Source: IPO, arXiv 2310.12036 equation 17 (β is its τ). The paper has sums; the mean over tokens,
     which TRL (after asking the authors) and AReaL take too, makes β mean the same at any length.
@@ -206,7 +206,7 @@ def apo_down(
 def cpo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, label_smoothing: float = 0.0) -> Tensor:
     """[N] -(1-ε)·log σ(βd) - ε·log σ(-βd), d = chosen - rejected: DPO as if the reference were uniform.
 
-    CPO adds `chosen_nll`, which takes the reference's part.
+    CPO adds `chosen_nll`, which does the work of the reference.
 
     Source: CPO, arXiv 2401.08417 equation 3; the smoothing is TRL's.
     """
@@ -278,9 +278,9 @@ def chosen_nll(chosen: Tensor, chosen_length: Tensor) -> Tensor:
     """[N] -chosen/|c|: the chosen response's negative log-likelihood per token, beside another loss.
 
     Sources: ORPO, arXiv 2403.07691 equation 6; CPO, arXiv 2401.08417 section 3; DPO with it, arXiv
-    2404.19733. Of the response alone, as CPO's in TRL. TRL's ORPO counts the chosen prompt too,
-    which the paper does not and the rows have no log-probabilities for. Each pair weighs alike; TRL
-    takes the mean over the tokens of a micro-batch, the same where that holds one pair.
+    2404.19733. Of the response alone, as CPO's in TRL. TRL's ORPO counts the chosen prompt too;
+    the paper does not, and rows have no log-probabilities of it. Each pair weighs alike. TRL takes the mean
+    over the tokens of a micro-batch, which is the same for one pair.
     """
     return -chosen / chosen_length
 

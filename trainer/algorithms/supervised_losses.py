@@ -29,7 +29,7 @@ def dft(logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def phi(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] -p(1 - p)·log p, the weight as a constant: little for what is known, and for what is far off.
+    """[B, K] -p(1 - p)·log p, the weight as a constant: small for tokens that are known or far off.
 
     The weight is at most 1/4, where the policy is undecided. Args as in `dft`.
 

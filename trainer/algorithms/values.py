@@ -1,8 +1,8 @@
 """Values: what the policy expects a response to earn, and the advantages and the loss that follow.
 
-V_t is what the value head says before token t is chosen, in units of reward. A part is
-f(token_rewards, values, mask, *, options) -> [B, K]: the advantage of each trained token, whatever
-stands elsewhere. Shapes: B sequences, K token columns; where the mask is False nothing counts.
+V_t is the prediction of the value head before token t is chosen, in units of reward. A part is
+f(token_rewards, values, mask, *, options) -> [B, K], the advantage of each trained token. Shapes: B
+sequences, K token columns. Numbers where the mask is False do not count.
 """
 
 import torch
@@ -16,13 +16,13 @@ def gae(
 
         δ_t = r_t + γ·V_t' - V_t,   A_t = δ_t + γ·λ·A_t'
 
-    where t' is the trained token after t, and V and A are 0 after the last one. λ = 1 is what is still earned
-    less the value; λ = 0 is δ alone.
+    where t' is the trained token after t, and V and A are 0 after the last one. With λ = 1, A is the
+    reward still to come less the value; with λ = 0 it is δ.
 
-    Tokens that are not trained, such as a tool's answer between two turns, are skipped, and discount nothing:
-    as in verl. Trinity-RFT takes them for steps, whose values nobody trains. γ = λ = 1 as in verl,
-    Trinity-RFT, OpenRLHF and AReaL; λ = 0.95 in TRL's former PPO. What an older policy has sampled is
-    estimated as it is, as all of them do.
+    Tokens that are not trained, such as a tool's answer between two turns, are skipped and discount nothing,
+    as in verl. Trinity-RFT counts them as steps, although their values are never trained. γ = λ = 1 as in
+    verl, Trinity-RFT, OpenRLHF and AReaL; λ = 0.95 in TRL's former PPO. Rows of an older policy are not
+    corrected here, as in all of them.
 
     Source: arXiv 1506.02438 equation 16.
     """
