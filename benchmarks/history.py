@@ -19,9 +19,10 @@ NUM_OPEN_BATCHES = 3  # committed, and in no checkpoint yet
 # Keys hold by construction; checking them would take most of the time.
 ONLINE = """
 SET LOCAL session_replication_role = replica;
-INSERT INTO trinity.worker (run_id, role, host, pid, stopped_at)
-SELECT {run_id}, r.role::trinity.worker_role, 'gone', 1, now()
-FROM unnest(ARRAY['explore', 'process', 'train']) r (role);
+INSERT INTO trinity.worker (run_id, role, setting_id, host, pid, stopped_at)
+SELECT s.run_id, r.role::trinity.worker_role, s.id, 'gone', 1, now()
+FROM trinity.run_setting s, unnest(ARRAY['explore', 'process', 'train']) r (role)
+WHERE s.run_id = {run_id};
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
 SELECT {run_id}, n, n, CASE WHEN n > {versions} - 2 THEN 'version-' || n END, 'hash'
 FROM generate_series(1, {versions}) n;
@@ -64,10 +65,11 @@ FROM member, unnest(ARRAY['clean', 'score']) p;
 INSERT INTO trinity.reward_event (run_id, rollout_id, source, name, value)
 SELECT {run_id}, rollout_id, 'score', 'exact_match', reward FROM member;
 INSERT INTO trinity.batch
-    (run_id, step, state, worker_id, policy_version, included_version, size, sampler, seed, query, snapshot,
-     committed_at)
+    (run_id, step, state, worker_id, setting_id, policy_version, included_version, size, sampler, seed, query,
+     snapshot, committed_at)
 SELECT {run_id}, n, CASE WHEN n > {committed} THEN 'leased' ELSE 'committed' END::trinity.batch_state,
-       (SELECT max(id) FROM trinity.worker), least(n - 1, {versions}), CASE WHEN n <= {versions} THEN n END,
+       (SELECT max(id) FROM trinity.worker), (SELECT max(id) FROM trinity.run_setting),
+       least(n - 1, {versions}), CASE WHEN n <= {versions} THEN n END,
        {batch_groups}, 'fifo', 0, '', '1:1:', CASE WHEN n <= {committed} THEN now() END
 FROM generate_series(1, {committed} + 1) n;
 INSERT INTO trinity.batch_item (batch_id, ordinal, experience_id, reward, advantage, staleness)

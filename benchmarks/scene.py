@@ -16,6 +16,7 @@ from trinity_db.imports.records import Task
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups, policies, runs, workers
 
+RUN = "benchmark"
 NUM_TASKS = 256
 UNLIMITED = groups.Pace(max_staleness=None, per_version=1)
 
@@ -36,7 +37,7 @@ class Scene:
             [Task({"prompt": f"task {number}", "answer": str(number)}) for number in range(NUM_TASKS)]
         )
         with database.transaction() as tx:
-            run = runs.open_run(tx, "benchmark", {"name": "benchmark"}, [], 0.0)
+            run = runs.open_run(tx, RUN, {"name": RUN}, [], 0.0)
             taskset_id = runs.find_taskset(tx, "tasks")
             policies.publish(tx, run.id, policies.PolicyVersion(0, 0, Path("version-0"), "hash"))
         database.close()
@@ -44,7 +45,7 @@ class Scene:
 
     def new_worker(self, database: Database, role: WorkerRole) -> int:
         with database.transaction() as tx:
-            return workers.register(tx, self.run_id, role)
+            return workers.register(tx, runs.find(tx, RUN), role)
 
     def claim(self, database: Database, worker_id: int, count: int) -> list[groups.ClaimedGroup]:
         """Groups of the usual size to explore."""

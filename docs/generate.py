@@ -21,9 +21,10 @@ from sqlalchemy.dialects import postgresql
 from typer.testing import CliRunner
 
 from trinity_db.cli import app
-from trinity_db.cli.configuration import MAY_CHANGE, RunConfig
+from trinity_db.cli.configuration import PER_PROCESS, RunConfig
 from trinity_db.schema.base import Base
 from trinity_db.schema.models import metadata
+from trinity_db.settings import Change, Kept, marked, sections_below
 from trinity_db.trainer import advantage_options, distillation_options, offline_options, options
 from trinity_db.trainer.algorithms.columns import COLUMNS
 from trinity_db.trainer.algorithms.parts import KINDS, readable
@@ -168,8 +169,29 @@ def _default(field: FieldInfo) -> str:
 
 
 def may_change() -> str:
-    """The keys that may differ when a run goes on."""
-    return "".join(f"- `{key}`\n" for key in MAY_CHANGE)
+    """Which keys may differ when a run goes on: always, with --change, and never, with the reason."""
+    return "\n".join(
+        [
+            "Each process has its own value of:\n",
+            *(f"- `{key}`" for key in PER_PROCESS),
+            "\nWith `--change`, for all steps and rows that follow:\n",
+            *(f"- `{key}`" for key in marked(RunConfig, Change.DATED)),
+            "\nNot at all, since rows that the run has written depend on them:\n",
+            *(
+                f"- `{key}`: {mark.because}{' (before the first step it may)' if mark.once_trained else ''}"
+                for key, mark in _kept(RunConfig, "")
+            ),
+        ]
+    )
+
+
+def _kept(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Kept]]:
+    for key, field in section.model_fields.items():
+        marks = [mark for mark in field.metadata if isinstance(mark, Kept)]
+        yield from ((f"{prefix}{key}", mark) for mark in marks)
+        if not marks:
+            for below in sections_below(section, key):
+                yield from _kept(below, f"{prefix}{key}.")
 
 
 # Commands

@@ -1,27 +1,29 @@
 """Settings of the explorer."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trinity_db.settings import Settings
+from trinity_db.settings import Change, Kept, Settings
 
 
 class ExplorerConfig(Settings):
     """How rollouts are produced."""
 
-    workflow: str = "single_turn"
+    workflow: Annotated[str, Kept("it says what a rollout of the run is")] = "single_turn"
     """How tasks are attempted: single_turn (one prompt, one response), or a workflow of your own as
     path/to/file.py:name."""
-    group_size: int = Field(8, ge=1)
+    group_size: Annotated[int, Change.DATED] = Field(8, ge=1)
     """Rollouts of one task that are compared with one another. remax adds one more, at temperature 0."""
-    batch_size: int = Field(32, ge=1)
+    batch_size: Annotated[int, Change.DATED] = Field(32, ge=1)
     """Rollout groups that one explorer attempts together. More use the hardware better; fewer end sooner."""
-    order: Literal["shuffle", "sequential"] = "shuffle"
+    order: Annotated[Literal["shuffle", "sequential"], Change.DATED] = "shuffle"
     """Tasks that were issued least come first. Among those: shuffled anew in each pass, or in the order of
     import."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: Annotated[float, Kept("the stored log-probabilities are at this temperature")] = Field(
+        1.0, gt=0
+    )
     """Sampling temperature. The trainer divides logits by it too, so that its log-probabilities compare
     with the sampled ones. For a greedy rollout in each group, use remax."""
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: Annotated[int, Change.DATED] = Field(256, ge=1)
     """Longest response in tokens."""

@@ -1,12 +1,12 @@
 """Settings of the processors."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trinity_db.config import ForwardConfig
-from trinity_db.settings import Settings
+from trinity_db.settings import Change, Kept, Settings
 
 
 class CleanConfig(Settings):
@@ -67,17 +67,21 @@ class TeacherConfig(ForwardConfig):
 class GroupConfig(Settings):
     """When a rollout group is ready."""
 
-    min_size: int = Field(2, ge=1)
+    min_size: Annotated[int, Change.DATED] = Field(2, ge=1)
     """Members that a group needs after cleaning and scoring. A smaller group is dropped."""
-    drop_equal_rewards: bool = False
+    drop_equal_rewards: Annotated[bool, Change.DATED] = False
     """Drop groups whose rewards are all equal, because all their advantages would be 0, and explore others in
     their place (DAPO's dynamic sampling). Whole rewards are compared, with every function's share. If no
     rewards differ any more, for example once every task is solved, the run explores on and never draws."""
-    solved_reward: float = Field(1.0, allow_inf_nan=False)
+    solved_reward: Annotated[float, Kept("the counts of task_stat are by it")] = Field(
+        1.0, allow_inf_nan=False
+    )
     """A rollout whose reward, the sum over its steps and functions, is at least this solved its task. What
     task_stat.solved counts, from which the difficulty in drop_view follows. Set it where a right answer earns
     something else than 1, as with a weight of 0.5 or beside a penalty."""
-    priority: Literal["even", "reward_std"] = "even"
+    priority: Annotated[Literal["even", "reward_std"], Kept("the priorities of stored groups follow it")] = (
+        "even"
+    )
     """The weight of a group in the prioritized sampler. even: 1 for all, unless you set it by SQL.
     reward_std: the standard deviation of its rewards, at least 0.01; it changes when they change."""
 
@@ -107,23 +111,23 @@ class ArchiveConfig(Settings):
 class ProcessorsConfig(Settings):
     """Which processors run, and how."""
 
-    clean: CleanConfig = CleanConfig()
+    clean: Annotated[CleanConfig, Change.DATED] = CleanConfig()
     """Drops unfit responses."""
-    score: ScoreConfig = ScoreConfig()
+    score: Annotated[ScoreConfig, Change.DATED] = ScoreConfig()
     """Computes rewards."""
-    teacher: TeacherConfig | None = None
+    teacher: Annotated[TeacherConfig | None, Kept("the stored scores are this teacher's")] = None
     """A teacher, whose log-probabilities are stored with each row before the row can be drawn. None: no
     teacher."""
     group: GroupConfig = GroupConfig()
     """Makes whole groups ready."""
-    pair: PairConfig | None = None
+    pair: Annotated[PairConfig | None, Kept("the stored pairs were derived by it")] = None
     """Derives preference pairs. None: no pairs."""
-    archive: ArchiveConfig | None = None
+    archive: Annotated[ArchiveConfig | None, Change.PER_PROCESS] = None
     """Moves payloads to Lance, at TRINITY_DB_LANCE_URI, which every role must reach. None: they stay in
     Postgres. May change during a run."""
-    claim_size: int = Field(256, ge=1)
+    claim_size: Annotated[int, Change.PER_PROCESS] = Field(256, ge=1)
     """Rows claimed at a time. A larger number means fewer round trips, and more work to repeat after a
     crash. May change during a run."""
-    max_attempts: int = Field(3, ge=1)
+    max_attempts: Annotated[int, Change.PER_PROCESS] = Field(3, ge=1)
     """A row that fails this often is dropped with its error, and the others go on. May change during a
     run."""

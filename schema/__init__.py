@@ -2,6 +2,7 @@
 
     taskset, task       import           what there is to attempt
     run                 command line     one training effort, or one imported data set
+    run_setting         command line     the configuration of a run, a row with each change
     worker              every role       who works on it; leases live as long as a worker's heartbeat
     policy_version      trainer          weights that explorers may use, and their checkpoint
     task_stat           explorer, processors   how a run fares with each task
@@ -30,4 +31,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0007"
+HEAD = "0008"

@@ -33,6 +33,7 @@ class Batch(Base):
         enum(BatchState, "batch_state"), server_default="leased", comment="leased, committed or reopened"
     )
     worker_id: Mapped[int] = mapped_column(ForeignKey("worker.id"), comment="The trainer that drew it")
+    setting_id: Mapped[int] = mapped_column(comment="The run_setting under which its step was made")
     policy_version: Mapped[int] = mapped_column(
         Integer, comment="Latest published policy version when the batch was drawn"
     )
@@ -74,6 +75,7 @@ class Batch(Base):
     )
 
     __table_args__ = (
+        ForeignKeyConstraint(["run_id", "setting_id"], ["run_setting.run_id", "run_setting.id"]),
         ForeignKeyConstraint(
             ["run_id", "policy_version"], ["policy_version.run_id", "policy_version.version"]
         ),

@@ -3,7 +3,19 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Boolean, CheckConstraint, Computed, Double, ForeignKey, Index, Integer, Text, text
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Computed,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    Text,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from trinity_db.schema.base import LOCAL, Base, Id, Now, enum
@@ -55,6 +67,34 @@ class Run(Base):
     )
 
 
+class RunSetting(Base):
+    """The configuration of a run from one moment on. The command line adds a row with each change.
+
+    The newest row has the configuration of the run; rows are never changed. Every worker and every batch
+    names the row under which it works or was drawn.
+    """
+
+    __tablename__ = "run_setting"
+
+    id: Mapped[Id] = mapped_column(comment="Number of the setting, never used again")
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
+    )
+    config: Mapped[dict[str, Any]] = mapped_column(comment="The resolved configuration")
+    created_at: Mapped[Now] = mapped_column(comment="Time from which on it holds")
+    created_by: Mapped[str | None] = mapped_column(
+        Text,
+        server_default=text("SESSION_USER"),
+        comment="Login that made the change; NULL where the run is older than such rows",
+    )
+    host: Mapped[str | None] = mapped_column(
+        Text, comment="Machine on which the change was made; NULL where the run is older than such rows"
+    )
+
+    # Workers and batches refer to both columns, so that none can name the setting of another run.
+    __table_args__ = (UniqueConstraint("run_id", "id"),)
+
+
 class Worker(Base):
     """One process in a role. Leases are alive while its heartbeat is. Written by every role."""
 
@@ -67,6 +107,9 @@ class Worker(Base):
     role: Mapped[WorkerRole] = mapped_column(
         enum(WorkerRole, "worker_role"), comment="explore, process or train"
     )
+    setting_id: Mapped[int] = mapped_column(
+        comment="The run_setting that it has read; settings do not change while a worker is alive"
+    )
     host: Mapped[str] = mapped_column(Text, comment="Name of its machine")
     pid: Mapped[int] = mapped_column(Integer, comment="Its process id on that machine")
     started_at: Mapped[Now] = mapped_column(comment="Time at which it started")
@@ -78,6 +121,7 @@ class Worker(Base):
     )
 
     __table_args__ = (
+        ForeignKeyConstraint(["run_id", "setting_id"], ["run_setting.run_id", "run_setting.id"]),
         Index("worker_running_idx", "run_id", postgresql_where=text("stopped_at IS NULL")),
         # A heartbeat rewrites the row: leave room for it on its own page.
         {"postgresql_with": {"fillfactor": "50"}},

@@ -5,6 +5,7 @@ DROP FUNCTION IF EXISTS trinity.unit(bigint);
 DROP FUNCTION IF EXISTS trinity.chance(bigint, bigint);
 DROP FUNCTION IF EXISTS trinity.lineage(integer, text);
 DROP VIEW IF EXISTS trinity.state_time_view;
+DROP VIEW IF EXISTS trinity.setting_view;
 DROP VIEW IF EXISTS trinity.awaited_reward_view;
 DROP VIEW IF EXISTS trinity.reward_change_view;
 DROP VIEW IF EXISTS trinity.lease_view;
@@ -111,6 +112,7 @@ SELECT b.id,
        i.staleness_min,
        i.staleness_mean,
        i.staleness_max,
+       b.setting_id,
        b.created_at,
        b.committed_at
 FROM trinity.batch b
@@ -139,6 +141,7 @@ COMMENT ON COLUMN trinity.batch_view.reward IS 'Mean of the rewards that were us
 COMMENT ON COLUMN trinity.batch_view.staleness_min IS 'Smallest staleness at the draw, in policy versions';
 COMMENT ON COLUMN trinity.batch_view.staleness_mean IS 'Mean staleness at the draw, in policy versions';
 COMMENT ON COLUMN trinity.batch_view.staleness_max IS 'Largest staleness at the draw, in policy versions';
+COMMENT ON COLUMN trinity.batch_view.setting_id IS 'The run_setting under which its step was made';
 COMMENT ON COLUMN trinity.batch_view.created_at IS 'Time of the draw';
 COMMENT ON COLUMN trinity.batch_view.committed_at IS 'Time at which the step was recorded; NULL before';
 
@@ -241,6 +244,50 @@ COMMENT ON COLUMN trinity.awaited_reward_view.group_id IS 'Its rollout group';
 COMMENT ON COLUMN trinity.awaited_reward_view.prompt IS 'Prompt as text';
 COMMENT ON COLUMN trinity.awaited_reward_view.response IS 'Response as text';
 COMMENT ON COLUMN trinity.awaited_reward_view.created_at IS 'Time at which it was written';
+
+-- What of a run's configuration was changed, a row for each key: from which step on, when, and by whom. NULL as the step:
+-- no batch has been drawn under it yet. What applied to a step as a whole is the run_setting that its batch names.
+CREATE VIEW trinity.setting_view AS
+WITH RECURSIVE leaf AS (
+    SELECT s.id, s.run_id, k.key, k.value FROM trinity.run_setting s CROSS JOIN LATERAL jsonb_each(s.config) k
+    UNION ALL
+    SELECT l.id, l.run_id, l.key || '.' || k.key, k.value
+    FROM leaf l
+    CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(l.value) = 'object' THEN l.value ELSE '{}' END) k
+),
+key AS (
+    SELECT id, run_id, key, value FROM leaf WHERE jsonb_typeof(value) <> 'object' OR value = '{}'
+),
+setting AS (
+    SELECT s.*, lag(s.id) OVER (PARTITION BY s.run_id ORDER BY s.id) AS before_id FROM trinity.run_setting s
+)
+SELECT r.name AS run,
+       s.id AS setting_id,
+       (SELECT min(b.step) FROM trinity.batch b WHERE b.setting_id = s.id AND b.run_id = s.run_id) AS since_step,
+       change.key,
+       change.before,
+       change.after,
+       s.created_at AS changed_at,
+       s.created_by AS changed_by,
+       s.host
+FROM setting s
+JOIN trinity.run r ON r.id = s.run_id
+CROSS JOIN LATERAL (
+    SELECT coalesce(a.key, b.key) AS key, b.value AS before, a.value AS after
+    FROM (SELECT k.key, k.value FROM key k WHERE k.id = s.id) a
+    FULL JOIN (SELECT k.key, k.value FROM key k WHERE k.id = s.before_id) b ON b.key = a.key
+    WHERE a.value IS DISTINCT FROM b.value
+) change
+WHERE s.before_id IS NOT NULL;
+COMMENT ON COLUMN trinity.setting_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.setting_view.setting_id IS 'The run_setting that made the change';
+COMMENT ON COLUMN trinity.setting_view.since_step IS 'First step drawn under it; NULL before there is one';
+COMMENT ON COLUMN trinity.setting_view.key IS 'The key, by its path';
+COMMENT ON COLUMN trinity.setting_view.before IS 'Its value before';
+COMMENT ON COLUMN trinity.setting_view.after IS 'Its value from then on';
+COMMENT ON COLUMN trinity.setting_view.changed_at IS 'Time of the change';
+COMMENT ON COLUMN trinity.setting_view.changed_by IS 'Login that made it';
+COMMENT ON COLUMN trinity.setting_view.host IS 'Machine on which it was made';
 
 -- Who holds what now: every worker that said no goodbye, or still holds something. A worker is alive while it gave a
 -- sign within its lease of 30 s. Rows are experiences and preferences.

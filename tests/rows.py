@@ -61,7 +61,7 @@ class Scene:
         with database.transaction() as tx:
             run = runs.open_run(tx, name, config, data, holdout)
             selection = groups.Selection(runs.find_taskset(tx, "tasks"), shuffle=False, seed=0)
-            roles = [workers.register(tx, run.id, role) for role in WorkerRole]
+            roles = [workers.register(tx, run, role) for role in WorkerRole]
         scene = cls(database, run, selection, *roles)
         scene.publish(0, step=0)
         return scene
@@ -70,7 +70,7 @@ class Scene:
         """The same tasks with another run, which has workers and no policy version yet."""
         with self.database.transaction() as tx:
             run = runs.open_run(tx, name, dict(config or {}), data, holdout=0.0)
-            explorer, processor, trainer = (workers.register(tx, run.id, role) for role in WorkerRole)
+            explorer, processor, trainer = (workers.register(tx, run, role) for role in WorkerRole)
         return replace(self, run=run, explorer=explorer, processor=processor, trainer=trainer)
 
     def record(self, step: int, values: Mapping[str, float], role: WorkerRole = WorkerRole.TRAIN) -> None:
@@ -80,7 +80,7 @@ class Scene:
 
     def new_worker(self, role: WorkerRole) -> int:
         with self.database.transaction() as tx:
-            return workers.register(tx, self.run.id, role)
+            return workers.register(tx, self.run, role)
 
     def lose(self, worker_id: int) -> workers.Released:
         """The worker ends, and what it held is given back."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from trinity_db.config import ForwardConfig
-from trinity_db.settings import Settings
+from trinity_db.settings import Change, Kept, Settings
 from trinity_db.trainer.recipes import (
     LabelsConfig,
     MixConfig,
@@ -135,48 +135,52 @@ ReferenceConfig = Annotated[
 class TrainerConfig(ForwardConfig):
     """How the policy is improved, and when a new version is published."""
 
-    steps: int | None = Field(None, ge=1)
+    steps: Annotated[int | None, Change.DATED] = Field(None, ge=1)
     """Optimizer steps after which an online run ends."""
-    epochs: int = Field(1, ge=1)
+    epochs: Annotated[int, Change.DATED] = Field(1, ge=1)
     """How often an offline run uses each row."""
-    batch_size: int = Field(32, ge=1)
+    batch_size: Annotated[int, Change.DATED] = Field(32, ge=1)
     """Size of a step: rollout groups in an online run, rows (sft) or pairs (dpo) in an offline run."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, Change.PER_PROCESS] = False
     """Compute each layer's inner values again in the backward pass: less memory, about a third more time. May
     change during a run."""
-    lora: LoraConfig | None = None
+    lora: Annotated[
+        LoraConfig | None, Kept("checkpoints hold its matrices and their optimizer", once_trained=True)
+    ] = None
     """Train an adapter instead of the whole model. `lora: {}` takes the defaults. None: the whole model."""
-    reference: ReferenceConfig = StartReference()
+    reference: Annotated[
+        ReferenceConfig, Kept("the steps so far were compared with it", once_trained=True)
+    ] = StartReference()
     """The model that algorithms with a reference compare the policy with: start, synchronised, or precomputed
     (offline runs only), by name or with options. With lora, start is the model without the adapter, and no
     second model is in memory."""
-    sharding: Literal["none", "full"] = "none"
+    sharding: Annotated[Literal["none", "full"], Change.PER_PROCESS] = "none"
     """How several processes, started by torchrun, share the model. none: each has a copy (as DDP). full:
     each has a part of weights, gradients and optimizer (FSDP2). Results and checkpoints do not depend on
     it. May change during a run."""
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: Annotated[float, Change.DATED] = Field(1e-5, gt=0)
     """Peak learning rate of AdamW."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: Annotated[float, Change.DATED] = Field(0.0, ge=0)
     """AdamW's decoupled weight decay."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: Annotated[float, Change.DATED] = Field(1.0, gt=0)
     """A gradient with a larger norm is scaled down to this norm."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: Annotated[int, Change.DATED] = Field(0, ge=0)
     """Steps over which the learning rate rises from zero."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Annotated[Literal["constant", "linear", "cosine"], Change.DATED] = "constant"
     """The learning rate after the warm-up; linear and cosine fall to zero at the last step."""
-    publish_every: int | None = Field(None, ge=1)
+    publish_every: Annotated[int | None, Change.DATED] = Field(None, ge=1)
     """Steps between published policy versions, each with a checkpoint. The last step always publishes. None:
     every step in an online run, every 100 steps in an offline run."""
-    keep_checkpoints: int = Field(3, ge=2)
+    keep_checkpoints: Annotated[int, Change.PER_PROCESS] = Field(3, ge=2)
     """Number of latest checkpoints kept on disk. At least two, because an explorer may still read the one
     before. May change during a run."""
-    max_length: int | None = Field(None, ge=2)
+    max_length: Annotated[int | None, Kept("imported rows have their tokens by it")] = Field(None, ge=2)
     """Longest imported sequence in tokens, prompt and response together. Longer ones are cut at the end.
     None: the model's context."""
-    eval_every: int | None = Field(None, ge=1)
+    eval_every: Annotated[int | None, Change.DATED] = Field(None, ge=1)
     """Steps between evaluations on held-out rows (offline runs). None: only before the first step and at the
     end."""
-    checkpoints: Path | None = None
+    checkpoints: Annotated[Path | None, Change.PER_PROCESS] = None
     """Folder for checkpoints; the run makes a folder of its name there. May change during a run, and then
     holds for later checkpoints. None: `checkpoints` in TRINITY_DB_HOME."""
 

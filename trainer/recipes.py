@@ -4,11 +4,11 @@ A composition says what kinds of parts there are and how batches are drawn; a re
 parts chosen. In the configuration any part of a recipe can be replaced and any option changed.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trinity_db.settings import Settings
+from trinity_db.settings import Change, Settings
 from trinity_db.trainer import advantage_options as advantages
 from trinity_db.trainer import distillation_options as distillation
 from trinity_db.trainer import offline_options as offline
@@ -47,7 +47,7 @@ class PolicyGradientConfig(Settings):
     draw records the reward. None: all tokens of a response have the advantage of the draw."""
     whiten: bool = False
     """Normalise the advantages over all tokens of a step: mean 0, variance 1."""
-    entropy_coefficient: float = Field(0.0, ge=0)
+    entropy_coefficient: Annotated[float, Change.DATED] = Field(0.0, ge=0)
     """Bonus for the policy's entropy, in units of the loss per nat and token."""
     aggregation: Aggregation = part.TokenMean()
     """How the losses of tokens become one number."""
@@ -96,13 +96,13 @@ class MixConfig(PolicyGradientConfig):
     under `data`, in passes without end."""
     expert_loss: SupervisedLoss = offline.Nll()
     """The loss of a token of an imported row."""
-    mu: float = Field(0.1, ge=0, le=1)
+    mu: Annotated[float, Change.DATED] = Field(0.1, ge=0, le=1)
     """Share of the imported rows in the loss. The rollout groups have the rest."""
-    mu_warmup_steps: int = Field(0, ge=0)
+    mu_warmup_steps: Annotated[int, Change.DATED] = Field(0, ge=0)
     """Steps over which mu rises from zero."""
-    mu_valley: float | None = Field(None, ge=0, le=1)
+    mu_valley: Annotated[float | None, Change.DATED] = Field(None, ge=0, le=1)
     """After the warm-up mu falls to this along half a cosine. None: mu stays."""
-    mu_decay_steps: int = Field(0, ge=0)
+    mu_decay_steps: Annotated[int, Change.DATED] = Field(0, ge=0)
     """Steps over which mu falls."""
 
     @model_validator(mode="after")
@@ -145,10 +145,10 @@ class LabelsConfig(Settings):
     """The recipe that these settings started from."""
     loss: LabelLoss = offline.Kto()
     """The loss of a response."""
-    desirable_weight: float = Field(1.0, gt=0)
+    desirable_weight: Annotated[float, Change.DATED] = Field(1.0, gt=0)
     """Weight of good responses. KTO's authors keep desirable_weight * good rows between 1 and 4/3 of
     undesirable_weight * bad rows."""
-    undesirable_weight: float = Field(1.0, gt=0)
+    undesirable_weight: Annotated[float, Change.DATED] = Field(1.0, gt=0)
     """Weight of bad responses."""
 
     @property

@@ -6,7 +6,6 @@ processor. A run has one trainer.
 """
 
 import logging
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -149,7 +148,7 @@ class Trainer(Service):
         if setup.trainer.reference.name == "precomputed":
             self._said_by.append("reference")
             score_adopted(begin, setup.trainer, should_stop=lambda: self.stopping)
-        self._total_steps = self._count_steps()
+        self._total_steps = self._count_steps(policy.step)
         learner = together.Start(
             setup.trainer,
             setup.algorithm,
@@ -333,7 +332,7 @@ class Trainer(Service):
         self._evaluated_step = step
         return True
 
-    def _count_steps(self) -> int:
+    def _count_steps(self, done: int) -> int:
         """All steps of the run: online its end, offline what the learning rate's schedule is laid out for."""
         setup = self._setup
         if setup.is_online:
@@ -341,7 +340,9 @@ class Trainer(Service):
             if setup.expert_rows:
                 self._check_experts(setup.expert_rows)
             return setup.trainer.steps
-        pairs = setup.algorithm.draws == "pairs"
+        pairs, epochs = setup.algorithm.draws == "pairs", setup.trainer.epochs
+        if moved := offline.fit_to_epochs(self.database, self.run.id, pairs, epochs):
+            logger.info("%d rows have another number of uses left, as trainer.epochs was changed", moved)
         with self.database.transaction() as tx:
             available = offline.count_trainable(tx, self.run.id, pairs)
             unlabelled = offline.count_unlabelled(tx, self.run.id)
@@ -352,11 +353,11 @@ class Trainer(Service):
             raise TrinityError(
                 f"Run '{self.run.name}' has no {what}; import some and name them under data:, or {other}"
             )
-        return math.ceil(available / setup.trainer.batch_size) * setup.trainer.epochs
+        return done + offline.steps_left(available, setup.trainer.batch_size, epochs)
 
     def _check_experts(self, wanted: int) -> None:
         with self.database.transaction() as tx:
-            available = offline.count_trainable(tx, self.run.id, pairs=False)
+            available = sum(offline.count_trainable(tx, self.run.id, pairs=False).values())
         if available < wanted:
             raise offline.too_few(available, wanted)
 

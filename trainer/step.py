@@ -158,6 +158,8 @@ class Learner:
         self.steps_done = state["steps_done"]
         self.num_tokens = state.get("num_tokens", 0)  # checkpoints of 0.1 have none
         self.optimizer.load_state_dict(scattered(state["optimizer"], self.policy.parameters()))
+        for group in self.optimizer.param_groups:  # the settings of today, not those of the checkpoint
+            group["weight_decay"] = self.config.weight_decay
         self.algorithm.load_state_dict(state.get("algorithm", {}))  # checkpoints of 0.1 have none
         torch.set_rng_state(state["rng"])
         if torch.cuda.is_available() and state["cuda_rng"]:

@@ -1,11 +1,11 @@
 """Settings that several roles share: the starting model, and how rows go through a model."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trinity_db.settings import Settings
+from trinity_db.settings import Change, Kept, Settings
 
 
 class ScratchConfig(Settings):
@@ -73,11 +73,13 @@ class ModelConfig(Settings):
 class ForwardConfig(Settings):
     """How rows go through a model: how many at a time, and in which numbers."""
 
-    micro_batch_size: int = Field(32, ge=1)
+    micro_batch_size: Annotated[int, Change.PER_PROCESS] = Field(32, ge=1)
     """Sequences in one forward pass; a pair counts as two. Limits memory, and results do not depend on
     it. May change during a run, for example after out of memory."""
-    micro_batch_tokens: int = Field(4096, ge=1)
+    micro_batch_tokens: Annotated[int, Change.PER_PROCESS] = Field(4096, ge=1)
     """Tokens in one forward pass, prompts included. A longer sequence goes alone. Limits memory, and
     results do not depend on it. May change during a run."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], Kept("stored scores of rows were computed in it")] = (
+        "float32"
+    )
     """What forward and backward pass compute in; weights, optimizer and losses stay in float32."""

@@ -134,7 +134,7 @@ class Service:
 
     def _register(self) -> int:
         with self.database.transaction() as tx:
-            worker_id = workers.register(tx, self.run.id, self.role)
+            worker_id = workers.register(tx, self.run, self.role)
             if self.exclusive:
                 workers.replace_others(tx, worker_id)
             self.database.session_name = workers.sign(tx, worker_id)

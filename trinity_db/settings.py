@@ -6,7 +6,9 @@ those stand in the `config.py` beside each role.
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -26,6 +28,55 @@ class Settings(BaseModel):
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class Change(Enum):
+    """Stands beside a key, as Annotated[float, Change.DATED]: a run may go on with another value of it."""
+
+    PER_PROCESS = auto()
+    """It changes nothing of what the run is. Each process has its own, and it is not stored with the run."""
+    DATED = auto()
+    """By --change, for all that follows. Each change is a row of run_setting, which later batches name."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Stands beside a key that a run keeps, since rows that it has written mean something by it."""
+
+    because: str
+    """What of the run would be wrong, as the end of a sentence."""
+    once_trained: bool = False
+    """Only steps depend on it: before the first is committed it may be changed."""
+
+
+def rule(model: type[BaseModel], key: str) -> Change | Kept:
+    """Whether a key may change: what stands beside it, or beside the nearest section that it is in."""
+    found: Change | Kept | None = None
+    sections = [model]
+    for part in key.split("."):
+        holding = [section for section in sections if part in section.model_fields]
+        for section in holding:
+            found = _marked(section, part) or found
+        sections = [below for section in holding for below in sections_below(section, part)]
+    assert found is not None, f"nothing says whether {key} may change"
+    return found
+
+
+def marked(model: type[BaseModel], mark: Change) -> Iterator[str]:
+    """The keys beside which a mark stands."""
+    for name in model.model_fields:
+        if (found := _marked(model, name)) is not None:
+            if found is mark:
+                yield name
+            continue
+        for section in sections_below(model, name):
+            for below in marked(section, mark):
+                yield f"{name}.{below}"
+
+
+def _marked(section: type[BaseModel], name: str) -> Change | Kept | None:
+    marks = [mark for mark in section.model_fields[name].metadata if isinstance(mark, Change | Kept)]
+    return marks[0] if marks else None
 
 
 def home() -> Path:

@@ -37,10 +37,30 @@ RETURNING e.id, e.version_min
 
 -- name: count_rows
 -- With or without tokens: those that get none are dropped. By the rule of experience.place.
-SELECT count(*) AS rows
+SELECT e.use_count AS uses, count(*) AS rows
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.seed IS NOT NULL
   AND (e.reward > 0 OR (e.reward IS NOT NULL) = e.draws_labels)
+GROUP BY e.use_count
+
+-- name: fit_rows_to_epochs
+-- Some adopted rows of an offline run whose epochs were changed: those that have uses left again are ready, those that
+-- have none left any more are trained. For the run's trainer, at its start; no row where nothing is left to do.
+UPDATE trinity.experience e
+SET state = CASE WHEN e.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
+WHERE e.id IN (SELECT f.id FROM trinity.experience f
+               WHERE f.run_id = %(run_id)s AND f.seed IS NOT NULL
+                 AND f.state = CASE WHEN f.use_count < %(epochs)s THEN 'trained' ELSE 'ready' END::trinity.experience_state
+               LIMIT %(limit)s)
+
+-- name: fit_pairs_to_epochs
+-- The same for pairs.
+UPDATE trinity.preference p
+SET state = CASE WHEN p.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
+WHERE p.id IN (SELECT f.id FROM trinity.preference f
+               WHERE f.run_id = %(run_id)s AND NOT f.held_out
+                 AND f.state = CASE WHEN f.use_count < %(epochs)s THEN 'trained' ELSE 'ready' END::trinity.experience_state
+               LIMIT %(limit)s)
 
 -- name: count_unlabelled
 -- Rows that a run which learns from labels cannot learn from, for want of a reward.
@@ -49,12 +69,13 @@ FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL
 
 -- name: count_pairs
-SELECT count(*) AS rows
+SELECT p.use_count AS uses, count(*) AS rows
 FROM trinity.preference p
 JOIN trinity.experience chosen ON chosen.id = p.chosen_id
 JOIN trinity.experience rejected ON rejected.id = p.rejected_id
 WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND NOT p.held_out
   AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
+GROUP BY p.use_count
 
 -- name: held_out_rows
 -- By the rules of those that are drawn.
@@ -84,20 +105,23 @@ JOIN trinity.experience e ON e.id = side.id
 ORDER BY pair.id, side.place
 
 -- name: insert_batch
--- A batch with what the trainer will see, in order, and the numbers it will use. Nothing where the step has a batch
--- already: a run has one trainer. Its floor is the lowest group that is live now, found from the floor before. Groups of
--- a run are started one transaction after the other, so none comes to be below it later; and only reopening brings
--- groups back to life: those that this batch or a later one took, which were live when this one was drawn.
+-- A batch with what the trainer will see, in order, the numbers it will use, and its worker's setting. Nothing where
+-- the step has a batch already: a run has one trainer. Its floor is the lowest group that is live now, found from the
+-- floor before. Groups of a run are started one transaction after the other, so none comes to be below it later; and
+-- only reopening brings groups back to life: those that this batch or a later one took, which were live when this one
+-- was drawn.
 WITH before AS MATERIALIZED (
     SELECT coalesce((SELECT b.floor FROM trinity.batch b
                      WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0) AS floor
 ),
 batch AS (
     INSERT INTO trinity.batch
-        (run_id, step, worker_id, policy_version, max_staleness, size, epoch, sampler, seed, query, snapshot,
-         parameters, floor)
-    SELECT %(run_id)s, %(step)s, %(worker_id)s, %(version)s, %(max_staleness)s, %(size)s, %(epoch)s, %(sampler)s,
-           %(seed)s, %(query)s, %(snapshot)s, %(parameters)s::jsonb,
+        (run_id, step, worker_id, setting_id, policy_version, max_staleness, size, epoch, sampler, seed, query,
+         snapshot, parameters, floor)
+    SELECT %(run_id)s, %(step)s, %(worker_id)s,
+           (SELECT w.setting_id FROM trinity.worker w WHERE w.id = %(worker_id)s),
+           %(version)s, %(max_staleness)s, %(size)s, %(epoch)s, %(sampler)s, %(seed)s, %(query)s, %(snapshot)s,
+           %(parameters)s::jsonb,
            least((SELECT min(g.id) FROM trinity.rollout_group g
                   WHERE g.run_id = %(run_id)s AND g.state = 'open' AND g.id >= before.floor),
                  (SELECT min(g.id) FROM trinity.rollout_group g

@@ -197,7 +197,7 @@ ORDER BY p.place, p.id, side.place
 -- name: recorded_draw
 -- A batch with its run, and the checkpoint from which its step began, or went on by the steps between.
 SELECT b.id AS batch, r.name AS run, b.step, b.state, b.policy_version, p.checkpoint, p.step AS checkpoint_step,
-       b.epoch, b.sampler, b.seed, b.parameters, b.snapshot, i.rows, i.has_pairs
+       b.epoch, b.setting_id AS setting, b.sampler, b.seed, b.parameters, b.snapshot, i.rows, i.has_pairs
 FROM trinity.batch b
 JOIN trinity.run r ON r.id = b.run_id
 JOIN trinity.policy_version p ON p.run_id = b.run_id AND p.version = b.policy_version
@@ -213,8 +213,8 @@ ORDER BY i.ordinal
 
 -- name: list_batches
 -- The newest batches of a run, newest first; of each the loss that was recorded when it was committed.
-SELECT b.id, b.step, b.state, b.sampler, b.policy_version, b.included_version, i.rows, i.reward_mean, i.staleness_mean,
-       i.staleness_max, m.value AS loss, b.created_at, b.committed_at
+SELECT b.id, b.step, b.state, b.setting_id, b.sampler, b.policy_version, b.included_version, i.rows, i.reward_mean,
+       i.staleness_mean, i.staleness_max, m.value AS loss, b.created_at, b.committed_at
 FROM (SELECT * FROM trinity.batch x WHERE x.run_id = %(run_id)s ORDER BY x.id DESC LIMIT %(limit)s) b
 CROSS JOIN LATERAL (
     SELECT count(*) AS rows, avg(item.reward) AS reward_mean, avg(item.staleness)::double precision AS staleness_mean,

@@ -1,16 +1,68 @@
 -- name: create_run
--- Create a run; nothing when the name is taken.
-INSERT INTO trinity.run (name, kind, config) VALUES (%(name)s, %(kind)s, %(config)s)
-ON CONFLICT (name) DO NOTHING
+-- Create a run, and the first of its settings; nothing when the name is taken. Data sets have no settings.
+WITH made AS (
+    INSERT INTO trinity.run (name, kind, config) VALUES (%(name)s, %(kind)s, %(config)s)
+    ON CONFLICT (name) DO NOTHING
+    RETURNING id, kind, config
+)
+INSERT INTO trinity.run_setting (run_id, config, host)
+SELECT made.id, made.config, %(host)s FROM made WHERE made.kind = 'train'
 
 -- name: find_run
-SELECT id, name, kind, state, config, seed, created_at, finished_at FROM trinity.run WHERE name = %(name)s
+-- With the newest of its settings, whose configuration is that of the run.
+SELECT r.id, r.name, r.kind, r.state, r.config, r.seed, r.created_at, r.finished_at,
+       (SELECT max(s.id) FROM trinity.run_setting s WHERE s.run_id = r.id) AS setting_id
+FROM trinity.run r
+WHERE r.name = %(name)s
 
 -- name: list_run_names
 SELECT name FROM trinity.run ORDER BY id
 
 -- name: run_state
 SELECT state FROM trinity.run WHERE id = %(run_id)s
+
+-- name: hold_setting
+-- Lock a setting: a worker that enters itself under it now waits, and then sees that there is a newer one. Whether it
+-- is the newest is asked after it is locked, by newest_setting.
+SELECT s.id FROM trinity.run_setting s WHERE s.id = %(setting_id)s FOR UPDATE
+
+-- name: use_of_run
+-- How far a run has come. It has rows when a rollout of it ended well, somebody judged one of its rows, or another run
+-- started from it; it is trained when a step was ever committed, also one that was reopened.
+SELECT EXISTS (SELECT FROM trinity.rollout_group g
+               JOIN trinity.rollout m ON m.group_id = g.id AND m.state = 'finished'
+               WHERE g.run_id = %(run_id)s)
+       OR EXISTS (SELECT FROM trinity.reward_event v WHERE v.run_id = %(run_id)s)
+       OR EXISTS (SELECT FROM trinity.run r JOIN trinity.run o ON o.config #>> '{model,run}' = r.name
+                  WHERE r.id = %(run_id)s) AS has_rows,
+       EXISTS (SELECT FROM trinity.batch b WHERE b.run_id = %(run_id)s AND b.committed_at IS NOT NULL) AS is_trained
+
+-- name: failed_attempts
+-- How many attempts a run has; asked of runs of which none ended well.
+SELECT count(*) AS failed
+FROM trinity.rollout_group g JOIN trinity.rollout m ON m.group_id = g.id
+WHERE g.run_id = %(run_id)s
+
+-- name: change_setting
+-- Put another configuration in the place of the run's, as a dated row. A run that shall do more or fewer steps is active
+-- again: its trainer says when it is finished.
+WITH given AS (
+    SELECT g.config,
+           (r.config #> '{trainer,steps}', r.config #> '{trainer,epochs}')
+           IS DISTINCT FROM (g.config #> '{trainer,steps}', g.config #> '{trainer,epochs}') AS has_another_end
+    FROM trinity.run r CROSS JOIN (SELECT %(config)s::jsonb AS config) g
+    WHERE r.id = %(run_id)s
+),
+changed AS (
+    UPDATE trinity.run r
+    SET config = given.config,
+        state = CASE WHEN given.has_another_end THEN 'active' ELSE r.state END,
+        finished_at = CASE WHEN NOT given.has_another_end THEN r.finished_at END
+    FROM given
+    WHERE r.id = %(run_id)s
+    RETURNING r.id, r.config
+)
+INSERT INTO trinity.run_setting (run_id, config, host) SELECT changed.id, changed.config, %(host)s FROM changed
 
 -- name: finish_run
 -- The configured work is done: explorers and processors end. Harmless when repeated.

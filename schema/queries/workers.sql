@@ -1,5 +1,12 @@
 -- name: register_worker
-INSERT INTO trinity.worker (run_id, role, host, pid) VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s) RETURNING id
+-- The reference to the setting waits for a change that is under way, and makes a later one wait.
+INSERT INTO trinity.worker (run_id, role, setting_id, host, pid)
+VALUES (%(run_id)s, %(role)s, %(setting_id)s, %(host)s, %(pid)s)
+RETURNING id
+
+-- name: newest_setting
+-- Asked after register_worker, so that a worker never serves under a setting that was replaced.
+SELECT max(s.id) AS id FROM trinity.run_setting s WHERE s.run_id = %(run_id)s
 
 -- name: heartbeat
 -- One small update keeps every lease of the worker alive. Nothing where it was taken for gone: it must not go on.
@@ -13,8 +20,8 @@ SELECT id FROM trinity.worker WHERE id = %(worker_id)s AND stopped_at IS NULL FO
 UPDATE trinity.worker SET stopped_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
 
 -- name: running_workers
--- Workers that did not say goodbye.
-SELECT id, host, pid
+-- Workers that did not say goodbye, and whether they gave a sign of life within their lease.
+SELECT id, role, host, pid, heartbeat_at >= clock_timestamp() - make_interval(secs => %(lease_seconds)s) AS is_alive
 FROM trinity.worker
 WHERE run_id = %(run_id)s AND stopped_at IS NULL
 ORDER BY id

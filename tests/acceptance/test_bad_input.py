@@ -42,6 +42,13 @@ def rewarded(function: str, **options: Any) -> dict[str, Any]:
     return GRPO | {"processors": {"score": {"functions": [{"function": function, "options": options}]}}}
 
 
+ROLLOUT = """
+INSERT INTO trinity.rollout_group (run_id, task_id, expected, arrived)
+SELECT r.id, min(t.id), 4, 1 FROM trinity.run r, trinity.task t WHERE r.name = 'taken' GROUP BY r.id;
+INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, state)
+SELECT run_id, id, 0, 1, 'finished' FROM trinity.rollout_group
+"""
+
 CASES = {
     "unknown key": Case(
         "unknown key 'trainer.learning_rte'; did you mean 'learning_rate'?",
@@ -76,8 +83,8 @@ CASES = {
     "no pairs": Case("has no preferences", SFT | {"name": "no-pairs", "algorithm": "dpo"}, (), "train"),
     "name of a data set": Case("'answers' is the name of an imported data set", SFT | {"name": "answers"}),
     "name in use": Case(
-        "The run name 'taken' is in use with another configuration (trainer.steps was 3, is 4)",
-        GRPO | {"name": "taken", "trainer": {"steps": 4}},
+        "The run name 'taken' is in use with another configuration (seed was 0, is 1). seed may not change: ",
+        GRPO | {"name": "taken", "seed": 1},
     ),
     "exploring offline": Case("nothing to explore", SFT, (), "explore"),
     "unknown workflow": Case(
@@ -121,6 +128,7 @@ def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) 
         (store.folder / "broken.py").write_text("1 / 0")
         taken = store.config("taken", **GRPO)
         assert store.run("process", taken, "--drain").code == 0
+        execute(store.url, ROLLOUT)  # without one, the name would be free for another configuration
         yield store
 
 

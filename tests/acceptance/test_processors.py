@@ -63,7 +63,7 @@ def explore(store: Store, *rewards: float) -> None:
         with database.transaction() as tx:
             run = runs.find(tx, "run")
             selection = groups.Selection(runs.find_taskset(tx, "tasks"), shuffle=False, seed=0)
-            scene = Scene(database, run, selection, *(workers.register(tx, run.id, of) for of in WorkerRole))
+            scene = Scene(database, run, selection, *(workers.register(tx, run, of) for of in WorkerRole))
         scene.explore(1, rewards=rewards)
 
 

@@ -72,9 +72,7 @@ def trained(store: Store, num_groups: int) -> Path:
         with database.transaction() as tx:
             run = runs.find(tx, "run")
             selection = groups.Selection(runs.find_taskset(tx, "tasks"), shuffle=False, seed=0)
-            scene = Scene(
-                database, run, selection, *(workers.register(tx, run.id, role) for role in WorkerRole)
-            )
+            scene = Scene(database, run, selection, *(workers.register(tx, run, role) for role in WorkerRole))
         scene.publish(0, step=0)
         for _ in range(0, num_groups, 16):  # one of each task at most at a time
             scene.make_ready(16)

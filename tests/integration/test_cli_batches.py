@@ -136,7 +136,7 @@ def test_batches_lists_the_newest_first_with_their_numbers(url: str, output: Say
 
 def test_batches_shows_a_table_of_as_many_as_are_asked_for(url: str, output: Say) -> None:
     header, _, newest, second = output(url, "batches", "first", "--last", "2").splitlines()
-    names = "id step state sampler version included rows reward staleness max loss drawn committed"
+    names = "id step state setting sampler version included rows reward staleness max loss drawn committed"
     assert header.split() == names.split()
     assert newest.split()[:8] == ["3", "2", "leased", "fifo", "1", "2", "0.500", "1.000"]
     assert second.split()[:6] == ["2", "1", "committed", "fifo", "0", "1"]
@@ -197,6 +197,7 @@ def test_the_summary_says_which_weights_the_step_began_with(url: str, output: Sa
         "checkpoint": "version-1",
         "checkpoint_step": 1,
         "epoch": 0,
+        "setting": 1,
         "sampler": "fifo",
         "parameters": {"max_uses": 1},
         "seed": 0,

@@ -53,7 +53,7 @@ def trainer(
     )
     one = Trainer(scene.database, run, setup)
     with scene.database.transaction() as tx:
-        one.worker_id = workers.register(tx, run.id, WorkerRole.TRAIN)
+        one.worker_id = workers.register(tx, run, WorkerRole.TRAIN)
     return one
 
 
@@ -79,8 +79,8 @@ def test_a_batch_of_imported_rows_has_no_rollouts(scene: Scene) -> None:
 def test_a_step_on_rollout_groups_has_their_measures(scene: Scene, tmp_path: Path) -> None:
     with scene.database.transaction() as tx:
         run = runs.open_run(tx, "live", {}, [], holdout=0.0)
-        explorer = workers.register(tx, run.id, WorkerRole.EXPLORE)
-        processor = workers.register(tx, run.id, WorkerRole.PROCESS)
+        explorer = workers.register(tx, run, WorkerRole.EXPLORE)
+        processor = workers.register(tx, run, WorkerRole.PROCESS)
     one = trainer(scene, run, recipe("grpo"), tmp_path, steps=2)
     one.start()
     live = replace(scene, run=run, explorer=explorer, processor=processor, trainer=one.worker_id)

@@ -49,7 +49,7 @@ class Bench:
         )
         trainer = Trainer(self.scene.database, self.scene.run, setup)
         with self.scene.database.transaction() as tx:
-            trainer.worker_id = workers.register(tx, self.scene.run.id, WorkerRole.TRAIN)
+            trainer.worker_id = workers.register(tx, self.scene.run, WorkerRole.TRAIN)
             workers.replace_others(tx, trainer.worker_id)
         trainer.start()
         return trainer

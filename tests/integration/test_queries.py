@@ -45,8 +45,9 @@ def busy_store(server: str, template: str) -> Iterator[psycopg.Connection[DictRo
 # 2,500 groups of eight; the last few are on their way, in the states of their groups.
 BUSY_STORE = """
 INSERT INTO trinity.run (name, kind, config) SELECT 'run ' || n, 'train', '{}' FROM generate_series(1, 2) n;
-INSERT INTO trinity.worker (run_id, role, host, pid)
-SELECT r.id, 'process', 'host', n FROM trinity.run r, generate_series(1, 20) n;
+INSERT INTO trinity.run_setting (run_id, config) SELECT id, config FROM trinity.run;
+INSERT INTO trinity.worker (run_id, role, setting_id, host, pid)
+SELECT s.run_id, 'process', s.id, 'host', n FROM trinity.run_setting s, generate_series(1, 20) n;
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash)
 SELECT id, 0, 0, '' FROM trinity.run;
 INSERT INTO trinity.taskset (name) VALUES ('tasks');
@@ -80,9 +81,9 @@ SELECT run_id, id, 'score', 'score', 1 FROM trinity.rollout;
 INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, state)
 SELECT e.run_id, e.id, e.id + 1, 'pair', CASE WHEN e.state = 'ready' THEN e.state ELSE 'trained' END
 FROM trinity.experience e WHERE e.id % 8 = 1 AND e.state IN ('ready', 'trained');
-INSERT INTO trinity.batch (run_id, step, worker_id, policy_version, size, sampler, seed, query)
-SELECT r.id, n, (SELECT min(id) FROM trinity.worker), 0, 20, 'fifo', 0, ''
-FROM trinity.run r, generate_series(1, 60) n;
+INSERT INTO trinity.batch (run_id, step, worker_id, setting_id, policy_version, size, sampler, seed, query)
+SELECT s.run_id, n, (SELECT min(id) FROM trinity.worker), s.id, 0, 20, 'fifo', 0, ''
+FROM trinity.run_setting s, generate_series(1, 60) n;
 INSERT INTO trinity.batch_item (batch_id, ordinal, experience_id)
 SELECT b.id, row_number() OVER (PARTITION BY b.id), e.id
 FROM trinity.experience e JOIN trinity.batch b ON b.id = (SELECT min(id) FROM trinity.batch) + e.id % 120;

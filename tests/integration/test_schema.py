@@ -16,10 +16,11 @@ from trinity_db.schema import models, states
 # One row of each kind, and a second one where two are needed to break a rule.
 ROWS = """
 INSERT INTO trinity.run (id, name, kind, config) VALUES (1, 'one', 'train', '{}'), (2, 'two', 'train', '{}');
+INSERT INTO trinity.run_setting (id, run_id, config) VALUES (1, 1, '{}'), (2, 2, '{}');
 INSERT INTO trinity.taskset (id, name) VALUES (1, 'tasks');
 INSERT INTO trinity.task (id, taskset_id, key, payload) VALUES (1, 1, 'key', '{"prompt": "1+1"}');
 INSERT INTO trinity.task_stat (run_id, task_id) VALUES (1, 1);
-INSERT INTO trinity.worker (id, run_id, role, host, pid) VALUES (1, 1, 'train', 'host', 1);
+INSERT INTO trinity.worker (id, run_id, role, setting_id, host, pid) VALUES (1, 1, 'train', 1, 'host', 1);
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash) VALUES (1, 0, 0, '');
 INSERT INTO trinity.rollout_group (id, run_id, task_id, expected, arrived) VALUES (1, 1, 1, 8, 2);
 INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, state)
@@ -31,8 +32,9 @@ INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, source_
 VALUES (3, 2, 1, 1, 'ready', 1);
 INSERT INTO trinity.score (experience_id, name, digest, data) VALUES (1, 'teacher', '', '\\x00000000');
 INSERT INTO trinity.preference (id, run_id, chosen_id, rejected_id, source) VALUES (1, 1, 1, 2, 'pair');
-INSERT INTO trinity.batch (id, run_id, step, worker_id, policy_version, size, sampler, seed, query)
-VALUES (1, 1, 1, 1, 0, 1, 'fifo', 0, '');
+INSERT INTO trinity.batch
+    (id, run_id, step, worker_id, setting_id, policy_version, size, sampler, seed, query)
+VALUES (1, 1, 1, 1, 1, 0, 1, 'fifo', 0, '');
 INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome)
 VALUES (1, 'clean', 1, 1, 'passed');
 INSERT INTO trinity."drop" (run_id, experience_id, stage, reason) VALUES (1, 1, 'clean', 'empty');
@@ -52,7 +54,8 @@ NEW_SCORE = "INSERT INTO trinity.score (experience_id, name, digest, data) VALUE
 NEW_WEIGHT = "INSERT INTO trinity.reward_event (run_id, rollout_id, source, name, value, weight) VALUES "
 NEW_PAIR = "INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source) VALUES "
 NEW_BATCH = (
-    "INSERT INTO trinity.batch (run_id, step, state, worker_id, policy_version, size, sampler, seed, query)"
+    "INSERT INTO trinity.batch"
+    " (run_id, step, state, worker_id, setting_id, policy_version, size, sampler, seed, query)"
     " VALUES "
 )
 NEW_DROP = (
@@ -134,17 +137,17 @@ REFUSED = [
     ("preference_run_id_chosen_id_rejected_id_key", NEW_PAIR + "(1, 1, 2, 'person')"),
     ("preference_leased_by_a_worker_check", "UPDATE trinity.preference SET state = 'leased'"),
     # batches
-    ("batch_step_key", NEW_BATCH + "(1, 1, 'leased', 1, 0, 1, 'fifo', 0, '')"),
-    ("batch_step_key", NEW_BATCH + "(1, 1, 'committed', 1, 0, 1, 'fifo', 0, '')"),
+    ("batch_step_key", NEW_BATCH + "(1, 1, 'leased', 1, 1, 0, 1, 'fifo', 0, '')"),
+    ("batch_step_key", NEW_BATCH + "(1, 1, 'committed', 1, 1, 0, 1, 'fifo', 0, '')"),
     ("batch_reopened_at_iff_reopened_check", "UPDATE trinity.batch SET state = 'reopened'"),
     ("batch_reopened_at_iff_reopened_check", "UPDATE trinity.batch SET reopened_at = now()"),
-    ("batch_not_empty_check", NEW_BATCH + "(1, 2, 'leased', 1, 0, 0, 'fifo', 0, '')"),
+    ("batch_not_empty_check", NEW_BATCH + "(1, 2, 'leased', 1, 1, 0, 0, 'fifo', 0, '')"),
     ("batch_included_only_if_committed_check", "UPDATE trinity.batch SET included_version = 0"),
     (
         "batch_included_only_if_committed_check",
         "UPDATE trinity.batch SET state = 'reopened', reopened_at = now(), included_version = 0",
     ),
-    ("batch_run_id_policy_version_fkey", NEW_BATCH + "(1, 2, 'leased', 1, 7, 1, 'fifo', 0, '')"),
+    ("batch_run_id_policy_version_fkey", NEW_BATCH + "(1, 2, 'leased', 1, 1, 7, 1, 'fifo', 0, '')"),
     (
         "batch_run_id_included_version_fkey",
         "UPDATE trinity.batch SET state = 'committed', included_version = 7",
@@ -195,8 +198,8 @@ def test_a_row_that_breaks_a_rule_is_refused_by_name(
         "UPDATE trinity.batch SET state = 'committed', included_version = 0",
         "UPDATE trinity.batch SET state = 'reopened', reopened_at = now(); "
         + NEW_BATCH
-        + "(1, 1, 'leased', 1, 0, 1, 'fifo', 0, '')",
-        NEW_BATCH + "(1, 2, 'leased', 1, 0, 1, 'fifo', 0, '')",
+        + "(1, 1, 'leased', 1, 1, 0, 1, 'fifo', 0, '')",
+        NEW_BATCH + "(1, 2, 'leased', 1, 1, 0, 1, 'fifo', 0, '')",
         NEW_ROLLOUT + "(1, 1, 0, 2, 'failed', 'no answer')",
         NEW_ROW + "(2, NULL, NULL, 'ready', NULL, '00000000-0000-0000-0000-000000000001')",
         NEW_EVENT + "(1, NULL, 1, 'person', 'good', 0)",

@@ -247,7 +247,7 @@ class Comparison:
         )
         trainer = Trainer(self.scene.database, run, setup)
         with self.scene.database.transaction() as tx:
-            trainer.worker_id = workers.register(tx, run.id, WorkerRole.TRAIN)
+            trainer.worker_id = workers.register(tx, run, WorkerRole.TRAIN)
         return trainer
 
     def metrics(self, run: runs.Run) -> dict[tuple[int, str], float]:

@@ -47,7 +47,8 @@ def drawn(run: Scene, step: int = 1, size: int = 100) -> dict[str, float | None]
 def count(run: Scene) -> tuple[int, int]:
     """Rows that are learned from, and rows that lack a reward."""
     with run.database.transaction() as tx:
-        return offline.count_trainable(tx, run.run.id, pairs=False), offline.count_unlabelled(tx, run.run.id)
+        trainable = offline.count_trainable(tx, run.run.id, pairs=False)
+        return sum(trainable.values()), offline.count_unlabelled(tx, run.run.id)
 
 
 def rollout_of(run: Scene, prompt: str, response: str) -> int:

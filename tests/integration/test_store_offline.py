@@ -74,7 +74,7 @@ def items(scene: Scene, batch: batches.Batch, *, pairs: bool) -> list[int]:
 
 def count(scene: Scene, *, pairs: bool = False) -> int:
     with scene.database.transaction() as tx:
-        return offline.count_trainable(tx, scene.run.id, pairs)
+        return sum(offline.count_trainable(tx, scene.run.id, pairs).values())
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -350,7 +350,7 @@ def test_a_run_ends_though_rows_were_judged_bad_while_it_trained(scene: Scene, t
     import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(6)])
     with scene.database.transaction() as tx:
         run = runs.open_run(tx, "imitation", {}, ["set"], holdout=0.0)
-        worker = workers.register(tx, run.id, WorkerRole.TRAIN)
+        worker = workers.register(tx, run, WorkerRole.TRAIN)
     setup = TrainerSetup(
         trainer=TrainerConfig(epochs=2, batch_size=2),
         algorithm=recipe("sft"),

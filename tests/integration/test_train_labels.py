@@ -53,7 +53,7 @@ def started(
     config = {"algorithm": KTO.model_dump(mode="json")}
     with scene.database.transaction() as tx:
         run = runs.open_run(tx, "kto", config, data, holdout)
-        worker = workers.register(tx, run.id, WorkerRole.TRAIN)
+        worker = workers.register(tx, run, WorkerRole.TRAIN)
     setup = TrainerSetup(
         trainer=TrainerConfig.model_validate(
             {

@@ -74,13 +74,13 @@ class Bench:
         )
         trainer = Trainer(self._scene.database, self.run, setup)
         with self._scene.database.transaction() as tx:
-            trainer.worker_id = workers.register(tx, self.run.id, WorkerRole.TRAIN)
+            trainer.worker_id = workers.register(tx, self.run, WorkerRole.TRAIN)
         return trainer
 
     def take_over(self) -> None:
         """What another trainer does to the run when it starts."""
         with self._scene.database.transaction() as tx:
-            worker = workers.register(tx, self.run.id, WorkerRole.TRAIN)
+            worker = workers.register(tx, self.run, WorkerRole.TRAIN)
             workers.replace_others(tx, worker)
             batches.reopen(tx, self.run.id, worker, 0)
 

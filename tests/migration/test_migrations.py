@@ -32,6 +32,7 @@ VIEWS = {
     "lease_view",
     "policy_progress",
     "reward_change_view",
+    "setting_view",
     "state_time_view",
 }
 

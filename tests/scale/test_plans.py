@@ -28,8 +28,9 @@ MAX_BUFFERS = 20_000  # pages; a commit moves 512 rows. All of experience with i
 STORE = """
 SET session_replication_role = replica;
 INSERT INTO trinity.run (name, kind, config) VALUES ('run', 'train', '{{}}');
-INSERT INTO trinity.worker (run_id, role, host, pid, stopped_at)
-SELECT 1, 'process', 'host', n, CASE WHEN n > 3 THEN now() END FROM generate_series(1, 20) n;
+INSERT INTO trinity.run_setting (run_id, config) VALUES (1, '{{}}');
+INSERT INTO trinity.worker (run_id, role, setting_id, host, pid, stopped_at)
+SELECT 1, 'process', 1, 'host', n, CASE WHEN n > 3 THEN now() END FROM generate_series(1, 20) n;
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
 VALUES (1, 0, 0, 'checkpoint', '');
 INSERT INTO trinity.taskset (name) VALUES ('tasks');
@@ -59,8 +60,9 @@ INSERT INTO trinity.experience_text (experience_id, prompt, response)
 SELECT n, '', '' FROM generate_series(1, 8 * {groups}) n;
 INSERT INTO trinity.payload (experience_id, codec, num_tokens, archive_row)
 SELECT n, 'packed-1', 10, n FROM generate_series(1, 8 * {groups}) n;
-INSERT INTO trinity.batch (run_id, step, worker_id, policy_version, size, sampler, seed, query, state, floor)
-SELECT 1, n, 1, 0, 64, 'fifo', 0, '',
+INSERT INTO trinity.batch
+    (run_id, step, worker_id, setting_id, policy_version, size, sampler, seed, query, state, floor)
+SELECT 1, n, 1, 1, 0, 64, 'fifo', 0, '',
        CASE WHEN n = {groups} / 64 - 62 THEN 'leased' ELSE 'committed' END::trinity.batch_state, 64 * n - 63
 FROM generate_series(1, {groups} / 64 - 62) n;
 INSERT INTO trinity.batch_item (batch_id, ordinal, experience_id)

@@ -1,16 +1,17 @@
 """Model and trainer settings say what is wrong with them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.recipes import recipe
-from trinity_db.cli.configuration import MAY_CHANGE, RunConfig
+from trinity_db.cli.configuration import PER_PROCESS, RunConfig
 from trinity_db.config import ModelConfig
 from trinity_db.errors import ConfigError
 from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.settings import Settings, validate
+from trinity_db.settings import Change, Kept, Settings, rule, sections_below, validate
 from trinity_db.trainer.config import (
     AlgorithmConfig,
     FifoConfig,
@@ -93,7 +94,7 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("key", MAY_CHANGE)
+@pytest.mark.parametrize("key", PER_PROCESS)
 def test_a_run_goes_on_with_another_value_of_what_may_change(key: str) -> None:
     section, _, name = key.rpartition(".")
     change = {section: {name: OTHERS[key]}} if section else {name: OTHERS[key]}
@@ -116,7 +117,7 @@ def test_the_text_of_a_key_says_whether_it_may_change() -> None:
         for name, field in section.model_fields.items()
         if "may change during a run" in " ".join((field.description or "").lower().split())
     }
-    assert said == set(MAY_CHANGE)
+    assert said == set(PER_PROCESS)
 
 
 ONLINE = {
@@ -242,3 +243,23 @@ def test_what_nobody_says_of_rows_is_asked_for_before_the_first_step(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         validate(RunConfig, content, "run.yaml")
+
+
+def leaves(section: type[Settings], prefix: str = "") -> Iterator[str]:
+    """Every key that holds a value, by its path."""
+    for name in section.model_fields:
+        below = sections_below(section, name)
+        if below:
+            for one in below:
+                yield from leaves(one, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_of_every_key_it_is_said_whether_it_may_change_and_if_not_why() -> None:
+    keys = {key for key in leaves(RunConfig) if key != "name"}  # the name is what a run is found by
+    rules = {key: rule(RunConfig, key) for key in keys}
+    assert all(mark.because for mark in rules.values() if isinstance(mark, Kept))
+    assert rules["trainer.learning_rate"] is rules["processors.score.functions.weight"] is Change.DATED
+    assert rules["metrics.wandb.project"] is Change.PER_PROCESS
+    assert isinstance(rules["algorithm.advantage.scale_rewards"], Kept)

@@ -1,11 +1,13 @@
 """One optimizer step: what it computes, and what must not change it."""
 
 import math
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from tests.recipes import recipe
 from trinity_db.arrays import Payload
@@ -344,3 +346,21 @@ def test_orpo_tells_the_log_odds_of_its_pairs(model: Path) -> None:
     metrics = learner(model, recipe("orpo", beta=0.5)).step(batch())
     assert metrics["loss"] == pytest.approx(metrics["nll_loss"] - 0.5 * metrics["log_odds_ratio"], abs=1e-6)
     assert metrics["log_odds_ratio"] < 0
+
+
+def test_a_learner_that_goes_on_takes_the_rate_and_decay_of_its_settings_and_not_of_its_checkpoint(
+    model: Path,
+) -> None:
+    one, rows = learner(model, recipe("sft")), batch()
+    one.step(rows)
+    state, ends = deepcopy(one.state_dict()), []
+    for decay, rate in ((0.0, 1e-2), (0.5, 1e-2), (0.0, 2e-2)):
+        later = learner(model, recipe("sft"), weight_decay=decay, learning_rate=rate)
+        later.policy.model.load_state_dict(one.policy.model.state_dict())
+        later.load_state_dict(deepcopy(state))
+        assert later.step(rows)["learning_rate"] == rate
+        ends.append(parameters_to_vector(later.policy.model.parameters()).detach())
+    begin = parameters_to_vector(one.policy.model.parameters()).detach()
+    # AdamW: a rate times a direction that follows from gradients, and a rate times the decay of the weights.
+    torch.testing.assert_close(ends[1] - ends[0], -1e-2 * 0.5 * begin, atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(ends[2] - begin, 2 * (ends[0] - begin), atol=1e-6, rtol=1e-3)

@@ -10,12 +10,12 @@ import typer
 from trinity_db.cli import output
 
 COLUMNS = (
-    *("id", "step", "state", "sampler", "version", "included", "rows"),
+    *("id", "step", "state", "setting", "sampler", "version", "included", "rows"),
     *("reward", "staleness", "max", "loss", "drawn", "committed"),
 )
 """What the table calls the query's columns, in their order."""
 NUMBERS = {*COLUMNS} - {"state", "sampler", "drawn", "committed"}
-EXPENDABLE = ("drawn", "sampler", "state", "max", "included")
+EXPENDABLE = ("setting", "drawn", "sampler", "state", "max", "included")
 """What a narrow terminal does without. Of a batch that is not committed the last column has the state."""
 
 
@@ -26,9 +26,9 @@ def batches(
 ) -> None:
     """List the newest batches of a run.
 
-    Of each its step and state, the policy version when it was drawn and the first one that includes it,
-    mean reward, staleness and loss. `trinity-db replay` writes one out in full. A narrow terminal shows fewer
-    columns.
+    Of each its step and state, the row of run_setting with its configuration, the policy version when it was
+    drawn and the first one that includes it, mean reward, staleness and loss. `trinity-db replay` writes one
+    out in full. A narrow terminal shows fewer columns.
 
     Example:
 

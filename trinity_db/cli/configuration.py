@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
 from trinity_db.config import ModelConfig
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.settings import RUN_NAME, Settings, home
+from trinity_db.settings import RUN_NAME, Change, Kept, Settings, home, marked
 from trinity_db.sinks.config import MetricsConfig
 from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, SamplerConfig, TrainerConfig
 from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientConfig
@@ -20,34 +20,39 @@ class RunConfig(Settings):
 
     name: str = Field(pattern=RUN_NAME)
     """Name of the run, unique in the store. The folder of checkpoints has it too."""
-    seed: int = Field(0, ge=0, lt=2**62)
+    seed: Annotated[int, Kept("all chance in the run follows from it")] = Field(0, ge=0, lt=2**62)
     """Seed of sampling, shuffling and random weights. Below 2^62, because use counts are added to it in a
     bigint."""
-    model: ModelConfig
+    model: Annotated[ModelConfig, Kept("policy version 0 and every prompt were made with it")]
     """The starting model."""
-    taskset: str | None = None
+    taskset: Annotated[str | None, Kept("its rewards are compared over these tasks")] = None
     """Imported tasks to explore (online)."""
-    data: list[str] = Field(default_factory=list)
+    data: Annotated[list[str], Kept("its passes are over the rows that it adopted from these")] = Field(
+        default_factory=list
+    )
     """Names of imported data sets: to train on (offline), or to take rows from beside rollout groups
     (mix)."""
-    holdout: float = Field(0.0, ge=0, lt=1)
+    holdout: Annotated[float, Kept("which rows are held out is written on them")] = Field(0.0, ge=0, lt=1)
     """Share of the imported rows that is kept for evaluation and never trained on. All answers to one
     prompt stay together."""
-    max_staleness: int | None = Field(1, ge=0)
+    max_staleness: Annotated[int | None, Change.DATED] = Field(1, ge=0)
     """How many versions behind the latest one a rollout may be when it is drawn. 0: exploring and training
     alternate; 1 or more: they overlap; null: no limit."""
-    requires_reward: str | None = Field(None, min_length=1)
+    requires_reward: Annotated[str | None, Change.DATED] = Field(None, min_length=1)
     """A source of rewards, for example human (online runs). A group is ready only when this source has
     judged each member that is left. Groups that wait count in the pace, and they age: see max_staleness."""
-    algorithm: AlgorithmConfig
+    algorithm: Annotated[
+        AlgorithmConfig,
+        Kept("advantages and checkpoints are made by it; model: {run: NAME} starts another run from them"),
+    ]
     """A recipe, by name or with options and parts of your choice. Online: grpo, dr_grpo, dapo, rloo,
     reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, a2c, gspo, cispo, sapo, opmd, asymre,
     sppo, topr, rec, remax, multi_step_grpo, gigpo, on_policy_distillation, raft, and policy_gradient for
     your own; beside imported rows mix and chord; offline: sft, dft, dpo, orpo, simpo, cpo, kto."""
-    sampler: SamplerConfig = FifoConfig()
+    sampler: Annotated[SamplerConfig, Change.DATED] = FifoConfig()
     """Which ready rollout groups a step takes (online runs): fifo, newest, uniform or prioritized, by
     name or with options."""
-    max_uses: int = Field(1, ge=1)
+    max_uses: Annotated[int, Kept("each commit decided by it whether rows are used up")] = Field(1, ge=1)
     """How many steps may use a rollout group (online runs). With more than 1, used groups can be drawn
     again. A group counts in the pace until it is used up or expires, so max_staleness limits how many are
     kept."""
@@ -57,7 +62,7 @@ class RunConfig(Settings):
     """What happens to a rollout before it is trained on."""
     trainer: TrainerConfig = TrainerConfig()
     """How the policy is improved."""
-    metrics: MetricsConfig = MetricsConfig()
+    metrics: Annotated[MetricsConfig, Change.PER_PROCESS] = MetricsConfig()
     """Places that show metrics, beside the store's own table. May change during a run."""
 
     @model_validator(mode="after")
@@ -182,7 +187,7 @@ class RunConfig(Settings):
         are and how many, what a step needs of memory, how many rows are claimed and how often, what is
         archived, and where metrics are shown. So a run goes on when a disk or the memory was too small.
         """
-        return _silenced(self.model_dump(mode="json"), (*MAY_CHANGE, *self._unread))
+        return _silenced(self.model_dump(mode="json"), (*PER_PROCESS, *self._unread))
 
     @classmethod
     def completed(cls, stored: dict[str, Any]) -> dict[str, Any]:
@@ -193,12 +198,8 @@ class RunConfig(Settings):
             return stored
 
 
-MAY_CHANGE = (
-    *("metrics", "processors.archive", "processors.claim_size", "processors.max_attempts"),
-    *("trainer.checkpoints", "trainer.keep_checkpoints", "trainer.sharding"),
-    *("trainer.micro_batch_size", "trainer.micro_batch_tokens", "trainer.gradient_checkpointing"),
-)
-"""Keys that may change during a run. Their texts say so."""
+PER_PROCESS = tuple(marked(RunConfig, Change.PER_PROCESS))
+"""Keys that each process of a run has for itself. Their texts say that they may change during a run."""
 
 _SILENCE: dict[str, Any] = {
     "taskset": None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trinity_db import settings
+from trinity_db.cli import changing
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.database import Database, Transaction, open_database, retry
 from trinity_db.errors import ConfigError
@@ -35,10 +36,13 @@ def arguments(path: Path, overrides: Sequence[str] | None) -> list[str]:
     return [str(path), *(argument for override in overrides or () for argument in ("--set", override))]
 
 
-def open_run(config: RunConfig) -> tuple[Database, runs.Run]:
+def open_run(config: RunConfig, change: bool = False) -> tuple[Database, runs.Run]:
     """The store and the run, created if this is the first role that comes.
 
+    With `change` a run that has another configuration goes on with this one, where its keys allow that.
+
     Raises:
+        ConfigError: the run has another configuration, and may not have this one.
         TrinityError: a data set, taskset or run that the configuration names does not exist. Nothing is
             created then, so that the run's name stays free for the corrected configuration.
     """
@@ -47,7 +51,15 @@ def open_run(config: RunConfig) -> tuple[Database, runs.Run]:
 
     def join(tx: Transaction) -> runs.Run:
         stored = config.stored()
-        run = runs.open_run(tx, config.name, stored, config.data, config.holdout, RunConfig.completed)
+        run = runs.open_run(
+            tx,
+            config.name,
+            stored,
+            config.data,
+            config.holdout,
+            RunConfig.completed,
+            lambda tx, run, differences: changing.change(tx, run, config, differences, asked_for=change),
+        )
         if config.taskset is not None:
             runs.find_taskset(tx, config.taskset)
         if config.model.run is not None:
@@ -67,7 +79,7 @@ def decide(database: Database, verb: Callable[[Transaction], Result]) -> Result:
     return database.retry(attempt, give_up=is_orphan)
 
 
-def check(config: RunConfig) -> tuple[Database, runs.Run]:
+def check(config: RunConfig, change: bool = False) -> tuple[Database, runs.Run]:
     """Open the run, and find what would stop its roles right after their start.
 
     Raises:
@@ -86,7 +98,7 @@ def check(config: RunConfig) -> tuple[Database, runs.Run]:
         teacher.check(config.processors.teacher, config.model)
     if _may_not_fit(config):
         _trainer_setup(config)
-    return open_run(config)
+    return open_run(config, change)
 
 
 def _may_not_fit(config: RunConfig) -> bool:
@@ -119,7 +131,7 @@ def _trainer_setup(config: RunConfig, from_start: bool = False) -> "TrainerSetup
     return setup
 
 
-def explore(config: RunConfig) -> None:
+def explore(config: RunConfig, change: bool = False) -> None:
     """Be an explorer until the run is finished or a signal comes."""
     if not config.is_online:
         raise ConfigError(
@@ -136,7 +148,7 @@ def explore(config: RunConfig) -> None:
     # Before the run is created: both find a part of one's own that does not fit.
     workflow = load(config.explorer.workflow)
     greedy = "greedy" in create(config.algorithm).compares
-    database, run = open_run(config)
+    database, run = open_run(config, change)
     taskset = config.taskset
     assert taskset is not None
     taskset_id = decide(database, lambda tx: runs.find_taskset(tx, taskset))
@@ -153,7 +165,7 @@ def explore(config: RunConfig) -> None:
     ).serve()
 
 
-def process(config: RunConfig, drain: bool) -> bool:
+def process(config: RunConfig, drain: bool, change: bool = False) -> bool:
     """Be the processors until the run is finished or nothing is left (drain); False if a signal came."""
     from trinity_db.processors import teacher
     from trinity_db.processors.score import Scorer
@@ -162,7 +174,7 @@ def process(config: RunConfig, drain: bool) -> bool:
     Scorer(config.processors.score)  # both before the run is created
     if config.processors.teacher is not None:
         teacher.check(config.processors.teacher, config.model)
-    database, run = open_run(config)
+    database, run = open_run(config, change)
     teaches = None
     if config.processors.teacher is not None:
         temperature = config.explorer.temperature
@@ -172,7 +184,7 @@ def process(config: RunConfig, drain: bool) -> bool:
     return not processors.stopping
 
 
-def train(config: RunConfig, from_start: bool = False) -> None:
+def train(config: RunConfig, from_start: bool = False, change: bool = False) -> None:
     """Be the trainer until the last step is done or a signal comes; see TrainerSetup for `from_start`."""
     from trinity_db.models import check_source
 
@@ -184,7 +196,7 @@ def train(config: RunConfig, from_start: bool = False) -> None:
     # Under a supervisor it is that who outlives all roles, and shows what the last of them measures.
     sinks = [] if is_supervised() else sinks_of(config.metrics)
     setup = _trainer_setup(config, from_start)
-    database, run = open_run(config)
+    database, run = open_run(config, change)
     with joined() as ranks, mirrored(database, run, sinks):
         Trainer(database, run, setup, ranks).serve()
         together.dismiss(ranks)

@@ -28,8 +28,16 @@ FromStart = Annotated[
     ),
 ]
 
+Change = Annotated[
+    bool,
+    typer.Option(
+        "--change",
+        help="Let a run that exists go on with this configuration, where the keys that differ allow it.",
+    ),
+]
 
-def explore(config: Config, overrides: Overrides = None) -> None:
+
+def explore(config: Config, overrides: Overrides = None, change: Change = False) -> None:
     """Sample rollouts for a run, with every policy version as it appears, until the run is finished.
 
     Example:
@@ -39,13 +47,14 @@ def explore(config: Config, overrides: Overrides = None) -> None:
     from trinity_db.cli import launch
 
     with _stoppable():
-        launch.explore(launch.read(config, overrides))
+        launch.explore(launch.read(config, overrides), change)
 
 
 def process(
     config: Config,
     overrides: Overrides = None,
     drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to process.")] = False,
+    change: Change = False,
 ) -> None:
     """Clean and score rollouts, settle groups, derive pairs and archive, until the run is finished.
 
@@ -59,13 +68,15 @@ def process(
     from trinity_db.cli import launch
 
     with _stoppable():
-        if launch.process(launch.read(config, overrides), drain):
+        if launch.process(launch.read(config, overrides), drain, change):
             return
     if drain:
         raise typer.Exit(STOPPED)
 
 
-def train(config: Config, overrides: Overrides = None, from_start: FromStart = False) -> None:
+def train(
+    config: Config, overrides: Overrides = None, from_start: FromStart = False, change: Change = False
+) -> None:
     """Train a run's policy, from its latest checkpoint, until its last step.
 
     On several GPUs, each process with one of them and its share of every step:
@@ -81,21 +92,27 @@ def train(config: Config, overrides: Overrides = None, from_start: FromStart = F
         launch.follow()
         return
     with _stoppable():
-        launch.train(launch.read(config, overrides), from_start)
+        launch.train(launch.read(config, overrides), from_start, change)
 
 
-def run(config: Config, overrides: Overrides = None, from_start: FromStart = False) -> None:
+def run(
+    config: Config, overrides: Overrides = None, from_start: FromStart = False, change: Change = False
+) -> None:
     """Run all roles of a run as processes, restart what dies, and end with the run or on Ctrl-C.
 
-    Example:
+    With --change a run that exists goes on with another configuration: learning rate, schedule, steps,
+    staleness limit, rewards, sampler and what else its rows do not depend on. Stop its roles first.
+
+    Examples:
 
         trinity-db run configs/gsm8k/explore.yaml
+        trinity-db run configs/gsm8k/explore.yaml --set trainer.learning_rate=2e-6 --change
     """
     from trinity_db.cli import launch, supervise
 
     with _stoppable():
         once = ["--from-start"] if from_start else []
-        supervise.run(launch.read(config, overrides), launch.arguments(config, overrides), once)
+        supervise.run(launch.read(config, overrides), launch.arguments(config, overrides), once, change)
 
 
 @contextmanager

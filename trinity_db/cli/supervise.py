@@ -77,7 +77,7 @@ class Child:
         return lines[-1] if lines else "it said nothing"
 
 
-def run(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = ()) -> None:
+def run(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = (), change: bool = False) -> None:
     """Run all roles of a configuration to the end of the run, or to Ctrl-C.
 
     Imported rows are processed before the trainer starts, which would find nothing otherwise.
@@ -86,7 +86,7 @@ def run(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = ()) -
         once: arguments for the trainer's first start.
     """
     sinks = sinks_of(config.metrics)  # before the run is created: it says which extra is missing
-    database, run_row = launch.check(config)
+    database, run_row = launch.check(config, change)
     if not config.is_online and config.processors.pair and not launch.process(config, drain=True):
         raise KeyboardInterrupt
     with mirrored(database, run_row, sinks), Progress(database, run_row, config) as progress:

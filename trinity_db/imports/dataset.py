@@ -81,7 +81,7 @@ def open_writer(database: Database, kind: Kind, name: str) -> Writer:
 
 def _open_data(tx: Transaction, name: str) -> int:
     """The id of the data set, made if need be."""
-    tx.execute(query("create_run"), {"name": name, "kind": RunKind.DATA, "config": Jsonb({})})
+    runs.create(tx, name, RunKind.DATA, {})
     run = runs.find(tx, name)
     if run.kind != RunKind.DATA:
         raise ConfigError(f"'{name}' is a training run; import under another name with --name.")

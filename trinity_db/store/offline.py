@@ -5,7 +5,8 @@ batch's (`store.batches`).
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.store import payloads
+
+FIT_ROWS = 10_000  # of one transaction; some tenths of a second
 
 
 @dataclass(frozen=True)
@@ -105,11 +108,35 @@ def held_out(database: Database, run_id: int, pairs: bool, limit: int) -> list[H
     return [HeldOut(row["id"], found[row["id"]], row["reward"]) for row in rows]
 
 
-def count_trainable(tx: Transaction, run_id: int, pairs: bool) -> int:
-    """Rows or pairs that the whole of the training uses, those it has used already included."""
-    row = tx.execute(query("count_pairs" if pairs else "count_rows"), {"run_id": run_id}).fetchone()
-    assert row is not None
-    return int(row["rows"])
+def count_trainable(tx: Transaction, run_id: int, pairs: bool) -> dict[int, int]:
+    """Rows or pairs that the whole of the training uses, by how often each was used already."""
+    rows = tx.execute(query("count_pairs" if pairs else "count_rows"), {"run_id": run_id})
+    return {row["uses"]: row["rows"] for row in rows}
+
+
+def steps_left(trainable: Mapping[int, int], batch_size: int, epochs: int) -> int:
+    """How many steps use each row or pair `epochs` times in all, where no step reaches into the next pass."""
+    passes = range(min(trainable, default=epochs), epochs)
+    sizes = [sum(rows for uses, rows in trainable.items() if uses <= number) for number in passes]
+    return sum(math.ceil(rows / batch_size) for rows in sizes)
+
+
+def fit_to_epochs(database: Database, run_id: int, pairs: bool, epochs: int) -> int:
+    """Make rows or pairs ready again that may be used more often than before, or the other way round.
+
+    In transactions of FIT_ROWS. For the run's trainer; harmless when repeated.
+
+    Returns:
+        how many it moved.
+    """
+    name, moved = "fit_pairs_to_epochs" if pairs else "fit_rows_to_epochs", 0
+    values = {"run_id": run_id, "epochs": epochs, "limit": FIT_ROWS}
+    while True:
+        with database.transaction() as tx:
+            found = tx.execute(query(name), values).rowcount
+        moved += found
+        if found < FIT_ROWS:
+            return moved
 
 
 def count_unlabelled(tx: Transaction, run_id: int) -> int:

@@ -43,6 +43,8 @@ class Recorded:
     checkpoint_step: int
     """The last step it includes. Steps between it and the batch's own were made from it in memory."""
     epoch: int
+    setting: int
+    """The row of run_setting with the configuration of the step."""
     sampler: str
     seed: int
     parameters: dict[str, Any] | None

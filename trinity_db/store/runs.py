@@ -1,5 +1,6 @@
 """Runs: opened by whichever role comes first, over the data sets they adopt."""
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ class Run:
     config: dict[str, Any]
     seed: int
     created_at: datetime
+    setting_id: int | None
+    """The newest of its settings, which has this configuration; data sets have none."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -58,6 +61,7 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
         row["config"],
         row["seed"],
         row["created_at"],
+        row["setting_id"],
     )
 
 
@@ -73,6 +77,34 @@ def check_name(name: str) -> None:
         raise ConfigError(f"The name '{name:.40}...' is longer than {MAX_NAME_BYTES} bytes; use --name.")
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A key with another value than the run has."""
+
+    key: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.before!r}, is {self.after!r}"
+
+
+def refuse(tx: Transaction, run: Run, differences: Sequence[Difference]) -> None:
+    """What to do where a role comes with another configuration than the run has.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(f"{in_use(run, differences)}; choose another with --set name=...")
+
+
+def in_use(run: Run, differences: Sequence[Difference]) -> str:
+    """How an error begins about a name with another configuration."""
+    shown = "; ".join(map(str, differences[:3]))
+    more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
+    return f"The run name '{run.name}' is in use with another configuration ({shown}{more})"
+
+
 def open_run(
     tx: Transaction,
     name: str,
@@ -80,25 +112,24 @@ def open_run(
     data: Sequence[str],
     holdout: float,
     complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
+    change: Callable[[Transaction, Run, Sequence[Difference]], None] = refuse,
 ) -> Run:
     """Create the run, or join it when it exists with this very configuration; then adopt its data sets.
 
-    `complete` gives a stored configuration the keys that are newer than it.
+    `complete` gives a stored configuration the keys that are newer than it. Where it differs even so,
+    `change` gives the run the other configuration, or raises.
 
     Raises:
         ConfigError: the name belongs to a run with another configuration, or to a data set.
         NotFound: a data set to adopt does not exist.
     """
-    tx.execute(query("create_run"), {"name": name, "kind": RunKind.TRAIN, "config": Jsonb(config)})
+    create(tx, name, RunKind.TRAIN, config)
     run = find(tx, name)
     if run.kind != RunKind.TRAIN:
         raise ConfigError(f"'{name}' is the name of an imported data set; give the run another name.")
-    stored = complete(run.config)
-    if stored != config:
-        raise ConfigError(
-            f"The run name '{name}' is in use with another configuration "
-            f"({'; '.join(_differences(stored, config)[:3])}); choose another with --set name=..."
-        )
+    if differences := _differences(complete(run.config), config):
+        change(tx, run, differences)
+        run = find(tx, name)
     sources = [_find_data(tx, source) for source in data]
     # No import comes between rows and their pairs, and no reward between a row and its copy.
     tx.execute(query("lock_tasksets"), {"names": list(data)})
@@ -107,6 +138,12 @@ def open_run(
         tx.execute(query("adopt_experiences"), values)
         tx.execute(query("adopt_preferences"), values)
     return run
+
+
+def create(tx: Transaction, name: str, kind: RunKind, config: Mapping[str, Any]) -> None:
+    """Create a run or a data set, unless there is one of that name."""
+    values = {"name": name, "kind": kind, "config": Jsonb(config), "host": socket.gethostname()}
+    tx.execute(query("create_run"), values)
 
 
 def find_taskset(tx: Transaction, name: str) -> int:
@@ -168,11 +205,11 @@ def _find_data(tx: Transaction, name: str) -> Run:
     return source
 
 
-def _differences(stored: Any, given: Any, path: str = "") -> list[str]:
+def _differences(stored: Any, given: Any, path: str = "") -> list[Difference]:
     if isinstance(stored, dict) and isinstance(given, dict):
         return [
-            line
+            difference
             for key in sorted(stored.keys() | given.keys())
-            for line in _differences(stored.get(key), given.get(key), f"{path}.{key}" if path else key)
+            for difference in _differences(stored.get(key), given.get(key), f"{path}.{key}" if path else key)
         ]
-    return [] if stored == given else [f"{path} was {stored!r}, is {given!r}"]
+    return [] if stored == given else [Difference(path, stored, given)]

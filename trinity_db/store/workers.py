@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import psycopg
 
 from trinity_db.database import Transaction
-from trinity_db.errors import LeaseLost
+from trinity_db.errors import ConfigError, LeaseLost
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
+from trinity_db.store import runs
 
 
 @dataclass(frozen=True)
@@ -23,21 +24,72 @@ class Released:
         return bool(self.experiences or self.groups)
 
 
-def register(tx: Transaction, run_id: int, role: WorkerRole) -> int:
+@dataclass(frozen=True)
+class Worker:
+    """A process that said no goodbye and is not known to be gone."""
+
+    id: int
+    role: WorkerRole
+    host: str
+    pid: int
+    is_alive: bool
+    """Whether it gave a sign of life within its lease."""
+
+    def __str__(self) -> str:
+        return f"{self.role} on {self.host}, pid {self.pid}"
+
+
+def register(tx: Transaction, run: runs.Run, role: WorkerRole) -> int:
     """Enter this process; returns the worker's id.
 
     Workers of this machine whose process is gone are marked as stopped right away, so that a
     restart after a crash need not wait for their leases to run out.
+
+    Raises:
+        ConfigError: the run's settings were changed since this process read them.
     """
-    host = socket.gethostname()
-    for worker in tx.execute(query("running_workers"), {"run_id": run_id}).fetchall():
-        if worker["host"] == host and not _is_alive(worker["pid"]):
-            tx.execute(query("stop_worker"), {"worker_id": worker["id"]})
-    row = tx.execute(
-        query("register_worker"), {"run_id": run_id, "role": role, "host": host, "pid": os.getpid()}
-    ).fetchone()
+    running(tx, run.id, lease_seconds=0)
+    entry = {
+        "run_id": run.id,
+        "role": role,
+        "setting_id": run.setting_id,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+    row = tx.execute(query("register_worker"), entry).fetchone()
+    newest = tx.execute(query("newest_setting"), {"run_id": run.id}).fetchone()
     assert row is not None
+    assert newest is not None
+    if newest["id"] != run.setting_id:
+        raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile: start again with them.")
     return int(row["id"])
+
+
+def running(tx: Transaction, run_id: int, lease_seconds: float) -> list[Worker]:
+    """The run's workers, without those of this machine whose process is gone: they are marked as stopped."""
+    host, found = socket.gethostname(), []
+    values = {"run_id": run_id, "lease_seconds": lease_seconds}
+    for row in tx.execute(query("running_workers"), values).fetchall():
+        if row["host"] == host and not _is_alive(row["pid"]):
+            stop(tx, row["id"])
+        else:
+            found.append(Worker(**{**row, "role": WorkerRole(row["role"])}))
+    return found
+
+
+def all_gone(tx: Transaction, run: runs.Run, lease_seconds: float, what: str) -> None:
+    """Make sure that no worker of a run is alive; those that are silent are taken for gone, and will hear it.
+
+    Raises:
+        ConfigError: some are alive. The message names them, and says to stop them before doing `what`.
+    """
+    found = running(tx, run.id, lease_seconds)
+    if alive := [str(worker) for worker in found if worker.is_alive]:
+        raise ConfigError(
+            f"Run '{run.name}' has workers that are alive ({'; '.join(alive)}): stop them, then {what}."
+        )
+    for worker in found:
+        stop(tx, worker.id)
 
 
 def sign(session: Transaction, worker_id: int) -> str:

@@ -1,0 +1,73 @@
+"""Another configuration for a run that exists: which keys may have one, and what is said of the rest."""
+
+import logging
+from collections.abc import Sequence
+
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.database import Transaction
+from trinity_db.errors import ConfigError
+from trinity_db.service import LEASE_SECONDS
+from trinity_db.settings import Kept, rule
+from trinity_db.store import runs, settings
+
+logger = logging.getLogger(__name__)
+
+MENTIONED = 3  # reasons in one message
+
+
+def change(
+    tx: Transaction,
+    run: runs.Run,
+    config: RunConfig,
+    differences: Sequence[runs.Difference],
+    *,
+    asked_for: bool,
+) -> None:
+    """Give a run another configuration: a new one before it has rows or steps, later where its keys allow it.
+
+    Raises:
+        ConfigError: workers of the run are alive, a change must be asked for with --change, or a key may not
+            change. Nothing is changed then.
+    """
+    use = settings.use(tx, run.id)
+    if use.has_rows or use.is_trained:
+        _check(run, differences, use, asked_for)
+    settings.hold(tx, run, LEASE_SECONDS)
+    if settings.use(tx, run.id) != use:
+        raise ConfigError(f"Run '{run.name}' has gone on meanwhile: start again.")
+    if use.has_rows or use.is_trained:
+        settings.change(tx, run, config.stored())
+        logger.warning("run '%s' goes on with another configuration: %s", run.name, _all(differences))
+    else:
+        failed = settings.begin_again(tx, run, config.stored())
+        logger.warning(
+            "run '%s' has no rows yet and begins again with another configuration: %s%s",
+            run.name,
+            _all(differences),
+            f" ({failed} failed attempts are deleted)" if failed else "",
+        )
+
+
+def _check(run: runs.Run, differences: Sequence[runs.Difference], use: settings.Use, asked_for: bool) -> None:
+    """Make sure that these keys may have another value now.
+
+    Raises:
+        ConfigError: one may not, or steps were made and nobody asked for a change.
+    """
+    rules = {difference.key: rule(RunConfig, difference.key) for difference in differences}
+    kept = {
+        key: mark.because
+        for key, mark in rules.items()
+        if isinstance(mark, Kept) and not (mark.once_trained and not use.is_trained)
+    }
+    if not kept and (asked_for or not use.is_trained):
+        return
+    said = [f"{runs.in_use(run, differences)}."]
+    if free := [key for key in rules if key not in kept]:
+        said.append(f"{', '.join(free)} may change for what follows, with --change.")
+    said += [f"{key} may not change: {because}." for key, because in list(kept.items())[:MENTIONED]]
+    raise ConfigError(f"{' '.join(said)} For a new run choose another name with --set name=...")
+
+
+def _all(differences: Sequence[runs.Difference]) -> str:
+    return "; ".join(map(str, differences))
