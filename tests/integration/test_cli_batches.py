@@ -138,9 +138,9 @@ def test_batches_shows_a_table_of_as_many_as_are_asked_for(url: str, output: Say
     header, _, newest, second = output(url, "batches", "first", "--last", "2").splitlines()
     names = "id step state setting sampler version included rows reward staleness max loss drawn committed"
     assert header.split() == names.split()
-    assert newest.split()[:8] == ["3", "2", "leased", "fifo", "1", "2", "0.500", "1.000"]
-    assert second.split()[:6] == ["2", "1", "committed", "fifo", "0", "1"]
-    assert second.split()[6:11] == ["2", "0.167", "0.000", "0", "0.125"]
+    assert newest.split()[:9] == ["3", "2", "leased", "1", "fifo", "1", "2", "0.500", "1.000"]
+    assert second.split()[:7] == ["2", "1", "committed", "1", "fifo", "0", "1"]
+    assert second.split()[7:12] == ["2", "0.167", "0.000", "0", "0.125"]
 
 
 def test_batches_of_a_run_without_any_says_so(url: str, output: Say) -> None:
