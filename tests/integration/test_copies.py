@@ -311,7 +311,7 @@ def test_a_copy_goes_on_and_its_new_draws_can_be_checked(
     load(target, tmp_path / "copy")
     with target.transaction() as tx:
         run = runs.find(tx, "run")
-        explorer, processor, trainer = (workers.register(tx, run.id, role) for role in WorkerRole)
+        explorer, processor, trainer = (workers.register(tx, run, role) for role in WorkerRole)
         tasks = groups.Selection(runs.find_taskset(tx, "tasks-2"), shuffle=False, seed=0)
     scene = Scene(target, run, tasks, explorer, processor, trainer)
     last = scene.value("SELECT max(id) FROM trinity.batch")
