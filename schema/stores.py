@@ -13,19 +13,25 @@ class StoreInstance(Base):
 
     __tablename__ = "store_instance"
 
-    is_only: Mapped[bool] = mapped_column(Boolean, primary_key=True, server_default=text("true"))
-    id: Mapped[UUID] = mapped_column(Uuid, server_default=text("gen_random_uuid()"))
-    # Which instance it was copied from; NULL where it is no copy.
-    copy_of: Mapped[UUID | None] = mapped_column(Uuid)
+    is_only: Mapped[bool] = mapped_column(
+        Boolean, primary_key=True, server_default=text("true"), comment="Always true: there is one row"
+    )
+    id: Mapped[UUID] = mapped_column(
+        Uuid, server_default=text("gen_random_uuid()"), comment="Name of the instance"
+    )
+    copy_of: Mapped[UUID | None] = mapped_column(
+        Uuid, comment="Instance that it was copied from; NULL where it is no copy"
+    )
     # The place that the instance is bound to. A copy finds the place of its original here.
-    system_identifier: Mapped[int]
-    database_oid: Mapped[int]
-    # Of the server's log: a replica that is promoted has a later one, and is the same store.
-    timeline: Mapped[int] = mapped_column(Integer)
-    # The folder of an embedded server; NULL for any other. A copied folder has all the rest in common.
-    home: Mapped[str | None] = mapped_column(Text)
-    # Since when it is this instance.
-    created_at: Mapped[Now]
+    system_identifier: Mapped[int] = mapped_column(comment="Identifier of the server that it is bound to")
+    database_oid: Mapped[int] = mapped_column(comment="Number of its database on that server")
+    # A replica that is promoted has a later one, and is the same store.
+    timeline: Mapped[int] = mapped_column(Integer, comment="Timeline of the server's log")
+    # A copied folder has all the rest in common.
+    home: Mapped[str | None] = mapped_column(
+        Text, comment="Folder of an embedded server; NULL for any other server"
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time since which it is this instance")
 
     # With two rows no role could tell which of them its folders belong to.
     __table_args__ = (CheckConstraint("is_only", "one_row"), {"info": OF_THE_STORE})

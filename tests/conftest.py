@@ -1,6 +1,10 @@
 """Servers for the whole session, and a database of its own for each test that asks for one."""
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +16,10 @@ TEMPLATE = "trinity_template"
 # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that: those
 # that the tests interrupt would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Commands remember in which folders they made stores: not those of tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="trinity-db-test-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def make_template(url: str) -> None:

@@ -15,9 +15,11 @@ import importlib.util
 import logging
 import os
 import pwd
+import secrets
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -34,7 +36,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import PGconn, Ping
 from psycopg.rows import DictRow, dict_row
 
-from trinity_db import privileges
+from trinity_db import homes, privileges
 from trinity_db.errors import DatabaseUnavailable
 
 logger = logging.getLogger(__name__)
@@ -43,11 +45,13 @@ MAJOR = 18  # the newest of the two that the wheel brings
 DATABASE = "trinity"
 SUPERUSER = "postgres"
 READER = "reader"  # the login of commands that only look
-PORT = 5432  # only part of the socket's name; stated everywhere, so that PGPORT cannot change it
+PORT = 5432  # unless `listen` chose one: part of the socket's name; stated everywhere, whatever PGPORT says
 SOCKET = f".s.PGSQL.{PORT}"
+LOOPBACK = "127.0.0.1"
 SOCKET_BYTES = 103  # the longest socket path on macOS; Linux allows 107
 START_SECONDS = 300.0  # recovery after a crash replays up to max_wal_size, minutes on a slow disk
 CONNECT_SECONDS = 5  # a local server answers in milliseconds, unless the machine swaps
+PASSWORD_BYTES = 24
 POLL_SECONDS = 0.02  # while another process starts the server, which takes about 100 ms
 
 # The builtin locale is the same on every machine and knows the case of all letters. Durability
@@ -106,9 +110,46 @@ class Cluster:
             return inside
         return Path("/tmp", f"trinity-db-{hashlib.sha256(os.fsencode(self.home)).hexdigest()[:16]}")
 
+    @property
+    def tcp_port(self) -> int | None:
+        """Where the server listens on the loopback interface too; None: nowhere."""
+        try:
+            return int((self.home / "postgres.port").read_text())
+        except FileNotFoundError:
+            return None
+
+    @property
+    def port(self) -> int:
+        return self.tcp_port or PORT
+
     def url(self, database: str = DATABASE, login: str = SUPERUSER) -> str:
-        """Where clients connect, whether or not the server runs."""
-        return f"postgresql://{login}@/{database}?host={quote(str(self.socket), safe='')}&port={PORT}"
+        """Where clients connect by the socket, whether or not the server runs."""
+        return f"postgresql://{login}@/{database}?host={quote(str(self.socket), safe='')}&port={self.port}"
+
+    def tcp_url(self, login: str = SUPERUSER) -> str | None:
+        """Where clients connect that know TCP only, with the password; None: the server hears no port."""
+        if self.tcp_port is None:
+            return None
+        return f"postgresql://{login}:{self._password(login)}@{LOOPBACK}:{self.tcp_port}/{DATABASE}"
+
+    def listen(self, port: int | None) -> None:
+        """Let the server hear a TCP port of the loopback interface from its next start on; None: none.
+
+        Raises:
+            DatabaseUnavailable: the port is in use, or the server runs with another one.
+        """
+        if port == self.tcp_port:
+            return
+        if self.running():
+            raise DatabaseUnavailable(
+                "The embedded database runs, and takes another port only when it starts: trinity-db db stop"
+            )
+        with self._locked():
+            if port is None:
+                (self.home / "postgres.port").unlink()
+            else:
+                _require_free(port)
+                (self.home / "postgres.port").write_text(f"{port}\n")
 
     def running(self) -> bool:
         """Whether the server accepts connections."""
@@ -176,6 +217,16 @@ class Cluster:
             return False
         return True
 
+    def _password(self, login: str) -> str:
+        """The password with which a login comes by TCP; made when it is first asked for."""
+        path = self.home / f"{login}.password"
+        try:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(PASSWORD_BYTES))
+        except FileExistsError:
+            pass
+        return path.read_text()
+
     def _left_pid_file(self) -> bool:
         return (self.data / "postmaster.pid").exists()
 
@@ -223,7 +274,7 @@ class Cluster:
             let_through((fresh, self.binaries / "initdb"), account)
         made = self._run(
             *("initdb", "--pgdata", str(fresh), "--username", SUPERUSER, "--encoding=UTF8"),
-            *("--auth-local=trust", "--auth-host=reject", *self.initdb_options),
+            *("--auth-local=trust", "--auth-host=scram-sha-256", *self.initdb_options),
             inherited=[lock],
         )
         if made.returncode:
@@ -262,12 +313,13 @@ class Cluster:
         account = server_account(self.data)
         with claim, self.log.open("a") as output:
             self._prepare(account)
-            only_socket = ("-c", "listen_addresses=", "-c", "unix_socket_permissions=0700")
+            if self.tcp_port is not None:
+                _require_free(self.tcp_port)
+            heard = f"listen_addresses={LOOPBACK if self.tcp_port else ''}"
+            place = ("-k", str(self.socket), "-p", str(self.port), "-c", heard)
             # Told to all clients, so that a copied home can be told from its original (schema/stores.py).
             named = ("-c", f"{HOME_SETTING}={self.home}")
-            options = shlex.join(
-                ["-k", str(self.socket), "-p", str(PORT), *only_socket, *named, *QUICK_RECOVERY]
-            )
+            options = shlex.join([*place, "-c", "unix_socket_permissions=0700", *named, *QUICK_RECOVERY])
             offset = output.tell()
             started = self._run(
                 *("pg_ctl", "start", "-s", "-w", "-t", str(int(START_SECONDS)), "-o", options),
@@ -312,7 +364,7 @@ class Cluster:
             ready = (self.data / "postmaster.pid").read_text().rstrip().endswith("ready")
         except FileNotFoundError:
             return False
-        return ready and not (self.socket / SOCKET).exists()
+        return ready and not (self.socket / f".s.PGSQL.{self.port}").exists()
 
     def _prepare(self, account: Account | None) -> None:
         """Give the server the folders it needs, and remove what a killed one left."""
@@ -324,8 +376,9 @@ class Cluster:
             let_through((self.data, self.socket, self.binaries / "postgres"), account)
         if self.socket.lstat().st_uid != owner or not self._owns_socket():
             raise DatabaseUnavailable(f"{self.socket} and {self.data} must be folders of the same user.")
-        for stale in (self.data / "postmaster.pid", self.socket / SOCKET, self.socket / f"{SOCKET}.lock"):
-            stale.unlink(missing_ok=True)
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        for stale in self.socket.glob(".s.PGSQL.*"):
+            stale.unlink()
 
     def _create_database(self) -> None:
         try:
@@ -344,6 +397,9 @@ class Cluster:
         if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [privileges.READERS]).rowcount:
             connection.execute(f"CREATE ROLE {privileges.READERS} NOLOGIN")
         privileges.make_login(connection, READER, privileges.READERS)
+        if self.tcp_port is not None:
+            for login in (SUPERUSER, READER):
+                privileges.set_password(connection, login, self._password(login))
 
     def _run(
         self,
@@ -391,7 +447,14 @@ def cluster(home: Path) -> Cluster:
 
 def ensure_running(home: Path) -> str:
     """The URL of the home's database, which is made and started if need be. See Cluster.ensure_running."""
-    return cluster(home).ensure_running()
+    one = cluster(home)
+    if not one.data.exists():
+        last = homes.last_used()
+        elsewhere = f"; the last one used is in {last} (TRINITY_DB_HOME)" if last else ""
+        logger.warning("There is no store in %s: a new one begins there%s", one.home, elsewhere)
+    url = one.ensure_running()
+    homes.remember(one.home)
+    return url
 
 
 def reader_url(home: Path) -> str:
@@ -455,6 +518,18 @@ def _try_lock(file: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise DatabaseUnavailable(
+                f"Port {port} cannot be used ({error.strerror}): trinity-db db start --port N names another, "
+                "--port 0 none."
+            ) from error
 
 
 def _sync(folder: Path) -> None:

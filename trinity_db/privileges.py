@@ -37,15 +37,17 @@ def make_login(
         if not found.rowcount:
             connection.execute(sql.SQL("CREATE ROLE {login} LOGIN").format(**names))
             if password is not None:
-                secret = connection.pgconn.encrypt_password(
-                    password.encode(), login.encode(), b"scram-sha-256"
-                )
-                connection.execute(
-                    sql.SQL("ALTER ROLE {login} PASSWORD {secret}").format(secret=secret.decode(), **names)
-                )
+                set_password(connection, login, password)
         connection.execute(sql.SQL("GRANT {group} TO {login}").format(**names))
     if group == READERS:
         _limit(connection, login)
+
+
+def set_password(connection: psycopg.Connection[psycopg.rows.DictRow], login: str, password: str) -> None:
+    """Give a login a password, of which the server sees the hash alone."""
+    secret = connection.pgconn.encrypt_password(password.encode(), login.encode(), b"scram-sha-256").decode()
+    statement = sql.SQL("ALTER ROLE {login} PASSWORD {secret}")
+    connection.execute(statement.format(login=sql.Identifier(login), secret=secret))
 
 
 def refuse_writer(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:

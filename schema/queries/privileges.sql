@@ -16,3 +16,7 @@ SELECT session_user AS login,
                   WHERE c.relnamespace = to_regnamespace('trinity') AND c.relkind IN ('r', 'p')
                     AND (has_table_privilege(held.oid, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
                          OR has_any_column_privilege(held.oid, c.oid, 'INSERT, UPDATE'))) AS can_write
+
+-- name: holds_rows
+-- Whether a store has anything that a restored backup would stand beside.
+SELECT EXISTS (SELECT FROM trinity.run) OR EXISTS (SELECT FROM trinity.taskset) AS is_so

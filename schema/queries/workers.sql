@@ -26,6 +26,14 @@ FROM trinity.worker
 WHERE run_id = %(run_id)s AND stopped_at IS NULL
 ORDER BY id
 
+-- name: living_workers
+-- Workers of all runs that gave a sign of life within their lease.
+SELECT r.name AS run, w.role, w.host, w.pid
+FROM trinity.worker w
+JOIN trinity.run r ON r.id = w.run_id
+WHERE w.stopped_at IS NULL AND w.heartbeat_at >= clock_timestamp() - make_interval(secs => %(lease_seconds)s)
+ORDER BY w.run_id, w.id
+
 -- name: stop_other_workers
 -- Whoever else has this worker's role in its run is replaced.
 UPDATE trinity.worker w SET stopped_at = clock_timestamp()

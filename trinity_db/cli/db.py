@@ -1,10 +1,13 @@
 """`trinity-db db`: the store itself, embedded or the server that TRINITY_DB_URL names."""
 
 import os
+import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from trinity_db.errors import ConfigError, SchemaMismatch
+from trinity_db.errors import ConfigError, SchemaMismatch, TrinityError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, check and upgrade the store.")
 
@@ -69,38 +72,73 @@ def check() -> None:
 
 
 @app.command()
-def url() -> None:
+def url(
+    as_reader: Annotated[
+        bool, typer.Option("--read", help="For a login that may only read; the embedded server has one.")
+    ] = False,
+) -> None:
     """Print the store's URL, for psql and other clients.
 
-    The embedded server is started if need be.
+    The embedded server is started if need be. Where it hears a port (db start --port), the URL is that of the
+    port, with the password.
 
     Example:
 
         psql "$(trinity-db db url)"
     """
-    from trinity_db import database
+    from trinity_db import database, embedded, settings
 
-    print(database.location())
+    place = database.location()
+    if not os.environ.get("TRINITY_DB_URL"):
+        cluster = embedded.cluster(settings.home())
+        login = embedded.READER if as_reader else embedded.SUPERUSER
+        place = cluster.tcp_url(login) or cluster.url(login=login)
+    elif as_reader:
+        place = os.environ.get("TRINITY_DB_READ_URL", "")
+        if not place:
+            raise ConfigError("TRINITY_DB_READ_URL names no login that may only read.")
+    print(place)
 
 
 @app.command()
-def start() -> None:
+def start(
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Also hear this TCP port of this machine, now and at later starts; 0: none.",
+        ),
+    ] = None,
+) -> None:
     """Start the embedded server; harmless when it runs.
+
+    Clients that know TCP only, as JDBC tools, connect to the port, with the password that db url shows.
 
     Example:
 
-        trinity-db db start
+        trinity-db db start --port 5433
     """
     _require_embedded("start")
     from trinity_db import embedded, settings
 
+    cluster = embedded.cluster(settings.home())
+    if port is not None:
+        cluster.listen(port or None)
     embedded.ensure_running(settings.home())
-    print(f"The embedded server runs ({settings.home()}).")
+    heard = f", port {cluster.tcp_port}" if cluster.tcp_port else ""
+    print(f"The embedded server runs ({settings.home()}{heard}).")
 
 
 @app.command()
-def stop() -> None:
+def stop(
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Also under workers that are alive; do not ask.")
+    ] = False,
+) -> None:
     """Stop the embedded server; harmless when it does not run.
+
+    Workers that are alive are named first. They wait for the server, and go on when it is started again.
 
     Example:
 
@@ -109,8 +147,48 @@ def stop() -> None:
     _require_embedded("stop")
     from trinity_db import embedded, settings
 
+    if not yes and embedded.running(settings.home()):
+        _ask_for(_living_workers(embedded.cluster(settings.home()).url()))
     stopped = embedded.stop(settings.home())
     print(f"The embedded server {'is stopped' if stopped else 'was not running'} ({settings.home()}).")
+
+
+@app.command()
+def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")]) -> None:
+    """Write the whole store to a file, in the format of pg_dump. Roles may go on meanwhile.
+
+    Checkpoints and archived payloads are files of their own, and not in it.
+
+    Example:
+
+        trinity-db db backup monday.dump
+    """
+    from trinity_db import backup as backups
+    from trinity_db import database
+
+    backups.backup(database.location(), file)
+    print(f"{file} holds the store ({file.stat().st_size:,} bytes).")
+
+
+@app.command()
+def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="What db backup wrote.")]) -> None:
+    """Bring a backup into an empty store: another folder, or another database.
+
+    What is restored is another store than the one that was backed up: its trainers leave the checkpoints of
+    the original alone. Where it takes the original's place, run `trinity-db db moved` next.
+
+    Example:
+
+        TRINITY_DB_HOME=restored trinity-db db restore monday.dump
+    """
+    from trinity_db import backup as backups
+    from trinity_db import database
+
+    backups.restore(database.location(), file)
+    print(
+        f"{file} is restored. This is another store than the one that was backed up; where it takes its "
+        "place, run: trinity-db db moved"
+    )
 
 
 @app.command()
@@ -137,6 +215,31 @@ def moved() -> None:
         if changed
         else "The store is where it was; nothing to do."
     )
+
+
+def _living_workers(url: str) -> list[str]:
+    """Each worker that is alive, in words."""
+    from contextlib import closing
+
+    from trinity_db import database, schema
+    from trinity_db.schema.queries import query
+    from trinity_db.service import LEASE_SECONDS
+
+    if database.schema_version(url) != schema.HEAD:
+        return []
+    with closing(database.connect(url)) as connection:
+        rows = connection.execute(query("living_workers"), {"lease_seconds": LEASE_SECONDS}).fetchall()
+    return [f"{row['role']} of run '{row['run']}' (process {row['pid']} on {row['host']})" for row in rows]
+
+
+def _ask_for(workers: list[str]) -> None:
+    """Let a person decide about workers that lose the server; without one, refuse."""
+    if not workers:
+        return
+    said = f"These work with the server and would wait for it: {', '.join(workers)}"
+    if not sys.stdin.isatty():
+        raise TrinityError(f"{said}. --yes stops it all the same.")
+    typer.confirm(f"{said}. Stop it?", abort=True, err=True)
 
 
 def _require_embedded(command: str) -> None:
