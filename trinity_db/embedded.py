@@ -451,7 +451,7 @@ def ensure_running(home: Path) -> str:
     if not one.data.exists():
         last = homes.last_used()
         elsewhere = f"; the last one used is in {last} (TRINITY_DB_HOME)" if last else ""
-        logger.warning("There is no store in %s: a new one begins there%s", one.home, elsewhere)
+        logger.info("There is no store in %s: a new one begins there%s", one.home, elsewhere)
     url = one.ensure_running()
     homes.remember(one.home)
     return url
