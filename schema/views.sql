@@ -217,8 +217,8 @@ COMMENT ON COLUMN trinity.reward_change_view.changed_at IS 'Time of the latest r
 COMMENT ON COLUMN trinity.reward_change_view.source IS 'Source of that event';
 COMMENT ON COLUMN trinity.reward_change_view.changed_by IS 'The person or program that gave it, where known';
 
--- What active runs wait for that require rewards: the members of complete groups of which the source has said nothing,
--- but for what is left of attempts that lost a step.
+-- What active runs with requires_reward wait for: the members of complete groups that the source has not judged yet,
+-- without attempts that lost a step.
 CREATE VIEW trinity.awaited_reward_view AS
 SELECT r.name AS run,
        r.config ->> 'requires_reward' AS source,

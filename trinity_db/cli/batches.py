@@ -26,9 +26,9 @@ def batches(
 ) -> None:
     """List the newest batches of a run.
 
-    Of each its step and state, the row of run_setting with its configuration, the policy version when it was
-    drawn and the first one that includes it, mean reward, staleness and loss. `trinity-db replay` writes one
-    out in full. A narrow terminal shows fewer columns.
+    Each line has step and state, the row of run_setting with its configuration, the policy version at the
+    draw and the first one that includes the batch, mean reward, staleness and loss. `trinity-db replay`
+    writes one batch in full. A narrow terminal shows fewer columns.
 
     Example:
 

@@ -16,13 +16,12 @@ def doctor(
 ) -> None:
     """Say what is wrong with this installation and this store, and what to do about it.
 
-    Looks at packages and disks, at what the server promises (durability), at whoever keeps it from cleaning
-    up (open transactions, slots), at sizes, statistics and indexes of our tables, and at what dead workers
-    left. It takes seconds, waits for nobody and writes nothing. An embedded store that is not running is
-    started.
+    Looks at packages and disks, at the server's durability settings, at transactions and slots that keep the
+    server from cleaning up, at sizes, statistics and indexes of our tables, and at leases of dead workers. It
+    takes seconds, waits for no lock and writes nothing. An embedded store that is not running is started.
 
-    One line a finding: ok, warn (slower than it should be, or not for ever) or fail (does not work, or may
-    lose rows). The exit code is 1 if anything fails.
+    Each finding is one line: ok, warn (slower than it should be, or not for ever) or fail (does not work, or
+    may lose rows). The exit code is 1 if anything fails.
 
     Example:
 

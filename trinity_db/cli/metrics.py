@@ -30,10 +30,10 @@ def metrics(
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is finished.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print how many as a JSON object.")] = False,
 ) -> None:
-    """Show elsewhere what all roles of a run have measured: what is not there yet, and each number once.
+    """Copy the metrics of a run to another place: those that it does not have yet, each number once.
 
-    The store's metric table has everything in any case. A run does this by itself where its configuration
-    says metrics: {tensorboard: FOLDER}.
+    The store's metric table always has all of them. A run copies them by itself if its configuration says
+    metrics: {tensorboard: FOLDER}.
 
     Example:
 

@@ -48,8 +48,8 @@ def reward(
 ) -> None:
     """Say how good an experience is, also long after it was trained on.
 
-    It adds up with what others said under other names. The next draw uses it; what was trained on
-    before stays as it is, and is listed in reward_change_view.
+    The reward of an experience is the sum over all names. The next draw uses the new reward. A row that was
+    trained on before stays trained, and reward_change_view lists it.
 
     Example:
 
