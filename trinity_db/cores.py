@@ -26,16 +26,18 @@ def available(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys
 
 
 def shares(roles: Sequence[str], computing: Collection[str], cores: int) -> dict[str, int]:
-    """Threads for each of the roles: those that compute share the cores, the others get one thread.
+    """Threads for each of the roles: those that compute share all cores but one, the others get one thread.
 
-    What does not divide evenly goes to the last of those that compute. Each has one thread at least.
+    One core is left to the store, the supervisor and roles that do not compute: where something else runs on
+    the core of one thread, all others spin until that thread is through. What does not divide evenly goes to
+    the last of the roles that compute. Each has one thread at least.
     """
     workers = [role for role in roles if role in computing]
     threads = dict.fromkeys(roles, 1)
     for role in workers:
-        threads[role] = max(1, cores // len(workers))
+        threads[role] = max(1, (cores - 1) // len(workers))
     if workers:
-        threads[workers[-1]] = max(1, cores - sum(threads[role] for role in workers[:-1]))
+        threads[workers[-1]] = max(1, cores - 1 - sum(threads[role] for role in workers[:-1]))
     return threads
 
 

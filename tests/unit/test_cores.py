@@ -52,13 +52,14 @@ def test_this_machine_has_a_core() -> None:
 @pytest.mark.parametrize(
     ("roles", "computing", "number", "expected"),
     [
-        ("explore process train", "explore train", 8, [4, 1, 4]),
-        ("explore process train", "explore train", 7, [3, 1, 4]),
-        ("explore process train", "explore process train", 8, [2, 2, 4]),
+        ("explore process train", "explore train", 9, [4, 1, 4]),
+        ("explore process train", "explore train", 8, [3, 1, 4]),
+        ("explore process train", "explore process train", 8, [2, 2, 3]),
         ("explore process train", "explore train", 2, [1, 1, 1]),
         ("explore process train", "explore train", 1, [1, 1, 1]),
-        ("train", "explore train", 8, [8]),
-        ("process train", "explore train", 8, [1, 8]),
+        ("train", "explore train", 2, [1]),
+        ("train", "explore train", 8, [7]),
+        ("process train", "explore train", 8, [1, 7]),
     ],
 )
 def test_roles_that_compute_share_the_cores(

@@ -40,6 +40,6 @@ def test_a_run_has_the_roles_that_its_configuration_needs(content: dict[str, Any
 def test_roles_that_compute_share_the_cores_of_the_machine(
     content: dict[str, Any], threads: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "available", lambda: 12)
+    monkeypatch.setattr(cores, "available", lambda: 13)
     config = validate(RunConfig, {"name": "run", "model": {"path": "model"}} | content, "run.yaml")
     assert threads_of(config) == threads
