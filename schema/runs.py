@@ -119,9 +119,24 @@ class Worker(Base):
     stopped_at: Mapped[datetime | None] = mapped_column(
         comment="Time at which it said goodbye or was taken for gone; NULL while it works"
     )
+    exclusive: Mapped[bool] = mapped_column(
+        server_default=text("false"),
+        comment="Whether its run has no second worker of its role while it works",
+    )
+    session_pid: Mapped[int | None] = mapped_column(
+        Integer,
+        comment="Process of the server that answers its heartbeats; NULL behind a pooler",
+    )
 
     __table_args__ = (
         ForeignKeyConstraint(["run_id", "setting_id"], ["run_setting.run_id", "run_setting.id"]),
+        Index(
+            "worker_exclusive_idx",
+            "run_id",
+            "role",
+            unique=True,
+            postgresql_where=text("exclusive AND stopped_at IS NULL"),
+        ),
         Index("worker_running_idx", "run_id", postgresql_where=text("stopped_at IS NULL")),
         # A heartbeat rewrites the row: leave room for it on its own page.
         {"postgresql_with": {"fillfactor": "50"}},

@@ -13,7 +13,14 @@ DROP VIEW IF EXISTS trinity.drop_view;
 DROP VIEW IF EXISTS trinity.batch_view;
 DROP VIEW IF EXISTS trinity.policy_progress;
 DROP VIEW IF EXISTS trinity.experience_view;
+DROP FUNCTION IF EXISTS trinity.is_alive(timestamptz, double precision);
 -- create
+
+-- Whether a worker whose last sign of life is from then is alive: it is from within a lease. One from further in the
+-- future is none: the server's clock was set back since, and a worker that lives gives another within seconds.
+CREATE FUNCTION trinity.is_alive(heartbeat_at timestamptz, lease_seconds double precision)
+RETURNS boolean LANGUAGE sql VOLATILE
+AS $$ SELECT abs(extract(epoch FROM clock_timestamp() - heartbeat_at)) <= lease_seconds $$;
 
 -- Every experience with its text, its reward, how stale it is now and how often it was used. staleness_now grows with
 -- each published version; how stale a row was when a step drew it is batch_item.staleness. Rows that nobody judged have
@@ -298,7 +305,7 @@ SELECT r.name AS run,
        w.host,
        w.pid,
        round(extract(epoch FROM clock_timestamp() - w.heartbeat_at), 1) AS silent_seconds,
-       w.stopped_at IS NULL AND w.heartbeat_at >= clock_timestamp() - interval '30 s' AS alive,
+       w.stopped_at IS NULL AND trinity.is_alive(w.heartbeat_at, 30) AS alive,
        held.groups,
        held.rows,
        held.batches

@@ -54,6 +54,8 @@ class Proxy:
         self._listener.close()
         self.go_on()
         self.cut()
+        for end in self._ends:
+            end.close()
 
     def _accept(self) -> None:
         with suppress(OSError):

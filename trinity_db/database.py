@@ -3,6 +3,10 @@
 A Database holds one connection a thread and opens it again when it broke. It knows nothing of
 tables beyond the version of the schema. Driver errors are wrapped here and nowhere else: those that
 pass by themselves become DatabaseUnavailable, those that a person must mend a TrinityError.
+
+Behind a pooler each transaction may get another session of the server, and what one leaves in its session
+another client finds there. So nothing is kept in a session then: statements are not prepared, and settings
+are made again in each transaction, for that transaction alone.
 """
 
 import logging
@@ -32,8 +36,9 @@ CONNECT_SECONDS = 10  # a server on another continent answers in less
 RETRY_SECONDS = (0.1, 5.0)  # first and longest pause; a server restarts in about a second
 GIVE_UP_SECONDS = 0.1  # how soon a pause ends when nobody waits for its end any more
 
-# Beginnings of SQLSTATEs that pass by themselves. The last two end the session, maybe a moment later.
+# Beginnings of SQLSTATEs that pass by themselves. Some end the session, maybe a moment later.
 PASSING = (
+    "08",  # the connection broke, or a pooler lost the server
     "40",  # deadlocks, serialization failures
     "57014",  # somebody cancelled the statement
     "57P",  # the server shuts down
@@ -73,21 +78,30 @@ class Database:
                 the block did is undone, or its commit is unclear.
             TrinityError: the server takes no writes, as when its disk is full; with what to do.
         """
-        connection = self._connection()
-        with in_our_words(connection), connection.transaction():
+        with self.transaction_on(self._connection()) as connection:
             if read_only:
                 connection.execute("SET TRANSACTION READ ONLY")
+            yield connection
+
+    @contextmanager
+    def transaction_on(self, connection: Transaction) -> Iterator[Transaction]:
+        """The same on a connection that `listen` gave."""
+        needs_settings = is_pooled(connection) and self._silence_seconds is not None
+        begun = self._begun(connection) if needs_settings else connection.transaction()
+        with in_our_words(connection), begun:
             yield connection
 
     def retry(self, decide: Callable[[], Result], give_up: Callable[[], bool] = lambda: False) -> Result:
         """Call until the database answers; for a role, which needs no other name of this module for it."""
         return retry(decide, give_up)
 
-    def listen(self, channel: str) -> psycopg.Connection[DictRow]:
-        """A connection of its own, in autocommit, that hears a channel."""
-        connection = self._connect(autocommit=True)
-        with in_our_words(connection):
-            connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
+    def listen(self, channel: str) -> Transaction:
+        """A connection of its own that hears a channel, in autocommit; behind a pooler it hears nothing."""
+        connection = self._connect()
+        if not is_pooled(connection):
+            connection.autocommit = True
+            with in_our_words(connection):
+                connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
         return connection
 
     def close(self) -> None:
@@ -117,10 +131,34 @@ class Database:
                 raise
             connection = connect(self.url, **options)
         if self._silence_seconds is not None:
-            with in_our_words(connection), connection.transaction():
-                connection.execute(query("limit_silence"), {"seconds": self._silence_seconds})
-                connection.execute(query("plan_for_growth"))
+            if is_pooled(connection):
+                connection.autocommit = True  # transactions begin with settings
+            else:
+                with in_our_words(connection), connection.transaction():
+                    connection.execute("; ".join(self._settings(connection)).encode())
         return connection
+
+    @contextmanager
+    def _begun(self, connection: Transaction) -> Iterator[None]:
+        """A transaction that begins with a role's settings, in one message: the server is asked once."""
+        connection.execute("; ".join(["BEGIN", *self._settings(connection)]).encode())
+        try:
+            yield
+            connection.commit()
+        except BaseException:
+            try:
+                connection.rollback()
+            except psycopg.Error:
+                connection.close()
+            raise
+
+    def _settings(self, connection: Transaction) -> list[str]:
+        """Statements that make a role's settings: of the session, or behind a pooler of the transaction."""
+        values = {"seconds": self._silence_seconds, "name": self.session_name}
+        values["is_local"] = is_pooled(connection)
+        names = ["name_session", "limit_silence", "plan_for_growth"]
+        with psycopg.ClientCursor(connection) as cursor:
+            return [cursor.mogrify(query(name), values) for name in names]
 
 
 _absence = threading.local()  # since when this thread has been without the database
@@ -152,12 +190,18 @@ def retry(decide: Callable[[], Result], give_up: Callable[[], bool] = lambda: Fa
             return result
 
 
-def connect(url: str, **options: Any) -> psycopg.Connection[DictRow]:
-    """Open a connection, or say in one line that no database answers."""
+def connect(url: str, autocommit: bool = False, **options: Any) -> Transaction:
+    """Open a connection, and see whether a pooler is between.
+
+    Raises:
+        DatabaseUnavailable: no database answers.
+        TrinityError: the address is none, or the pooler keeps no transaction on one session.
+    """
     try:
-        connection = psycopg.connect(
+        connection: Transaction = psycopg.connect(
             url,
             row_factory=dict_row,
+            autocommit=True,
             connect_timeout=CONNECT_SECONDS,
             **{"application_name": "trinity-db"} | options,
         )
@@ -170,10 +214,44 @@ def connect(url: str, **options: Any) -> psycopg.Connection[DictRow]:
         raise TrinityError(
             f"TRINITY_DB_URL is not a PostgreSQL address: {address.reason(error, url)}"
         ) from None
+    try:
+        _look_for_pooler(connection, url)
+        connection.autocommit = autocommit
+    except BaseException:
+        connection.close()
+        raise
     if (since := getattr(_absence, "since", None)) is not None:
         logger.warning("The database is back after %.1f s.", time.monotonic() - since)
         _absence.since = None
     return connection
+
+
+def is_pooled(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a pooler is between, so that no session of the server is ours for longer than a transaction."""
+    return connection.prepare_threshold is None
+
+
+def _look_for_pooler(connection: Transaction, url: str) -> None:
+    """Prepare no statements where the process that answers is not the one that we were told at the beginning.
+
+    A pooler answers the beginning itself, with a number of its own. Which of its modes it is in cannot be
+    seen, and may change: one that keeps a session for each client is treated as one that does not.
+    """
+    with in_our_words(connection):
+        row = connection.execute(query("server_process")).fetchone()
+    if row == {"pid": connection.info.backend_pid}:
+        return
+    connection.prepare_threshold = None
+    try:
+        with in_our_words(connection), connection.transaction():
+            pass
+    except DatabaseUnavailable as error:
+        if "statement pooling" not in str(error):
+            raise
+        raise TrinityError(
+            f"The pooler at {address.shown(url)} pools statements, and trinity-db needs transactions: "
+            "set its pool_mode to transaction, or name the server itself in TRINITY_DB_URL."
+        ) from error
 
 
 @contextmanager
@@ -281,16 +359,31 @@ def schema_version(url: str) -> str | None:
     return row["version_num"] if row else None
 
 
+def encoding_fault(connection: psycopg.Connection[Any]) -> str | None:
+    """What is wrong with the encoding of a database, and how to make one; None where it holds every text."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding == "UTF8":
+        return None
+    return (
+        f"database '{connection.info.dbname}' has the encoding {encoding}, which cannot hold every text; "
+        "create another: CREATE DATABASE name ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
+    )
+
+
 def upgrade(url: str) -> None:
     """Bring the schema to the version of this code, from nothing or from an older one.
 
     Raises:
         SchemaMismatch: the schema is newer than this code.
+        TrinityError: the database has another encoding than UTF-8.
         TrinityError: the server refuses a step, as when a user's own view stands on one of ours.
     """
     from alembic import command
     from sqlalchemy.exc import DBAPIError
 
+    with connect(url) as connection:
+        if fault := encoding_fault(connection):
+            raise TrinityError(f"Nothing was created: {fault}")
     found = schema_version(url)
     if found is not None and found not in known_versions():
         raise SchemaMismatch(_mismatch(found))

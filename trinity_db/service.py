@@ -12,10 +12,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from types import FrameType
 from typing import ClassVar, TypeVar
 
-from trinity_db.database import RETRY_SECONDS, Database, in_our_words
+from trinity_db.database import RETRY_SECONDS, Database, Transaction, in_our_words, is_pooled
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs, workers
@@ -26,9 +28,12 @@ Result = TypeVar("Result")
 
 LEASE_SECONDS = 30.0  # longer than a disk stalls, short enough to wait for
 HEARTBEAT_SECONDS = LEASE_SECONDS / 6  # so that several may be missed
-LISTEN_SECONDS = 0.5  # at a time: how long a stop waits, and how soon a lost supervisor is noticed
+LISTEN_SECONDS = (
+    0.5  # at a time: how long a stop waits, how soon a lost supervisor or, behind a pooler, news is noticed
+)
 POLL_SECONDS = 2.0  # news usually wakes sooner; polling is the truth
-LOCK_SECONDS = 5.0  # a server notices in milliseconds that a killed worker's connection is gone
+WATCH_SECONDS = 1.5 * HEARTBEAT_SECONDS  # a worker that is alive gives a sign of it meanwhile
+LOOK_SECONDS = 0.2  # between two looks at a worker that is in the way
 RELEASE_SECONDS = 5.0  # for a database that is away when a role stops; then its work is done again
 SUPERVISOR = "TRINITY_DB_SUPERVISOR"  # process id of the parent that a role shall end with
 
@@ -88,13 +93,14 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
-            # First, so that an exclusive role that is refused leaves no worker behind.
-            pulse = self._insist(lambda: Pulse(self))
+            self.worker_id = self._enter()
         except DatabaseUnavailable as error:
             if not self.stopping:
                 raise
             logger.warning("%s; nothing was begun", error)
+        if not self.worker_id:
             return
+        pulse = Pulse(self)
         try:
             self._serve(pulse)
         except DatabaseUnavailable as error:
@@ -114,7 +120,6 @@ class Service:
             self.stop()
 
     def _serve(self, pulse: "Pulse") -> None:
-        self.worker_id = self._insist(self._register)
         pulse.start()
         logger.info("%s worker %d serves run '%s'", self.role, self.worker_id, self.run.name)
         self._insist(self.start)
@@ -132,13 +137,47 @@ class Service:
 
         return self.database.retry(decide, give_up)
 
-    def _register(self) -> int:
+    def _enter(self) -> int:
+        """Register; returns the worker's id, or 0 where this process shall stop before.
+
+        Where an exclusive role has another worker, this one watches it, by its own clock: one that gives a
+        sign of life stays. One whose lease has ended by the server's clock is given the time of a beat, as
+        that clock may have been moved; any other the time of a lease.
+
+        Raises:
+            ConfigError: the other is alive. Nothing is left behind.
+        """
+        watched: workers.Rival | None = None
+        since = time.monotonic()
+        while not self.stopping:
+            seconds = time.monotonic() - since
+            is_gone = watched and seconds > (WATCH_SECONDS if watched.is_silent else LEASE_SECONDS)
+            found = self._insist(partial(self._register, watched if is_gone else None))
+            if isinstance(found, int):
+                return found
+            if watched is not None and found is not None and found != watched:
+                raise ConfigError(
+                    f"Run '{self.run.name}' has a {self.role} worker already; stop that one first."
+                )
+            if watched is None:
+                since = time.monotonic()
+            watched = found
+            self._news.wait(LOOK_SECONDS)
+        return 0
+
+    def _register(self, gone: workers.Rival | None) -> int | workers.Rival | None:
+        """This process's worker, or the one that has its place; None where that has just left."""
         with self.database.transaction() as tx:
-            worker_id = workers.register(tx, self.run, self.role)
-            if self.exclusive:
-                workers.replace_others(tx, worker_id)
+            if not self.exclusive:
+                worker_id: int | None = workers.register(tx, self.run, self.role)
+            else:
+                if gone is not None:
+                    workers.stop_rival(tx, self.run.id, gone, LEASE_SECONDS)
+                worker_id = workers.register_only(tx, self.run, self.role)
+            if worker_id is None:
+                return workers.rival(tx, self.run.id, self.role, LEASE_SECONDS)
             self.database.session_name = workers.sign(tx, worker_id)
-        return worker_id
+            return worker_id
 
     def _step(self) -> bool:
         """One piece of work, or a wait for news; True when there will never be more work."""
@@ -193,16 +232,11 @@ class Pulse(threading.Thread):
         self._service = service
         self._ended = threading.Event()
         self._beaten_at = -math.inf
-        self._channel = runs.channel(service.run.id)
-        self._connection = service.database.listen(self._channel)
-        try:
-            if not self._take_place():
-                raise ConfigError(
-                    f"Run '{service.run.name}' has a {service.role} worker already; stop that one first."
-                )
-        except BaseException:
-            self._connection.close()
-            raise
+        self._server_time: datetime | None = None
+        """When the last beat was, by the server's clock."""
+        self._connection: Transaction | None = None
+        self._told = False
+        """Whether the log says that there are no notifications."""
 
     def run(self) -> None:
         """Beat and listen until stopped."""
@@ -212,11 +246,9 @@ class Pulse(threading.Thread):
             if self._service.stopping:
                 self._service.hear_news()
             try:
-                self._reconnect()
-                with in_our_words(self._connection):
-                    self._beat()
-                    for _ in self._connection.notifies(timeout=LISTEN_SECONDS):
-                        self._service.hear_news()
+                connection = self._connected()
+                self._beat(connection)
+                self._hear(connection)
                 pause = RETRY_SECONDS[0]
             except DatabaseUnavailable:
                 self._ended.wait(pause)
@@ -226,18 +258,21 @@ class Pulse(threading.Thread):
                 self._ended.set()
                 self._service.stop()
         # Here and not in stop(): a connection must not be closed while another thread waits on it.
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def stop(self) -> None:
-        """End the thread and its connection, and with it the lock of an exclusive role."""
+        """End the thread and its connection."""
         self._ended.set()
         if self.is_alive():
             self.join(HEARTBEAT_SECONDS)
-        elif self.ident is None:  # it was never started
-            self._connection.close()
 
-    def _beat(self) -> None:
+    def _beat(self, connection: Transaction) -> None:
         """Now and then a sign of life, and a look after the others.
+
+        If by the server's clock a lease has passed since the last beat, forward or back, that clock was set,
+        or this process stood still, or the server was away: then others may be alive and seem silent too, and
+        are left alone until they had the time of a beat.
 
         Raises:
             LeaseLost: somebody looked after us.
@@ -245,12 +280,13 @@ class Pulse(threading.Thread):
         if time.monotonic() - self._beaten_at < HEARTBEAT_SECONDS:
             return
         service = self._service
-        with self._connection.transaction():
+        with service.database.transaction_on(connection) as tx:
             if self._beaten_at == -math.inf:
-                workers.sign(self._connection, service.worker_id)
-            workers.beat(self._connection, service.worker_id)
-            released = workers.release_leases(self._connection, service.run.id, LEASE_SECONDS)
-        self._beaten_at = time.monotonic()
+                workers.keep_session(tx, service.worker_id)
+            now = workers.beat(tx, service.worker_id)
+            is_steady = abs((now - (self._server_time or now)).total_seconds()) <= LEASE_SECONDS
+            released = is_steady and workers.release_leases(tx, service.run.id, LEASE_SECONDS)
+        self._beaten_at, self._server_time = time.monotonic(), now
         if released:
             logger.warning(
                 "gave back %d rows and %d groups of workers that are gone",
@@ -259,31 +295,34 @@ class Pulse(threading.Thread):
             )
             service.hear_news()
 
-    def _reconnect(self) -> None:
-        """Beat and listen again where the connection was lost.
+    def _hear(self, connection: Transaction) -> None:
+        """Wake the role when there is news; behind a pooler, where none arrives, let it look now and then."""
+        if is_pooled(connection):
+            self._ended.wait(LISTEN_SECONDS)
+            self._service.hear_news()
+            return
+        with in_our_words(connection):
+            for _ in connection.notifies(timeout=LISTEN_SECONDS):
+                self._service.hear_news()
+
+    def _connected(self) -> Transaction:
+        """The connection, made again where it was lost.
 
         Raises:
             DatabaseUnavailable: not yet.
-            LeaseLost: another has our place.
         """
-        if not (self._connection.closed or self._connection.broken):
-            return
-        self._connection.close()
-        self._connection = self._service.database.listen(self._channel)
-        self._beaten_at = -math.inf
-        with in_our_words(self._connection):
-            self._beat()
-        if not self._take_place():
-            self._connection.close()
-            raise DatabaseUnavailable("The server has not noticed yet that our last session is lost.")
-        self._service.hear_news()
-
-    def _take_place(self) -> bool:
-        """Whether this is, or has become, the run's one worker of an exclusive role."""
-        if not self._service.exclusive:
-            return True
-        with in_our_words(self._connection):
-            return workers.become_trainer(self._connection, self._service.run.id, LOCK_SECONDS, LEASE_SECONDS)
+        connection = self._connection
+        if connection is None or connection.closed or connection.broken:
+            if connection is not None:
+                connection.close()
+                self._service.hear_news()
+            channel = runs.channel(self._service.run.id)
+            self._connection = connection = self._service.database.listen(channel)
+            self._beaten_at = -math.inf
+            if is_pooled(connection) and not self._told:
+                self._told = True
+                logger.info("a pooler is before the database: looking for news every %g s", LISTEN_SECONDS)
+        return connection
 
 
 def is_supervised() -> bool:

@@ -7,7 +7,7 @@ WHERE a.worker_id IS NULL OR a.worker_id = excluded.worker_id
    OR EXISTS (SELECT FROM trinity.worker w
               WHERE w.id = a.worker_id
                 AND (w.stopped_at IS NOT NULL
-                     OR w.heartbeat_at < clock_timestamp() - make_interval(secs => %(lease_seconds)s)))
+                     OR NOT trinity.is_alive(w.heartbeat_at, %(lease_seconds)s)))
 RETURNING a.attempt, a.num_rows
 
 -- name: hold_archive

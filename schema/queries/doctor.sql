@@ -1,8 +1,8 @@
 -- name: limit_checkup
--- This session only looks, waits for no lock for long, and gives up what takes long.
-SELECT set_config('default_transaction_read_only', 'on', false),
-       set_config('statement_timeout', %(statement_seconds)s::float8 * 1000 || 'ms', false),
-       set_config('lock_timeout', %(lock_seconds)s::float8 * 1000 || 'ms', false)
+-- This transaction only looks, waits for no lock for long, and gives up what takes long.
+SELECT set_config('transaction_read_only', 'on', true),
+       set_config('statement_timeout', %(statement_seconds)s::float8 * 1000 || 'ms', true),
+       set_config('lock_timeout', %(lock_seconds)s::float8 * 1000 || 'ms', true)
 
 -- name: doctor_server
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer / 10000 AS major,
@@ -145,7 +145,7 @@ CROSS JOIN LATERAL (
            (SELECT count(*) FROM trinity.batch b
             WHERE b.run_id = w.run_id AND b.worker_id = w.id AND b.state = 'leased') AS batches
 ) h
-WHERE (w.stopped_at IS NOT NULL OR w.heartbeat_at < clock_timestamp() - make_interval(secs => %(lease_seconds)s))
+WHERE (w.stopped_at IS NOT NULL OR NOT trinity.is_alive(w.heartbeat_at, %(lease_seconds)s))
   AND h.rows + h.groups + h.batches > 0
 ORDER BY w.id
 
@@ -155,7 +155,7 @@ SELECT DISTINCT ON (w.pid) r.name AS run, w.role, w.pid
 FROM trinity.worker w
 JOIN trinity.run r ON r.id = w.run_id
 WHERE w.host = %(host)s AND w.stopped_at IS NULL
-  AND w.heartbeat_at >= clock_timestamp() - make_interval(secs => %(lease_seconds)s)
+  AND trinity.is_alive(w.heartbeat_at, %(lease_seconds)s)
   AND (w.role <> 'process' OR jsonb_typeof(r.config #> '{processors,teacher}') = 'object')
 ORDER BY w.pid, w.id
 
@@ -164,7 +164,7 @@ ORDER BY w.pid, w.id
 SELECT r.name AS run, r.config ->> 'taskset' IS NOT NULL AS is_online,
        ARRAY(SELECT DISTINCT w.role::text FROM trinity.worker w
              WHERE w.run_id = r.id AND w.stopped_at IS NULL
-               AND w.heartbeat_at >= clock_timestamp() - make_interval(secs => %(lease_seconds)s)) AS alive
+               AND trinity.is_alive(w.heartbeat_at, %(lease_seconds)s)) AS alive
 FROM trinity.run r
 WHERE r.kind = 'train' AND r.state = 'active'
 ORDER BY r.id

@@ -17,10 +17,11 @@ LEFT JOIN LATERAL (
 ) p ON true
 LEFT JOIN LATERAL (
     SELECT jsonb_agg(jsonb_build_object('role', w.role, 'host', w.host, 'pid', w.pid, 'started_at', w.started_at,
-                                        'silent_seconds', w.silent, 'alive', w.silent <= %(lease_seconds)s::float8)
+                                        'silent_seconds', w.silent, 'alive', w.alive)
                      ORDER BY w.role, w.id) AS workers
     FROM (SELECT w.id, w.role, w.host, w.pid, w.started_at,
-                 round(extract(epoch FROM clock_timestamp() - w.heartbeat_at), 1) AS silent
+                 round(extract(epoch FROM clock_timestamp() - w.heartbeat_at), 1) AS silent,
+                 trinity.is_alive(w.heartbeat_at, %(lease_seconds)s) AS alive
           FROM trinity.worker w
           WHERE w.run_id = r.id AND w.stopped_at IS NULL) w
 ) w ON true

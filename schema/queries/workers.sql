@@ -1,7 +1,9 @@
 -- name: register_worker
--- The reference to the setting waits for a change that is under way, and makes a later one wait.
-INSERT INTO trinity.worker (run_id, role, setting_id, host, pid)
-VALUES (%(run_id)s, %(role)s, %(setting_id)s, %(host)s, %(pid)s)
+-- No row where the worker is to be the only one of its role in its run, and there is one that is running. The
+-- reference to the setting waits for a change that is under way, and makes a later one wait.
+INSERT INTO trinity.worker (run_id, role, setting_id, host, pid, exclusive)
+VALUES (%(run_id)s, %(role)s, %(setting_id)s, %(host)s, %(pid)s, %(exclusive)s)
+ON CONFLICT (run_id, role) WHERE exclusive AND stopped_at IS NULL DO NOTHING
 RETURNING id
 
 -- name: newest_setting
@@ -11,6 +13,7 @@ SELECT max(s.id) AS id FROM trinity.run_setting s WHERE s.run_id = %(run_id)s
 -- name: heartbeat
 -- One small update keeps every lease of the worker alive. Nothing where it was taken for gone: it must not go on.
 UPDATE trinity.worker SET heartbeat_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
+RETURNING heartbeat_at
 
 -- name: hold_place
 -- Nobody can replace the worker before this transaction ends; no row where somebody did.
@@ -21,7 +24,7 @@ UPDATE trinity.worker SET stopped_at = clock_timestamp() WHERE id = %(worker_id)
 
 -- name: running_workers
 -- Workers that did not say goodbye, and whether they gave a sign of life within their lease.
-SELECT id, role, host, pid, heartbeat_at >= clock_timestamp() - make_interval(secs => %(lease_seconds)s) AS is_alive
+SELECT id, role, host, pid, trinity.is_alive(heartbeat_at, %(lease_seconds)s) AS is_alive
 FROM trinity.worker
 WHERE run_id = %(run_id)s AND stopped_at IS NULL
 ORDER BY id
@@ -40,9 +43,43 @@ UPDATE trinity.worker w SET stopped_at = clock_timestamp()
 FROM trinity.worker me
 WHERE me.id = %(worker_id)s AND w.run_id = me.run_id AND w.role = me.role AND w.id <> me.id AND w.stopped_at IS NULL
 
+-- name: rival
+-- The worker that is the only one of its role in the run, and whether its lease has ended.
+SELECT id, heartbeat_at, NOT trinity.is_alive(heartbeat_at, %(lease_seconds)s) AS is_silent
+FROM trinity.worker
+WHERE run_id = %(run_id)s AND role = %(role)s AND exclusive AND stopped_at IS NULL
+
+-- name: stop_rival
+-- A worker that gave no sign of life since we looked at it loses its place; one that did keeps it.
+UPDATE trinity.worker SET stopped_at = clock_timestamp()
+WHERE id = %(worker_id)s AND heartbeat_at = %(heartbeat_at)s AND stopped_at IS NULL
+
+-- name: stop_lost_rival
+-- The only worker of its role loses its place when the server has ended the session of its pulse: its process was
+-- killed, or the server does not reach it any more. That is known at once, on whatever machine it was. Behind a pooler
+-- a worker has no session, and its lease must run out.
+UPDATE trinity.worker w SET stopped_at = clock_timestamp()
+WHERE w.run_id = %(run_id)s AND w.role = %(role)s AND w.exclusive AND w.stopped_at IS NULL
+  AND w.session_pid IS NOT NULL
+  AND NOT EXISTS (SELECT FROM pg_stat_activity a
+                  WHERE a.pid = w.session_pid AND a.application_name = 'trinity-db worker ' || w.id)
+
 -- name: sign_session
--- From now on this session tells whose it is, so that it can be ended when its worker falls silent.
-SELECT set_config('application_name', 'trinity-db worker ' || %(worker_id)s::bigint, false) AS name
+-- From now on this session, or behind a pooler this transaction, tells whose it is, so that it can be ended when its
+-- worker falls silent.
+SELECT set_config('application_name', 'trinity-db worker ' || %(worker_id)s::bigint, %(is_local)s) AS name
+
+-- name: keep_session
+-- From now on the worker counts as lost when this session ends.
+UPDATE trinity.worker SET session_pid = pg_backend_pid() WHERE id = %(worker_id)s
+
+-- name: name_session
+-- The session, or this transaction, tells whose it is.
+SELECT set_config('application_name', %(name)s, %(is_local)s)
+
+-- name: server_process
+-- Which process of the server answers.
+SELECT pg_backend_pid() AS pid
 
 -- name: end_silent_sessions
 -- Ends the transactions of workers that said no goodbye and are silent for longer than their lease, with their
@@ -52,7 +89,7 @@ SELECT pg_terminate_backend(a.pid) AS is_ended
 FROM trinity.worker w
 JOIN pg_stat_activity a ON a.application_name = 'trinity-db worker ' || w.id
 WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL
-  AND w.heartbeat_at < clock_timestamp() - make_interval(secs => %(lease_seconds)s)
+  AND NOT trinity.is_alive(w.heartbeat_at, %(lease_seconds)s)
   AND a.datname = current_database() AND a.usename = current_user
   AND a.state <> 'idle' AND a.pid <> pg_backend_pid()
 
@@ -66,7 +103,7 @@ WITH gone AS MATERIALIZED (
     FROM trinity.worker w
     WHERE w.run_id = %(run_id)s
       AND (w.stopped_at IS NOT NULL
-           OR w.heartbeat_at < clock_timestamp() - make_interval(secs => %(lease_seconds)s))
+           OR NOT trinity.is_alive(w.heartbeat_at, %(lease_seconds)s))
 ),
 stalled_groups AS MATERIALIZED (
     SELECT g.id FROM gone JOIN trinity.rollout_group g ON g.worker_id = gone.id AND g.state = 'open'
@@ -117,38 +154,19 @@ experiences AS (
 )
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
 
--- name: lock_trainer
--- A run has one trainer: the lock lasts as long as the session that took it.
-SELECT pg_advisory_lock(hashtextextended('trinity trainer', %(run_id)s))
-
--- name: wait_for_lock
--- For this transaction.
-SELECT set_config('lock_timeout', %(lock_seconds)s::float8 * 1000 || 'ms', true)
-
--- name: end_silent_trainer
--- Ends the session that holds the run's trainer lock, where trainers did not say goodbye and all of them have been
--- silent for longer than their lease: frozen, or on a machine that is gone. Nothing while one is alive.
-SELECT pg_terminate_backend(l.pid) AS is_ended
-FROM pg_locks l
-WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid() AND l.objsubid = 1
-  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-  AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('trinity trainer', %(run_id)s)
-  AND (SELECT max(w.heartbeat_at) FROM trinity.worker w
-       WHERE w.run_id = %(run_id)s AND w.role = 'train' AND w.stopped_at IS NULL)
-      < clock_timestamp() - make_interval(secs => %(lease_seconds)s)
-
 -- name: limit_silence
--- The server ends this session when a transaction of its stands still, or its network says nothing, for so long.
-SELECT set_config('idle_in_transaction_session_timeout', %(seconds)s::float8 * 1000 || 'ms', false),
-       set_config('tcp_user_timeout', %(seconds)s::float8 * 1000 || 'ms', false),
-       set_config('tcp_keepalives_idle', greatest(1, round(%(seconds)s::float8 / 3))::text, false),
-       set_config('tcp_keepalives_interval', greatest(1, round(%(seconds)s::float8 / 6))::text, false),
-       set_config('tcp_keepalives_count', '4', false)
+-- The server ends this session when a transaction of its stands still, or its network says nothing, for so long. Local
+-- is for this transaction only.
+SELECT set_config('idle_in_transaction_session_timeout', %(seconds)s::float8 * 1000 || 'ms', %(is_local)s),
+       set_config('tcp_user_timeout', %(seconds)s::float8 * 1000 || 'ms', %(is_local)s),
+       set_config('tcp_keepalives_idle', greatest(1, round(%(seconds)s::float8 / 3))::text, %(is_local)s),
+       set_config('tcp_keepalives_interval', greatest(1, round(%(seconds)s::float8 / 6))::text, %(is_local)s),
+       set_config('tcp_keepalives_count', '4', %(is_local)s)
 
 -- name: plan_for_growth
 -- A session keeps its plans, and a role makes most of them while the tables are still small: then reading a table from
 -- end to end, to sort, merge or hash it, is cheapest, and later it is what stops everything. Each statement of a role
 -- has indexes that find its few rows, one after the other; it shall always use them, planned once, not at every call.
 -- None gains what compiling costs.
-SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config(name, 'off', false)
+SELECT set_config('plan_cache_mode', 'force_generic_plan', %(is_local)s), set_config(name, 'off', %(is_local)s)
 FROM unnest(ARRAY['enable_seqscan', 'enable_mergejoin', 'enable_hashjoin', 'jit']) AS s (name)

@@ -108,14 +108,14 @@ def drop_last(scene: Scene) -> None:
 
 
 def stop_the_clock(scene: Scene) -> None:
-    """Everything happens just now, however long the tests take; but the processor was killed, and a second
+    """Everything happens just now, for as long as the tests take; but the processor was killed, and a second
     explorer said goodbye.
     """
     second = scene.new_worker(WorkerRole.EXPLORE)
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.rollout SET finished_at = now() + interval '1 day'")
         tx.execute("UPDATE trinity.batch SET committed_at = now() + interval '1 day'")
-        tx.execute("UPDATE trinity.worker SET heartbeat_at = now() + interval '1 day'")
+        tx.execute("UPDATE trinity.worker SET heartbeat_at = now() + interval '29 s'")
         killed = "UPDATE trinity.worker SET heartbeat_at = now() - interval '31 s' WHERE id = %s"
         tx.execute(killed, [scene.processor])
         tx.execute("UPDATE trinity.worker SET stopped_at = now() WHERE id = %s", [second])

@@ -1,6 +1,7 @@
 """Server, network or disk fail, or a process freezes: roles go on, or end in one line."""
 
 import logging
+import math
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(service, "RETRY_SECONDS", (0.01, 0.1))
     monkeypatch.setattr(service, "LEASE_SECONDS", LEASE_SECONDS)
     monkeypatch.setattr(service, "HEARTBEAT_SECONDS", LEASE_SECONDS / 6)
-    monkeypatch.setattr(service, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(service, "WATCH_SECONDS", LEASE_SECONDS / 4)
+    monkeypatch.setattr(service, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(service, "RELEASE_SECONDS", 0.1)
     yield
     for number, handler in handlers.items():
@@ -108,6 +111,23 @@ def goodbyes(direct: psycopg.Connection[Any]) -> list[bool]:
     return [
         gone for (gone,) in direct.execute("SELECT stopped_at IS NOT NULL FROM trinity.worker ORDER BY id")
     ]
+
+
+HELD = "SELECT count(*) FROM trinity.rollout_group WHERE worker_id = %s"
+
+
+def hold(tx: Transaction, run: runs.Run, worker_id: int) -> None:
+    """Lease a group."""
+    tx.execute("INSERT INTO trinity.taskset (name) VALUES ('tasks')")
+    tx.execute(
+        "INSERT INTO trinity.task (taskset_id, key, payload)"
+        " SELECT id, 'a', '{\"prompt\": \"1\"}' FROM trinity.taskset"
+    )
+    tx.execute(
+        "INSERT INTO trinity.rollout_group (run_id, task_id, expected, worker_id)"
+        " SELECT %s, id, 1, %s FROM trinity.task",
+        [run.id, worker_id],
+    )
 
 
 def is_silent(direct: psycopg.Connection[Any]) -> bool:
@@ -298,6 +318,36 @@ def test_a_role_s_session_notices_a_silent_network_within_its_lease(database_url
         assert row == {"idle_in_transaction_session_timeout": "10min"}, "a person may take longer"
 
 
+@pytest.mark.parametrize("seconds", [3600, -3600])
+def test_workers_are_given_the_time_of_a_beat_when_the_server_s_clock_was_set(
+    database_url: str, run: runs.Run, direct: psycopg.Connection[Any], seconds: float
+) -> None:
+    """Their heartbeats are an hour off at once; the rescuer knows it from its own."""
+    shift = "UPDATE trinity.worker SET heartbeat_at = heartbeat_at - make_interval(secs => %s)"
+    with closing(Database(database_url, LEASE_SECONDS)) as database:
+        rescuer, other = Actor(database, run), Actor(database, run)
+        rescuer.worker_id, other.worker_id = rescuer._register(None), other._register(None)  # type: ignore[assignment]
+        pulse, heard = service.Pulse(rescuer), service.Pulse(other)
+        connection = pulse._connected()
+        pulse._beat(connection)
+        with database.transaction() as tx:
+            hold(tx, run, other.worker_id)
+        direct.execute(shift, [seconds])
+        assert pulse._server_time is not None
+        pulse._server_time -= timedelta(seconds=seconds)
+        for _ in range(2):
+            pulse._beaten_at = -math.inf
+            pulse._beat(connection)
+            assert direct.execute(HELD, [other.worker_id]).fetchone() == (1,)
+            heard._beat(heard._connected())  # its next beat, within seconds
+        direct.execute(shift, [seconds])
+        pulse._beaten_at = -math.inf
+        pulse._beat(connection)
+        assert direct.execute(HELD, [other.worker_id]).fetchone() == (0,), "it is gone"
+        pulse._connected().close()
+        heard._connected().close()
+
+
 FROZEN_TRAINER = """
 import sys
 from tests.integration.test_outages import LEASE_SECONDS, OnlyTrainer
@@ -305,7 +355,7 @@ from trinity_db import cli, service
 from trinity_db.database import Database
 from trinity_db.errors import TrinityError
 from trinity_db.store import runs
-service.LEASE_SECONDS, service.HEARTBEAT_SECONDS, service.LOCK_SECONDS = LEASE_SECONDS, LEASE_SECONDS / 6, 0.2
+service.LEASE_SECONDS, service.HEARTBEAT_SECONDS = LEASE_SECONDS, LEASE_SECONDS / 6
 database = Database(sys.argv[1], LEASE_SECONDS)
 with database.transaction() as tx:
     run = runs.find(tx, "accident")
@@ -349,7 +399,7 @@ def test_a_frozen_trainer_is_replaced_and_ends_in_one_line_when_it_wakes_up(
     assert goodbyes(direct) == [True, True]
 
 
-def test_a_trainer_that_is_alive_is_not_replaced_by_one_whose_lock_it_lost(
+def test_a_trainer_that_lost_its_session_and_has_another_is_not_replaced(
     database_url: str, run: runs.Run, direct: psycopg.Connection[Any]
 ) -> None:
     def cut(actor: Actor) -> None:
@@ -359,8 +409,8 @@ def test_a_trainer_that_is_alive_is_not_replaced_by_one_whose_lock_it_lost(
         )
 
     def refused(actor: Actor) -> None:
-        holds = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
-        wait_until(lambda: direct.execute(holds).fetchone() == (1,), "it has the lock again")
+        kept = "SELECT count(*) FROM trinity.worker JOIN pg_stat_activity a ON a.pid = session_pid"
+        wait_until(lambda: direct.execute(kept).fetchone() == (1,), "it has a session again")
         with pytest.raises(TrinityError, match="has a train worker already"):
             act(database_url, run, kind=OnlyTrainer)
 

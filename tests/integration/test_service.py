@@ -181,7 +181,7 @@ def test_a_role_goes_on_when_its_connections_are_cut(run: tuple[Database, runs.R
 def test_a_second_worker_of_an_exclusive_role_is_refused(
     run: tuple[Database, runs.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_db.service.LOCK_SECONDS", 1)
+    monkeypatch.setattr("trinity_db.service.HEARTBEAT_SECONDS", 0.5)
     OnlyOne(*run).serve()
     assert all(_goodbyes(run[0]))
 

@@ -29,6 +29,7 @@ def dead_pid() -> int:
 def worker(scene: Scene, role: WorkerRole, pid: int, host: str | None = None) -> int:
     """A worker in another process, maybe of another host."""
     values = {"run_id": scene.run.id, "role": role, "host": host or socket.gethostname(), "pid": pid}
+    values |= {"exclusive": False, "setting_id": scene.run.setting_id}
     with scene.database.transaction() as tx:
         row = tx.execute(query("register_worker"), values).fetchone()
     assert row is not None
@@ -93,6 +94,16 @@ def test_a_silent_worker_is_released_after_its_lease_and_not_before(scene: Scene
     assert release(scene) == workers.Released(experiences=3, groups=0)
     fall_silent(scene, scene.explorer, LEASE_SECONDS + 1)
     assert release(scene) == workers.Released(experiences=0, groups=2)
+
+
+def test_a_clock_that_was_set_back_makes_no_dead_worker_alive(scene: Scene) -> None:
+    """Then its last sign of life is in the future, by an hour here."""
+    take(scene, scene.explorer, scene.processor)
+    fall_silent(scene, scene.explorer, 5 - LEASE_SECONDS)
+    fall_silent(scene, scene.processor, -3600)
+    alive = "SELECT alive FROM trinity.lease_view WHERE worker = %s"
+    assert [scene.value(alive, worker) for worker in (scene.explorer, scene.processor)] == [True, False]
+    assert release(scene) == workers.Released(experiences=3, groups=0)
 
 
 def test_a_heartbeat_keeps_a_lease_alive(scene: Scene) -> None:

@@ -139,6 +139,7 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
     assert {name for kind, name in made if kind == "function"} == {
         "chance",
         "drawable_groups",
+        "is_alive",
         "lineage",
         "reward_in",
         "unit",

@@ -100,7 +100,7 @@ def filled(server: str, template: str, groups: int) -> Iterator[Store]:
     with new_database(server, template) as url, closing(connect(url, autocommit=True)) as session:
         for table in sorted(HOT_TABLES):
             session.execute(f"ALTER TABLE trinity.{table} SET (autovacuum_enabled = off)".encode())
-        session.execute(query("plan_for_growth"))
+        session.execute(query("plan_for_growth"), {"is_local": False})
         yield Store(session, groups)
 
 

@@ -61,6 +61,7 @@ def sql(
     if not statement.strip():
         raise ConfigError("The query is empty.")
     store = open_database() if write else open_reader()
+    end = "COMMIT" if write else "ROLLBACK"  # a SET that lasted would reach others behind a pooler
     with closing(connect(store.url, autocommit=True)) as connection:
         if not write:
             refuse_writer(connection)
@@ -72,10 +73,10 @@ def sql(
                 )
                 with output.opened(file) as out:
                     formats.write(format, columns, rows, out)
-                connection.execute("COMMIT")
+                connection.execute(end)
             else:
                 done = connection.execute(statement.encode()).statusmessage
-                connection.execute("COMMIT")
+                connection.execute(end)
                 print(done)
         except psycopg.Error as error:
             raise TrinityError(_explain(error, statement, timeout)) from error

@@ -1,7 +1,8 @@
 """Runs all checks, as far as there is something to look at: without a server, those of the installation.
 
-Everything is read, nothing written, on one connection with short time-outs. An embedded store that does not
-run is started, as by every other command; one that is not there is not made.
+Everything is read, nothing written, each check in a transaction of its own with short time-outs, which
+leaves nothing behind in the session: a pooler would hand it to others. An embedded store that does not run is
+started, as by every other command; one that is not there is not made.
 """
 
 import os
@@ -12,7 +13,7 @@ import psycopg
 
 from trinity_db import database, embedded, schema
 from trinity_db.diagnosis import horizon, installation, server, tables, work
-from trinity_db.diagnosis.finding import Check, Connection, Finding, fail, ok, warn
+from trinity_db.diagnosis.finding import Check, Connection, Finding, Level, fail, ok, warn
 from trinity_db.errors import TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.settings import home
@@ -25,6 +26,7 @@ OF_SERVERS: tuple[Check, ...] = (
     server.version,
     server.durability,
     server.connections,
+    server.pooler,
     server.autovacuum,
     horizon.sessions,
     horizon.prepared,
@@ -63,7 +65,9 @@ def _examine_store() -> list[Finding]:
         with closing(
             database.connect(url, autocommit=True, application_name="trinity-db doctor")
         ) as connection:
-            _limit(connection)
+            found += server.encoding(connection)
+            if found[-1].level is Level.FAIL:  # what it says cannot even be read
+                return found
             found += _perform(OF_SERVERS, connection)
             found += _examine_schema(url, connection)
     except (TrinityError, psycopg.Error) as error:
@@ -93,17 +97,15 @@ def _embedded_url() -> str | None:
     return embedded.ensure_running(home()) if embedded.cluster(home()).data.exists() else None
 
 
-def _limit(connection: Connection) -> None:
-    limits = {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": LOCK_SECONDS}
-    connection.execute(query("limit_checkup"), limits)
-
-
 def _perform(checks: Iterable[Check], connection: Connection) -> list[Finding]:
     """What checks find. One that the server refuses, or lets wait, is a finding, and the others go on."""
     found = []
+    limits = {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": LOCK_SECONDS}
     for check in checks:
         try:
-            found += check(connection)
+            with connection.transaction():
+                connection.execute(query("limit_checkup"), limits)
+                found += check(connection)
         except psycopg.Error as error:
             if connection.closed or connection.broken:
                 raise

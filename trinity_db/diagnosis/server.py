@@ -2,6 +2,7 @@
 
 from psycopg.rows import DictRow
 
+from trinity_db.database import encoding_fault, is_pooled
 from trinity_db.diagnosis.finding import Connection, Finding, fail, ok, warn
 from trinity_db.schema.queries import query
 
@@ -58,6 +59,22 @@ def connections(connection: Connection) -> list[Finding]:
         unseen = f"role {row['role']} may not see what {row['hidden']} sessions of others do"
         found.append(warn("server privileges", unseen, f"GRANT pg_read_all_stats TO {row['role']}"))
     return found
+
+
+def encoding(connection: Connection) -> list[Finding]:
+    """Whether the database can hold every text."""
+    if fault := encoding_fault(connection):
+        found, _, remedy = fault.partition("; create another: ")
+        return [fail("server encoding", found, remedy)]
+    return [ok("server encoding", "UTF-8")]
+
+
+def pooler(connection: Connection) -> list[Finding]:
+    """Whether connections go through a pooler, where roles ask for news and trainers wait for leases."""
+    if not is_pooled(connection):
+        return [ok("server pooler", "none: connections lead to the server itself")]
+    text = "connections go through a pooler: roles ask for news twice a second, as none is announced to them"
+    return [ok("server pooler", text)]
 
 
 def autovacuum(connection: Connection) -> list[Finding]:

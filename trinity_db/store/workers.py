@@ -2,11 +2,10 @@
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 
-import psycopg
-
-from trinity_db.database import Transaction
+from trinity_db.database import Transaction, is_pooled
 from trinity_db.errors import ConfigError, LeaseLost
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
@@ -39,6 +38,16 @@ class Worker:
         return f"{self.role} on {self.host}, pid {self.pid}"
 
 
+@dataclass(frozen=True)
+class Rival:
+    """Another worker that is the only one of its role in the run."""
+
+    worker_id: int
+    heartbeat_at: datetime
+    is_silent: bool = field(compare=False)
+    """Whether its lease has ended by the server's clock, which may have been moved."""
+
+
 def register(tx: Transaction, run: runs.Run, role: WorkerRole) -> int:
     """Enter this process; returns the worker's id.
 
@@ -48,21 +57,37 @@ def register(tx: Transaction, run: runs.Run, role: WorkerRole) -> int:
     Raises:
         ConfigError: the run's settings were changed since this process read them.
     """
-    running(tx, run.id, lease_seconds=0)
-    entry = {
-        "run_id": run.id,
-        "role": role,
-        "setting_id": run.setting_id,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-    }
-    row = tx.execute(query("register_worker"), entry).fetchone()
-    newest = tx.execute(query("newest_setting"), {"run_id": run.id}).fetchone()
-    assert row is not None
-    assert newest is not None
-    if newest["id"] != run.setting_id:
-        raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile: start again with them.")
-    return int(row["id"])
+    worker_id = _enter(tx, run, role, exclusive=False)
+    assert worker_id is not None
+    return worker_id
+
+
+def register_only(tx: Transaction, run: runs.Run, role: WorkerRole) -> int | None:
+    """Enter this process as the only worker of its role; None where another is, as far as the server can see.
+
+    One whose process or session is gone is none. All others of the role are taken for gone.
+
+    Raises:
+        ConfigError: as register.
+    """
+    tx.execute(query("stop_lost_rival"), {"run_id": run.id, "role": role})
+    worker_id = _enter(tx, run, role, exclusive=True)
+    if worker_id is not None:
+        replace_others(tx, worker_id)
+    return worker_id
+
+
+def rival(tx: Transaction, run_id: int, role: WorkerRole, lease_seconds: float) -> Rival | None:
+    """The only worker of the role, which `register_only` found."""
+    values = {"run_id": run_id, "role": role, "lease_seconds": lease_seconds}
+    row = tx.execute(query("rival"), values).fetchone()
+    return Rival(row["id"], row["heartbeat_at"], row["is_silent"]) if row else None
+
+
+def stop_rival(tx: Transaction, run_id: int, rival: Rival, lease_seconds: float) -> None:
+    """Take its place from a worker that has given no sign of life since it was looked at."""
+    tx.execute(query("end_silent_sessions"), {"run_id": run_id, "lease_seconds": lease_seconds})
+    tx.execute(query("stop_rival"), {"worker_id": rival.worker_id, "heartbeat_at": rival.heartbeat_at})
 
 
 def running(tx: Transaction, run_id: int, lease_seconds: float) -> list[Worker]:
@@ -94,9 +119,16 @@ def all_gone(tx: Transaction, run: runs.Run, lease_seconds: float, what: str) ->
 
 def sign(session: Transaction, worker_id: int) -> str:
     """Let the server know whose session this is; returns the name it has from now on."""
-    row = session.execute(query("sign_session"), {"worker_id": worker_id}).fetchone()
+    values = {"worker_id": worker_id, "is_local": is_pooled(session)}
+    row = session.execute(query("sign_session"), values).fetchone()
     assert row is not None
     return str(row["name"])
+
+
+def keep_session(session: Transaction, worker_id: int) -> None:
+    """Let the worker count as lost when this session ends; behind a pooler no session is its own."""
+    if not is_pooled(session):
+        session.execute(query("keep_session"), {"worker_id": worker_id})
 
 
 def replace_others(tx: Transaction, worker_id: int) -> None:
@@ -104,14 +136,17 @@ def replace_others(tx: Transaction, worker_id: int) -> None:
     tx.execute(query("stop_other_workers"), {"worker_id": worker_id})
 
 
-def beat(tx: Transaction, worker_id: int) -> None:
-    """Give a sign of life, which keeps alive all that the worker holds.
+def beat(tx: Transaction, worker_id: int) -> datetime:
+    """Give a sign of life, which keeps alive all that the worker holds; returns the server's time.
 
     Raises:
         LeaseLost: the worker was taken for gone, or replaced.
     """
-    if not tx.execute(query("heartbeat"), {"worker_id": worker_id}).rowcount:
+    row = tx.execute(query("heartbeat"), {"worker_id": worker_id}).fetchone()
+    if row is None:
         raise replaced(worker_id)
+    beaten_at: datetime = row["heartbeat_at"]
+    return beaten_at
 
 
 def hold_place(tx: Transaction, worker_id: int) -> None:
@@ -122,29 +157,6 @@ def hold_place(tx: Transaction, worker_id: int) -> None:
     """
     if tx.execute(query("hold_place"), {"worker_id": worker_id}).fetchone() is None:
         raise replaced(worker_id)
-
-
-def become_trainer(session: Transaction, run_id: int, lock_seconds: float, lease_seconds: float) -> bool:
-    """Be the run's one trainer for as long as this session (in autocommit) lasts; False if there is one.
-
-    One that has been silent for longer than its lease is none: its session is ended.
-    """
-    values = {"run_id": run_id, "lock_seconds": lock_seconds, "lease_seconds": lease_seconds}
-    for _ in range(2):
-        try:
-            with session.transaction():
-                session.execute(query("wait_for_lock"), values)
-                session.execute(query("lock_trainer"), values)
-        except psycopg.errors.LockNotAvailable:
-            try:
-                ended = session.execute(query("end_silent_trainer"), values).fetchall()
-            except psycopg.errors.InsufficientPrivilege:  # it came with another account
-                return False
-            if not ended:
-                return False
-        else:
-            return True
-    return False
 
 
 def stop(tx: Transaction, worker_id: int) -> None:
@@ -177,6 +189,24 @@ def replaced(worker_id: int) -> LeaseLost:
     return LeaseLost(
         f"Worker {worker_id} was taken for gone, and another has its place; all that it wrote is kept."
     )
+
+
+def _enter(tx: Transaction, run: runs.Run, role: WorkerRole, exclusive: bool) -> int | None:
+    running(tx, run.id, lease_seconds=0)
+    entry = {
+        "run_id": run.id,
+        "role": role,
+        "setting_id": run.setting_id,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "exclusive": exclusive,
+    }
+    row = tx.execute(query("register_worker"), entry).fetchone()
+    newest = tx.execute(query("newest_setting"), {"run_id": run.id}).fetchone()
+    assert newest is not None
+    if newest["id"] != run.setting_id:
+        raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile: start again with them.")
+    return int(row["id"]) if row else None
 
 
 def _is_alive(pid: int) -> bool:

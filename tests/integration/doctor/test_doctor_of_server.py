@@ -10,10 +10,11 @@ import psycopg
 import pytest
 
 from tests.complaints import Examine, one, session
-from tests.postgres import discard, execute, new_home
+from tests.postgres import discard, execute, new_home, on_database
 from tests.rows import WAIT_SECONDS
 from trinity_db import cli, database, embedded
 from trinity_db.diagnosis import horizon, installation, server
+from trinity_db.errors import TrinityError
 
 
 def test_a_healthy_store_gives_no_cause_for_complaint(url: str, examine: Examine) -> None:
@@ -135,6 +136,27 @@ def test_a_slot_that_nobody_reads_is_found(url: str, examine: Examine) -> None:
     assert "logical slot 'forgotten' has no reader" in finding["found"]
     execute(url, finding["remedy"].partition("or ")[2])
     assert examine(url) == []
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_database_that_cannot_hold_every_text_is_refused(
+    server: str, examine: Examine, encoding: str
+) -> None:
+    name = f"in_{encoding}"
+    options = f"ENCODING '{encoding}' LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0"
+    execute(server, f"CREATE DATABASE {{}} {options}", name)
+    try:
+        url = on_database(server, name)
+        [finding] = [found for found in examine(url) if found["what"] == "server encoding"]
+        assert encoding in finding["found"]
+        assert "ENCODING 'UTF8'" in finding["remedy"]
+        with pytest.raises(TrinityError, match=f"the encoding {encoding}.*; create another: CREATE DATABASE"):
+            database.upgrade(url)
+        assert database.schema_version(url) is None
+        execute(server, finding["remedy"].replace("DATABASE name", "DATABASE {}"), f"other_{encoding}")
+        execute(server, "DROP DATABASE {}", f"other_{encoding}")
+    finally:
+        execute(server, "DROP DATABASE {}", name)
 
 
 def test_a_server_that_does_not_answer_is_a_finding(examine: Examine) -> None:
