@@ -564,7 +564,7 @@ def test_tables_fit_80_columns(database_url: str, output: Say, monkeypatch: pyte
     assert {command: width for command, width in wide.items() if width > 80} == {}
     lines = [line for line in shown["status"].splitlines() if line.startswith("a-run-")]
     assert [line.split()[0][-4:] for line in lines] == ["-one", "-two"], "names are told apart"
-    left_out = "Left out, as the lines are full: drawn, sampler"
+    left_out = "drawn, sampler. --json has all."
     assert left_out in shown[f"batches {names[0]}"]
     newest, _ = [line for line in shown[f"batches {names[0]}"].splitlines() if line[0] in " 1234567890"]
     assert newest.split()[-1] == "leased", "what is not committed says so"
