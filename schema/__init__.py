@@ -20,6 +20,7 @@
     batch, batch_item   trainer          what was drawn for a step, with the numbers used
     drop                whoever drops    a row that will not be trained on, with the reason
     metric              every role       one measured number
+    setback             trainer          steps and versions that the server has lost
     store_instance      trainer          which store this is: a copy of it is another one
 
 The tables are SQLAlchemy models, one family a file; `queries/` holds every statement that moves
@@ -31,4 +32,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0009"
+HEAD = "0011"

@@ -49,6 +49,12 @@ class RolloutGroup(Base):
             "Oldest policy version that wrote any token of any member; NULL where no policy of this run did"
         ),
     )
+    version_max: Mapped[int | None] = mapped_column(
+        Integer,
+        comment=(
+            "Newest policy version that wrote any token of any member; NULL where no policy of this run did"
+        ),
+    )
     # Kept in the transaction that changes a reward.
     reward_count: Mapped[int] = mapped_column(
         Integer, server_default="0", comment="How many members have a reward"
@@ -101,6 +107,7 @@ class RolloutGroup(Base):
     __table_args__ = (
         # A group that claims more members than it expects was written twice.
         CheckConstraint("expected > 0 AND arrived + failed <= expected", "members_within_expected"),
+        CheckConstraint("version_min <= version_max", "versions_in_order"),
         CheckConstraint("(state = 'open') = (completed_at IS NULL)", "completed_at_iff_not_open"),
         # What the pace counts and the group processor and the draw look for; finished groups are not in it.
         Index(
@@ -117,7 +124,7 @@ class RolloutGroup(Base):
             "run_id",
             "octave",
             text("hashint8extended(id, 0)"),
-            postgresql_include=["id", "version_min"],
+            postgresql_include=["id", "version_min", "version_max"],
             postgresql_where=text("state = 'ready'"),
         ),
         # What is too stale expires. The id lets it pass by what lies behind without looking at the rows.

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import LOCAL, Base, Id, Now, enum
+from trinity_db.schema.base import LOCAL, Base, Id, Now, enum, refers_to
 from trinity_db.schema.states import RunKind, RunState, WorkerRole
 
 
@@ -186,3 +186,39 @@ class Metric(Base):
     created_at: Mapped[Now] = mapped_column(comment="Time at which it was written")
 
     __table_args__ = (Index(None, "run_id", "name", "step"),)
+
+
+class Setback(Base):
+    """Steps and versions that a server has lost, and where the run went on. Written by the trainer."""
+
+    __tablename__ = "setback"
+
+    id: Mapped[Id] = mapped_column(comment="Number of the setback, never used again")
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
+    )
+    worker_id: Mapped[int] = mapped_column(comment="The trainer that noticed it", info=refers_to("worker"))
+    known_version: Mapped[int] = mapped_column(Integer, comment="Newest version that the store still knew")
+    known_step: Mapped[int] = mapped_column(Integer, comment="Last committed step that the store still knew")
+    last_step: Mapped[int] = mapped_column(Integer, comment="Last step that was lost")
+    num_rows: Mapped[int | None] = mapped_column(
+        Integer,
+        comment="Rows of the lost steps, which are drawn again; NULL where no trainer was left to tell",
+    )
+    first_version: Mapped[int | None] = mapped_column(
+        Integer, comment="First version that was lost; NULL where none was. Its number is not used again"
+    )
+    last_version: Mapped[int | None] = mapped_column(
+        Integer, comment="Last version that was lost; NULL where none was"
+    )
+    resumed_version: Mapped[int] = mapped_column(Integer, comment="The version that the run went on from")
+    adopted_version: Mapped[int | None] = mapped_column(
+        Integer, comment="The lost version whose checkpoint that was; NULL where it was not lost"
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time at which it was noticed")
+
+    __table_args__ = (
+        Index(None, "run_id"),
+        CheckConstraint("(first_version IS NULL) = (last_version IS NULL)", "versions_together"),
+        CheckConstraint("last_step > known_step OR last_version IS NOT NULL", "lost_something"),
+    )

@@ -14,7 +14,17 @@ DROP VIEW IF EXISTS trinity.batch_view;
 DROP VIEW IF EXISTS trinity.policy_progress;
 DROP VIEW IF EXISTS trinity.experience_view;
 DROP FUNCTION IF EXISTS trinity.is_alive(timestamptz, double precision);
+DROP FUNCTION IF EXISTS trinity.staleness(integer, integer, integer);
 -- create
+
+-- How far the versions that sampled a row are from a version, on either side: after a run went back to an older
+-- version, waiting rows are of versions that were withdrawn, and as far from it. Never negative. Without a table, so
+-- that the planner puts it into the statement.
+CREATE FUNCTION trinity.staleness(version integer, oldest integer, newest integer)
+RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT greatest(staleness.version - staleness.oldest, staleness.newest - staleness.version)
+$$;
 
 -- Whether a worker whose last sign of life is from then is alive: it is from within a lease. One from further in the
 -- future is none: the server's clock was set back since, and a worker that lives gives another within seconds.
@@ -38,7 +48,7 @@ SELECT e.id,
        e.reward,
        e.version_min,
        e.version_max,
-       latest.version - e.version_min AS staleness_now,
+       trinity.staleness(latest.version, e.version_min, e.version_max) AS staleness_now,
        e.use_count,
        e.prompt_length,
        e.response_length,
@@ -475,7 +485,7 @@ LANGUAGE sql STABLE AS $$
     JOIN trinity.rollout_group g ON g.run_id = b.run_id
     LEFT JOIN used u ON u.group_id = g.id
     WHERE pg_visible_in_snapshot(g.ready_xact::text::xid8, b.seen)
-      AND (b.policy_version - g.version_min > b.max_staleness) IS NOT TRUE
+      AND (trinity.staleness(b.policy_version, g.version_min, g.version_max) > b.max_staleness) IS NOT TRUE
       AND u.is_leased IS NOT TRUE AND coalesce(u.uses, 0) < b.max_uses
       AND NOT EXISTS (SELECT FROM expired WHERE expired.group_id = g.id)
 $$;

@@ -13,20 +13,32 @@ import os
 import re
 import shutil
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.models.folder_digest import verify
 from trinity_db.trainer import checkpoint
 
 logger = logging.getLogger(__name__)
 
 OWNER_FILE = "run.json"
+PUBLISHED_FILE = "published.json"
 _NAME = re.compile(r"version-(\d{6,})(-\d+)?")
+_LATER = re.compile(_NAME.pattern + r"\.later(-\d+)?")
 _ASIDE = re.compile(_NAME.pattern + r"\.\w+\.tmp")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A version that the store knew."""
+
+    version: int
+    step: int
+    hash: str
 
 
 @dataclass(frozen=True)
@@ -74,30 +86,72 @@ class Folder:
         if self._may_change(version, path):
             _rename(path, "damaged")
 
-    def clear_leftovers(self, published: Container[str], newest: int) -> None:
+    def acknowledge(self, publication: Publication) -> None:
+        """Remember beside the files that the store knows a version, for the case that a server forgets it."""
+        self._check_owner()
+        files = [path.name for path in self.path.glob("version-*")]
+        kept = [
+            known
+            for known in self.publications()
+            if known.version != publication.version
+            and any(name.startswith(f"version-{known.version:06d}") for name in files)
+        ]
+        content = json.dumps([asdict(known) for known in [*kept, publication]])
+        _write_whole(self.path / PUBLISHED_FILE, content)
+
+    def publications(self) -> list[Publication]:
+        """The newest version that the store knew, after those that have files here."""
+        try:
+            found = json.loads((self.path / PUBLISHED_FILE).read_bytes())
+            return [Publication(**known) for known in found]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError) as error:
+            logger.warning("%s cannot be read: %s", self.path / PUBLISHED_FILE, error)
+            return []
+
+    def keep_later(self, newest: int) -> list[int]:
+        """Set aside checkpoints of versions that the store has forgotten; returns these versions' numbers.
+
+        Args:
+            newest: the highest version that the store knows of, -1 before the first. A crash leaves at most
+                the next one that it never knew.
+        """
+        self._check_owner()
+        paths = [(path, _NAME.fullmatch(path.name)) for path in sorted(self.path.glob("version-*"))]
+        numbers = {path: int(name[1]) for path, name in paths if name}
+        aside = [int(later[1]) for path, _ in paths if (later := _LATER.fullmatch(path.name))]
+        acknowledged = [known.version for known in self.publications()]
+        beyond = [number for number in numbers.values() if number > newest + 1]
+        last = max([newest, *acknowledged, *beyond, *aside])
+        for path, number in numbers.items():
+            if newest < number <= last:
+                _rename(path, "later")
+        return list(range(newest + 1, last + 1))
+
+    def later(self, version: int) -> tuple[Publication, Path] | None:
+        """The checkpoint of a version that was set aside, as it was published; None where there is none."""
+        known = [publication for publication in self.publications() if publication.version == version]
+        paths = [path for path in self.path.glob(f"version-{version:06d}*") if _LATER.fullmatch(path.name)]
+        found = (path for path in sorted(paths) if known and verify(path, known[-1].hash))
+        place = next(found, None)
+        return None if place is None else (known[-1], place)
+
+    def clear_leftovers(self, published: Container[str]) -> None:
         """Delete what crashes left: unfinished checkpoints, and whole ones that no version names.
+
+        Call it after `keep_later`.
 
         Args:
             published: the names of the folders of versions.
-            newest: the highest version that there ever was, -1 before the first. A crash leaves at most the
-                next.
-
-        Raises:
-            ConfigError: there are later checkpoints: the database is an older copy. Nothing is deleted then.
         """
         self._check_owner()
-        leftovers = []
         for path in sorted(self.path.glob("version-*")):
             name = _NAME.fullmatch(path.name)
-            if name and int(name[1]) > newest + 1:
-                raise ConfigError(
-                    f"{path} is later than all that the store knows of: it was set back; "
-                    "move the folder away, or name another one with trainer.checkpoints."
-                )
             if (name and path.name not in published) or _ASIDE.fullmatch(path.name):
-                leftovers.append(path)
-        for path in leftovers:
-            shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
+        for path in self.path.glob(f"{PUBLISHED_FILE}.*.tmp"):
+            path.unlink(missing_ok=True)
 
     def _may_change(self, version: int, path: Path) -> bool:
         """Whether a version's folder may be renamed or deleted; says so where one that is there may not."""
@@ -159,6 +213,24 @@ def _take(folder: Path, owner: str) -> bool:
         raise checkpoint.unwritable(str(folder), error) from error
 
 
+def _write_whole(file: Path, content: str) -> None:
+    """Replace a file by one that is whole and on disk.
+
+    Raises:
+        TrinityError: it cannot be written.
+    """
+    aside = file.with_name(f"{file.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        aside.write_text(content)
+        checkpoint.flush(aside)
+        aside.replace(file)
+        checkpoint.flush(file.parent)
+    except OSError as error:
+        raise checkpoint.unwritable(str(file), error) from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def _write_once(file: Path, content: str) -> None:
     """Write a file whole and on disk; one that is there by now stays as it is."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -193,4 +265,4 @@ def _rename(path: Path, word: str) -> None:
     try:
         path.rename(target)
     except OSError as error:
-        raise TrinityError(f"{path} is {word}, and cannot be renamed: {error.strerror}.") from error
+        raise TrinityError(f"{path} cannot be set aside as {word}: {error.strerror}.") from error

@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.models import context_length, load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import batches, offline, policies, runs, samplers, scores, workers
+from trinity_db.store import batches, offline, policies, runs, samplers, scores
 from trinity_db.store.metrics import outcomes_of
 from trinity_db.trainer import checkpoint, measures, start, stored, together
 from trinity_db.trainer.algorithms import create
@@ -31,7 +31,7 @@ from trinity_db.trainer.config import (
     TrainerConfig,
 )
 from trinity_db.trainer.encode import encode_adopted
-from trinity_db.trainer.folder import Folder
+from trinity_db.trainer.folder import Folder, Publication
 from trinity_db.trainer.precompute import score_adopted
 from trinity_db.trainer.ranks import ALONE, Ranks
 from trinity_db.trainer.recipes import MixConfig
@@ -57,8 +57,7 @@ class TrainerSetup:
     checkpoints: Path
     sampler: SamplerConfig = field(default_factory=FifoConfig)
     max_uses: int = 1
-    from_start: bool = False
-    """Whether to train again from the starting model where none of the checkpoints is whole."""
+    allowed: start.Allowed = field(default_factory=start.Allowed)
 
     @property
     def is_online(self) -> bool:
@@ -114,6 +113,12 @@ class Trainer(Service):
         self._ranks = ranks
         self._learner: together.Leader
         self._folder: Folder
+        self._mark: batches.Mark
+        """Where the run is, as the store said it last."""
+        self._rows: dict[int, int] = {}
+        """How many rows each step had."""
+        self._set_back: start.Weights | None = None
+        """What the weights contain, while a loss of the server's is not on the record yet."""
         self._said_by: list[scores.Name] = []
         """Of whom it is stored what they said of rows, and is read with these."""
         self._total_steps = 0
@@ -129,9 +134,11 @@ class Trainer(Service):
         setup.check()
         begin = start.own_folder(self.database, self.run, self.worker_id, setup.checkpoints)
         self._folder = begin.folder
-        start.clear_leftovers(begin)
+        lost = start.clear_leftovers(begin)
         start.publish_first_version(begin, setup.model, setup.seed)
-        policy = start.recover(begin, setup.from_start)
+        policy = start.recover(begin, setup.allowed, lost, self._set_back)
+        with self.database.transaction() as tx:
+            self._mark = batches.hold_trainer(tx, self.run.id, self.worker_id)
         self._tokenizer = load_tokenizer(policy.checkpoint)
         if setup.expert_rows or not setup.is_online:
             limit = min(setup.trainer.max_length or sys.maxsize, context_length(policy.checkpoint))
@@ -160,11 +167,21 @@ class Trainer(Service):
             temperature=setup.temperature if setup.is_online else 1.0,
         )
         self._learner = together.lead(learner, self._ranks, should_stop=lambda: self.stopping)
+        self._set_back = None
         self._published_step = policy.step
+        self._rows = {}
+        self._is_exhausted = False
         self._waiting_since = time.monotonic()
 
     def work(self) -> bool:
         """One step; False when no batch can be drawn yet, or never again."""
+        try:
+            return self._work()
+        except batches.SetBack:
+            self._go_back()
+            return True
+
+    def _work(self) -> bool:
         step = self._learner.steps_done
         if self._setup.is_online and step >= self._total_steps:
             return False
@@ -185,6 +202,7 @@ class Trainer(Service):
             self.run.seed,
             setup.max_uses,
             setup.expert_rows,
+            self._mark,
         )
         with self.database.transaction() as tx:
             batch = self._draw(tx, draw)
@@ -211,12 +229,16 @@ class Trainer(Service):
         online_end = self._setup.is_online and self._learner.steps_done >= self._total_steps
         if not online_end and not self._is_exhausted:
             return False
-        self.release()
-        if not self._evaluate():
+        try:
+            self.release()
+            if not self._evaluate():
+                return False
+            with self.database.transaction() as tx:
+                batches.hold_trainer(tx, self.run.id, self.worker_id, self._mark)
+                runs.finish(tx, self.run.id)
+        except batches.SetBack:
+            self._go_back()
             return False
-        with self.database.transaction() as tx:
-            workers.hold_place(tx, self.worker_id)
-            runs.finish(tx, self.run.id)
         logger.info("run '%s' is finished after %d steps", self.run.name, self._learner.steps_done)
         return True
 
@@ -224,6 +246,14 @@ class Trainer(Service):
         """Publish the steps that no checkpoint includes yet, so that stopping costs nothing."""
         if self._learner.steps_done > self._published_step:
             self._publish()
+
+    def _go_back(self) -> None:
+        """Begin again with what the store still knows: the weights contain steps that the server has lost."""
+        if self._set_back is None:
+            self._set_back = start.Weights(self._learner.steps_done, self._rows)
+        logger.warning("the store says another last step or version than it said before: going back")
+        del self._learner  # rather than two in memory
+        self.database.retry(self.start, give_up=lambda: self.stopping)
 
     def _draw(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
         match self._setup.algorithm.draws:
@@ -246,6 +276,7 @@ class Trainer(Service):
         with self.database.transaction() as tx:
             rows = stored.drawn(tx, found, batch.experts, self._said_by, compares)
             outcomes = outcomes_of(tx, batch.id) if self._setup.is_online else None
+        self._rows[batch.step] = len(found)
         metrics = self._learner.step(rows)
         if outcomes is not None:
             metrics |= measures.of_rollouts(rows, outcomes)
@@ -256,10 +287,12 @@ class Trainer(Service):
 
     def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
         max_uses = self._setup.max_uses if self._setup.is_online else self._setup.trainer.epochs
+        done = batches.Mark(self._mark.version, batch.step, batch.id, batch.created_at)
         with self.database.transaction() as tx:
-            workers.hold_place(tx, self.worker_id)
+            batches.hold_trainer(tx, self.run.id, self.worker_id, self._mark, done)
             if batches.commit(tx, batch, self.worker_id, max_uses):
                 runs.record_metrics(tx, self.run.id, self.role, batch.step, metrics)
+        self._mark = done
 
     def _publish(self) -> None:
         """Save, then record the version and what it includes; older checkpoints go after that."""
@@ -272,14 +305,18 @@ class Trainer(Service):
         )
         pruned = self._as_owner(lambda: self._record(policy))
         self._published_step = step
+        self._folder.acknowledge(Publication(version, step, policy.checkpoint_hash))
         for old, files in pruned:
             self._folder.delete(old, files)
 
     def _record(self, policy: policies.PolicyVersion) -> list[tuple[int, Path]]:
+        done = replace(self._mark, version=policy.version)
         with self.database.transaction() as tx:
-            workers.hold_place(tx, self.worker_id)
+            batches.hold_trainer(tx, self.run.id, self.worker_id, self._mark, done)
             policies.publish(tx, self.run.id, policy, self.worker_id)
-            return policies.prune(tx, self.run.id, self._setup.trainer.keep_checkpoints)
+            pruned = policies.prune(tx, self.run.id, self._setup.trainer.keep_checkpoints)
+        self._mark = done
+        return pruned
 
     def _as_owner(self, decide: Callable[[], Result]) -> Result:
         """Say what only the run's trainer may say, until it is heard; being refused is put on the record.

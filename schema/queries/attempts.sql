@@ -42,9 +42,10 @@ attempts AS (
     FROM (SELECT rollout_id, min(version_min) AS oldest, max(version_max) AS newest FROM new GROUP BY rollout_id) n
     WHERE r.id = n.rollout_id AND (n.oldest < r.version_min OR n.newest > r.version_max)
 )
-UPDATE trinity.rollout_group g SET version_min = n.oldest
-FROM (SELECT group_id, min(version_min) AS oldest FROM new WHERE is_held GROUP BY group_id) n
-WHERE g.id = n.group_id AND n.oldest < g.version_min
+UPDATE trinity.rollout_group g
+SET version_min = least(g.version_min, n.oldest), version_max = greatest(g.version_max, n.newest)
+FROM (SELECT group_id, min(version_min) AS oldest, max(version_max) AS newest FROM new WHERE is_held GROUP BY group_id) n
+WHERE g.id = n.group_id AND (n.oldest < g.version_min OR n.newest > g.version_max)
 
 -- name: reward_steps
 -- What a workflow says of steps that this transaction has written, or a try before it. Nothing is said twice.

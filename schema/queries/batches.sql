@@ -1,25 +1,46 @@
 -- name: latest_version
--- The newest policy version, NULL before the first.
-SELECT max(p.version) AS version FROM trinity.policy_version p WHERE p.run_id = %(run_id)s
+-- The highest number of a policy version, NULL before the first; withdrawn ones, and those that the server lost, count.
+SELECT greatest((SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = %(run_id)s),
+                (SELECT max(s.last_version) FROM trinity.setback s WHERE s.run_id = %(run_id)s)) AS version
 
 -- name: hold_trainer
--- As hold_place, with the newest version whose checkpoint is there: only this worker publishes another.
+-- As hold_place, with the newest version whose checkpoint is there and the batch of the last committed step: only this
+-- worker changes either. A server that lost commits says something else than the trainer heard.
 SELECT (SELECT p.version FROM trinity.policy_version p
-        WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL ORDER BY p.version DESC LIMIT 1) AS version
+        WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL ORDER BY p.version DESC LIMIT 1) AS version,
+       coalesce(last.step, 0) AS step, last.id AS batch_id, last.created_at
 FROM trinity.worker w
+LEFT JOIN LATERAL (SELECT b.id, b.step, b.created_at FROM trinity.batch b
+                   WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' AND b.state = 'committed'
+                   ORDER BY b.step DESC LIMIT 1) last ON true
 WHERE w.id = %(worker_id)s AND w.stopped_at IS NULL
 FOR SHARE OF w
 
 -- name: stale_groups
 -- Ready groups that are staler than the limit allows, locked so that they can expire. IS TRUE, wherever rows
 -- are known by id or group, keeps the planner off the partial index of ready ones, as NOT DISTINCT does in hold_rows.
-WITH stale AS MATERIALIZED (
+-- Groups of newer versions than the limit allows are looked for, among all that are ready, only while there are later
+-- versions that were withdrawn: from when a run went back until it publishes again.
+WITH live AS MATERIALIZED (
+    SELECT coalesce((SELECT b.floor FROM trinity.batch b
+                     WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0) AS floor
+),
+stale AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
     WHERE g.run_id = %(run_id)s AND g.state = 'ready'
       AND g.version_min < %(version)s::integer - %(max_staleness)s::integer
-      AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
-                            WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+      AND g.id >= (SELECT live.floor FROM live)
+    UNION
+    SELECT g.id
+    FROM trinity.rollout_group g
+    WHERE greatest((SELECT p.version FROM trinity.policy_version p
+                    WHERE p.run_id = %(run_id)s ORDER BY p.version DESC LIMIT 1),
+                   (SELECT max(s.last_version) FROM trinity.setback s WHERE s.run_id = %(run_id)s))
+          > %(version)s::integer + %(max_staleness)s::integer
+      AND g.run_id = %(run_id)s AND g.state = 'ready'
+      AND g.version_max > %(version)s::integer + %(max_staleness)s::integer
+      AND g.id >= (SELECT live.floor FROM live)
 )
 SELECT g.id
 FROM stale
@@ -33,7 +54,7 @@ UPDATE trinity.rollout_group g SET state = 'dropped' WHERE g.id = ANY(%(group_id
 -- name: expire_members
 UPDATE trinity.experience e SET state = 'expired'
 WHERE e.group_id = ANY(%(group_ids)s) AND (e.state = 'ready') IS TRUE AND e.source_id IS NULL
-RETURNING e.id, e.version_min
+RETURNING e.id, trinity.staleness(%(version)s::integer, e.version_min, e.version_max) AS staleness
 
 -- name: count_rows
 -- With or without tokens: those that get none are dropped. By the rule of experience.place.
@@ -132,7 +153,7 @@ batch AS (
                   WHERE g.run_id = %(run_id)s AND g.state = 'leased' AND g.id >= before.floor))
     FROM before
     ON CONFLICT (run_id, step) WHERE state <> 'reopened' DO NOTHING
-    RETURNING id
+    RETURNING id, created_at
 ),
 items AS (
     INSERT INTO trinity.batch_item
@@ -146,7 +167,7 @@ items AS (
          WITH ORDINALITY
          AS i (experience_id, preference_id, reward, advantage, staleness, probability, weight, ordinal)
 )
-SELECT id FROM batch
+SELECT id, created_at FROM batch
 
 -- name: lock_batch_groups
 -- The groups of batches' rows, those that adopted rows come from too. Whoever changes rewards locks them first as
@@ -220,7 +241,7 @@ WHERE b.id = %(batch_id)s AND b.worker_id = %(worker_id)s AND b.state = 'leased'
 RETURNING b.run_id
 
 -- name: batch_state
-SELECT b.state FROM trinity.batch b WHERE b.id = %(batch_id)s
+SELECT b.state, b.created_at FROM trinity.batch b WHERE b.id = %(batch_id)s
 
 -- name: use_experiences
 -- Count the use; a row that was used as often as allowed is trained. Adopted rows beside rollout groups come back
@@ -274,6 +295,13 @@ WITH last AS MATERIALIZED (
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
 SELECT %(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s
 WHERE %(version)s = 0 OR EXISTS (SELECT FROM last)
+ON CONFLICT (run_id, version) DO NOTHING
+
+-- name: adopt_version
+-- A checkpoint that the server has forgotten becomes a version of the run again, under a number of its own. Its steps
+-- have no batches in the store. Harmless when repeated.
+INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
+VALUES (%(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s)
 ON CONFLICT (run_id, version) DO NOTHING
 
 -- name: find_version

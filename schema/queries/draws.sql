@@ -6,14 +6,14 @@ WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
     WHERE g.run_id = %(run_id)s AND g.state = 'ready'
-      AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
+      AND (trinity.staleness(%(version)s::integer, g.version_min, g.version_max) > %(max_staleness)s::integer) IS NOT TRUE
       AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
                             WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
     ORDER BY g.id
     LIMIT %(size)s
 )
-SELECT e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness, NULL::float8 AS probability,
-       pg_current_snapshot()::text AS snapshot
+SELECT e.id, e.group_id, e.reward, trinity.staleness(%(version)s::integer, e.version_min, e.version_max) AS staleness,
+       NULL::float8 AS probability, pg_current_snapshot()::text AS snapshot
 FROM picked
 JOIN trinity.experience e ON e.group_id = picked.id
 WHERE (e.state = 'ready') IS TRUE AND e.source_id IS NULL
@@ -25,14 +25,14 @@ WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
     WHERE g.run_id = %(run_id)s AND g.state = 'ready'
-      AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
+      AND (trinity.staleness(%(version)s::integer, g.version_min, g.version_max) > %(max_staleness)s::integer) IS NOT TRUE
       AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
                             WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
     ORDER BY g.id DESC
     LIMIT %(size)s
 )
-SELECT e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness, NULL::float8 AS probability,
-       pg_current_snapshot()::text AS snapshot
+SELECT e.id, e.group_id, e.reward, trinity.staleness(%(version)s::integer, e.version_min, e.version_max) AS staleness,
+       NULL::float8 AS probability, pg_current_snapshot()::text AS snapshot
 FROM picked
 JOIN trinity.experience e ON e.group_id = picked.id
 WHERE (e.state = 'ready') IS TRUE AND e.source_id IS NULL
@@ -68,7 +68,7 @@ entry AS MATERIALIZED (
         SELECT g.id, hashint8extended(g.id, 0) AS position
         FROM trinity.rollout_group g
         WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.octave = o.octave
-          AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
+          AND (trinity.staleness(%(version)s::integer, g.version_min, g.version_max) > %(max_staleness)s::integer) IS NOT TRUE
         ORDER BY hashint8extended(g.id, 0)
         LIMIT %(few)s::bigint + 1
     ) g
@@ -113,7 +113,7 @@ proposed AS MATERIALIZED (
         FROM trinity.rollout_group g
         WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.octave = o.octave
           AND hashint8extended(g.id, 0) BETWEEN (p.cell & o.mask) AND (p.cell | ~o.mask)
-          AND (%(version)s - g.version_min > %(max_staleness)s::integer) IS NOT TRUE
+          AND (trinity.staleness(%(version)s::integer, g.version_min, g.version_max) > %(max_staleness)s::integer) IS NOT TRUE
         ORDER BY hashint8extended(g.id, 0)
         OFFSET p.place LIMIT 1
     ) g
@@ -142,7 +142,8 @@ verdict AS MATERIALIZED (
            CASE WHEN count(*) > %(size)s THEN max(p.key) ELSE 'Infinity' END AS key
     FROM picked p
 )
-SELECT v.is_decided, e.id, e.group_id, e.reward, %(version)s - e.version_min AS staleness,
+SELECT v.is_decided, e.id, e.group_id, e.reward,
+       trinity.staleness(%(version)s::integer, e.version_min, e.version_max) AS staleness,
        1 - exp(-least(p.weight * v.key, 700)) AS probability, pg_current_snapshot()::text AS snapshot
 FROM verdict v
 LEFT JOIN picked p ON v.is_decided AND p.key < v.key

@@ -139,11 +139,12 @@ late AS (
 arrived AS (
     UPDATE trinity.rollout_group g
     SET arrived = g.arrived + m.arrived, failed = g.failed + m.failed,
-        version_min = least(g.version_min, m.version_min),
+        version_min = least(g.version_min, m.version_min), version_max = greatest(g.version_max, m.version_max),
         state = CASE WHEN ended = expected - g.arrived - g.failed THEN 'complete' ELSE 'open' END::trinity.group_state,
         completed_at = CASE WHEN ended = expected - g.arrived - g.failed THEN now() END,
         worker_id = CASE WHEN ended < expected - g.arrived - g.failed THEN worker_id END
-    FROM (SELECT group_id, count(id) AS arrived, count(error) AS failed, count(*) AS ended, min(version_min) AS version_min
+    FROM (SELECT group_id, count(id) AS arrived, count(error) AS failed, count(*) AS ended, min(version_min) AS version_min,
+               max(version_max) AS version_max
         FROM new WHERE is_held GROUP BY group_id) m
     WHERE g.id = group_id
 )

@@ -12,7 +12,7 @@ picked AS MATERIALIZED (
     LIMIT (SELECT size FROM drawn)
 )
 SELECT e.id AS experience_id, NULL::bigint AS preference_id, trinity.reward_in(e.id, b.seen) AS reward,
-       b.policy_version - e.version_min AS staleness, NULL::float8 AS probability
+       trinity.staleness(b.policy_version, e.version_min, e.version_max) AS staleness, NULL::float8 AS probability
 FROM drawn b
 CROSS JOIN picked
 JOIN trinity.experience e ON e.group_id = picked.id
@@ -100,7 +100,8 @@ verdict AS MATERIALIZED (
     SELECT CASE WHEN count(*) > max(b.size) THEN max(p.key) ELSE 'Infinity' END AS key FROM drawn b CROSS JOIN picked p
 )
 SELECT e.id AS experience_id, NULL::bigint AS preference_id, trinity.reward_in(e.id, b.seen) AS reward,
-       b.policy_version - e.version_min AS staleness, 1 - exp(-least(p.weight * v.key, 700)) AS probability
+       trinity.staleness(b.policy_version, e.version_min, e.version_max) AS staleness,
+       1 - exp(-least(p.weight * v.key, 700)) AS probability
 FROM drawn b
 CROSS JOIN verdict v
 JOIN picked p ON p.key < v.key

@@ -104,14 +104,17 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
            'batches',
            (SELECT coalesce(sum(m.value), 0)::integer FROM trinity.metric m
             WHERE m.run_id = %(run_id)s AND m.name = 'refused/batches')) AS refused,
+       (SELECT coalesce(jsonb_agg(to_jsonb(s) - 'run_id' ORDER BY s.id), '[]')
+        FROM trinity.setback s WHERE s.run_id = %(run_id)s) AS setbacks,
        (SELECT jsonb_build_object('payloads', a.num_rows, 'bytes', a.num_bytes)
         FROM trinity.archive a WHERE a.run_id = %(run_id)s) AS archived
 
 -- name: show_experience
 -- One experience with everything of which there is one. An adopted row shares the text of its source.
 SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.version_max,
-       (SELECT max(p.version) FROM trinity.policy_version p
-        WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL) - e.version_min AS staleness_now,
+       trinity.staleness((SELECT max(p.version) FROM trinity.policy_version p
+        WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL),
+                         e.version_min, e.version_max) AS staleness_now,
        e.use_count, e.prompt_length, e.response_length, e.source_id, e.group_id, g.state AS group_state,
        m.ordinal AS member, e.rollout_id, e.step, m.greedy, m.model, m.finish_reason, m.started_at, m.finished_at,
        e.worker_id, e.attempt, e.created_at, s.name AS taskset, t.key AS task, t.payload AS task_payload,

@@ -138,7 +138,8 @@ def test_a_promoted_replica_is_the_same_instance(cluster: Cluster) -> None:
     replica = embedded.cluster(copied)
     (replica.data / "standby.signal").touch()
     try:
-        replica.ensure_running()
+        with replica._locked():
+            replica._start()
         execute(replica.url("postgres"), "SELECT pg_promote()")
         for _ in range(2):
             assert identify(replica.url()) == original

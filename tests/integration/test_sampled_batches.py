@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.replays import correct, difference, differences, drawn
-from tests.rows import Scene
+from tests.rows import Scene, rollout
 from trinity_db.store import samplers
 from trinity_db.store.batches import Batch
 from trinity_db.store.samplers import Sampler
@@ -254,3 +254,33 @@ def test_what_lies_below_the_floor_is_neither_drawn_nor_expired(scene: Scene) ->
         "dropped",
         "dropped",
     ]
+
+
+@ALL
+def test_rows_of_withdrawn_versions_are_compared_by_distance(scene: Scene, sampler: Sampler) -> None:
+    trained = []
+    for step in (1, 2, 3):
+        trained += scene.make_ready(1, version=step - 1)
+        scene.train(step, size=1)
+        scene.publish(step, step)
+    near, far = scene.make_ready(1, version=1), scene.make_ready(2, version=3)
+    [half] = scene.claim(1)  # begun by version 3 and ended, after the run went back, by version 0
+    scene.write([rollout(half, 0, "1.0", (3, 3))])
+    scene.reopen(0)
+    scene.write([rollout(half, 1, "0.0", (0, 0))])
+    scene.process()
+    batch = drawn(scene.draw(step=1, size=3, max_staleness=1, sampler=sampler))
+    assert batch.version == 0
+    recorded = (
+        "SELECT DISTINCT e.group_id, i.staleness FROM trinity.batch_item i"
+        " JOIN trinity.experience e ON e.id = i.experience_id WHERE i.batch_id = %s"
+    )
+    assert dict(scene.rows(recorded, batch.id)) == {trained[0]: 0, trained[1]: 1, near[0]: 1}
+    expired = (
+        "SELECT DISTINCT e.group_id, (d.detail ->> 'staleness')::integer FROM trinity.\"drop\" d"
+        " JOIN trinity.experience e ON e.id = d.experience_id WHERE d.stage = 'draw'"
+    )
+    stale = {trained[2]: 2, far[0]: 3, far[1]: 3}
+    assert set(scene.rows(expired)) == {*stale.items(), (half.id, 3), (half.id, 0)}
+    assert scene.draw(step=2, size=1, max_staleness=1, sampler=sampler) is None
+    assert differences(scene) == []

@@ -47,6 +47,10 @@ NEW_ROW = (
 NEW_EVENT = (
     "INSERT INTO trinity.reward_event (run_id, rollout_id, experience_id, source, name, value) VALUES "
 )
+NEW_SETBACK = (
+    "INSERT INTO trinity.setback (run_id, worker_id, known_version, known_step, last_step, first_version,"
+    " last_version, resumed_version) VALUES "
+)
 NEW_INSTANCE = (
     "INSERT INTO trinity.store_instance (is_only, system_identifier, database_oid, timeline) VALUES "
 )
@@ -72,6 +76,8 @@ REFUSED = [
     ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET state = 'finished'"),
     ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET finished_at = now()"),
     ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET version = -1"),
+    ("setback_versions_together_check", NEW_SETBACK + "(1, 1, 0, 0, 1, 2, NULL, 0)"),
+    ("setback_lost_something_check", NEW_SETBACK + "(1, 1, 0, 3, 3, NULL, NULL, 0)"),
     ("store_instance_one_row_check", NEW_INSTANCE + "(false, 1, 1, 1)"),
     ("store_instance_pkey", NEW_INSTANCE + "(true, 1, 1, 1), (true, 1, 1, 1)"),
     ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET step = -1"),
@@ -89,6 +95,10 @@ REFUSED = [
     (
         "rollout_group_members_within_expected_check",
         "UPDATE trinity.rollout_group SET expected = 0, arrived = 0",
+    ),
+    (
+        "rollout_group_versions_in_order_check",
+        "UPDATE trinity.rollout_group SET version_min = 2, version_max = 1",
     ),
     ("rollout_group_completed_at_iff_not_open_check", "UPDATE trinity.rollout_group SET state = 'complete'"),
     (

@@ -3,23 +3,22 @@
 import shutil
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from tests.bench import Bench, settings
 from tests.recipes import recipe
-from tests.rows import Scene, import_records, trajectory
-from trinity_db.config import ModelConfig, ScratchConfig
+from tests.rows import Scene
+from trinity_db.config import ModelConfig
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.models import folder_digest, load_tokenizer
-from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, policies, runs, workers
+from trinity_db.store import batches, policies
 from trinity_db.trainer.columns import Batch
-from trinity_db.trainer.config import LoraConfig, TrainerConfig
+from trinity_db.trainer.config import LoraConfig
 from trinity_db.trainer.encode import encode_adopted
-from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.start import Allowed
 from trinity_db.trainer.step import Learner, NonFiniteLoss
 
 VERSIONS = """
@@ -27,81 +26,6 @@ SELECT version, step, checkpoint IS NOT NULL FROM trinity.policy_version WHERE r
 """
 REFUSED = "SELECT value FROM trinity.metric WHERE run_id = %s AND name = 'refused/batches'"
 BATCHES = "SELECT step, state::text FROM trinity.batch WHERE run_id = %s ORDER BY id"
-
-
-TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
-
-
-def settings(
-    micro_batch_size: int = 2, lora: LoraConfig | None = None, publish_every: int = 2
-) -> TrainerConfig:
-    return TrainerConfig(
-        epochs=2, batch_size=2, micro_batch_size=micro_batch_size, publish_every=publish_every, lora=lora
-    )
-
-
-class Bench:
-    """Trainers of one run over eight rows, two a step, one after the other; not started yet."""
-
-    def __init__(self, scene: Scene, checkpoints: Path) -> None:
-        self._scene = scene
-        self.checkpoints = checkpoints
-        import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(8)])
-        self.run = self.open("imitation")
-
-    def open(self, name: str) -> runs.Run:
-        with self._scene.database.transaction() as tx:
-            return runs.open_run(tx, name, {}, ["set"], holdout=0.0)
-
-    def trainer(
-        self,
-        micro_batch_size: int = 2,
-        model: ModelConfig = TINY,
-        lora: LoraConfig | None = None,
-        publish_every: int = 2,
-        loss: str = "nll",
-        from_start: bool = False,
-    ) -> Trainer:
-        setup = TrainerSetup(
-            trainer=settings(micro_batch_size, lora, publish_every),
-            algorithm=recipe("sft", loss=loss),
-            model=model,
-            seed=0,
-            max_staleness=None,
-            temperature=1.0,
-            checkpoints=self.checkpoints,
-            from_start=from_start,
-        )
-        trainer = Trainer(self._scene.database, self.run, setup)
-        with self._scene.database.transaction() as tx:
-            trainer.worker_id = workers.register(tx, self.run, WorkerRole.TRAIN)
-        return trainer
-
-    def take_over(self) -> None:
-        """What another trainer does to the run when it starts."""
-        with self._scene.database.transaction() as tx:
-            worker = workers.register(tx, self.run, WorkerRole.TRAIN)
-            workers.replace_others(tx, worker)
-            batches.reopen(tx, self.run.id, worker, 0)
-
-    def replace(self, trainer: Trainer) -> None:
-        with self._scene.database.transaction() as tx:
-            workers.stop(tx, trainer.worker_id)
-
-    def forget_tokens(self) -> None:
-        with self._scene.database.transaction() as tx:
-            tx.execute("UPDATE trinity.experience SET prompt_length = NULL WHERE run_id = %s", [self.run.id])
-
-    def execute(self, statement: str, *values: Any) -> None:
-        with self._scene.database.transaction() as tx:
-            tx.execute(statement, values)
-
-    def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """What a statement finds of the run."""
-        return self._scene.rows(statement, self.run.id)
-
-    def folders(self) -> list[str]:
-        return sorted(path.name for path in self.checkpoints.iterdir() if path.is_dir())
 
 
 @pytest.fixture
@@ -159,7 +83,7 @@ def test_a_checkpoint_of_a_trainer_that_was_replaced_is_in_nobodys_way(bench: Be
 def test_a_trainer_that_wakes_up_in_its_start_leaves_its_successor_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = bench.trainer(from_start=True), bench.trainer()
+    first, second = bench.trainer(allowed=Allowed(from_start=True)), bench.trainer()
     second.start()
     assert second.work()
     second.release()
@@ -253,7 +177,7 @@ def test_a_damaged_checkpoint_is_kept_aside(bench: Bench) -> None:
     for _ in range(3):
         assert trainer.work()
     (bench.checkpoints / "version-000001" / "config.json").unlink()
-    bench.trainer(from_start=True).start()
+    bench.trainer(allowed=Allowed(from_start=True)).start()
     for _ in range(2):
         assert bench.folders() == ["version-000000", "version-000001.damaged"]
         bench.trainer().start()
@@ -285,7 +209,7 @@ def test_training_again_from_the_start_is_asked_for(bench: Bench) -> None:
         assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, True), (2, 4, True)]
         assert {state for _, state in bench.rows(BATCHES)} == {"committed"}
         assert bench.folders() == ["version-000000", "version-000001", "version-000002"]
-    bench.trainer(from_start=True).start()
+    bench.trainer(allowed=Allowed(from_start=True)).start()
     assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, False), (2, 4, False)]
     assert {state for _, state in bench.rows(BATCHES)} == {"reopened"}
     assert bench.folders() == ["version-000000", "version-000001.damaged", "version-000002.damaged"]
@@ -295,7 +219,7 @@ def test_training_again_from_the_start_is_asked_for(bench: Bench) -> None:
 def test_an_older_whole_checkpoint_is_gone_on_from_without_being_asked(bench: Bench) -> None:
     train_to_versions(bench, 1, 2)
     (bench.checkpoints / "version-000002" / "config.json").unlink()
-    bench.trainer(from_start=True).start()
+    bench.trainer(allowed=Allowed(from_start=True)).start()
     assert bench.rows(VERSIONS) == [(0, 0, True), (1, 2, True), (2, 4, False)]
     assert bench.rows(BATCHES) == [(1, "committed"), (2, "committed"), (3, "reopened"), (4, "reopened")]
 

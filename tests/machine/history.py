@@ -26,6 +26,7 @@ class Row:
     attempt: int = 0
     uses: int = 0
     oldest: int | None = None
+    newest: int | None = None
     rollout: Name | None = None
     response: str = ""
     data: bytes = b""
@@ -47,6 +48,7 @@ class Group:
     attempt: int = 1
     state: str = "open"
     oldest: int | None = None
+    newest: int | None = None
     members: dict[int, Row | None] = field(default_factory=dict)
     """By ordinal; None: it failed for good."""
 
@@ -55,6 +57,8 @@ class Group:
         self.members[member] = row
         if row is not None and row.oldest is not None:
             self.oldest = row.oldest if self.oldest is None else min(self.oldest, row.oldest)
+        if row is not None and row.newest is not None:
+            self.newest = row.newest if self.newest is None else max(self.newest, row.newest)
         if len(self.members) == self.expected:
             self.state, self.holder = "complete", None
 

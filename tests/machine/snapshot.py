@@ -43,7 +43,8 @@ ONLINE: Snapshot = HISTORY | {
     ),
     "groups": (
         1,
-        "SELECT id, task_id, state, worker_id, attempt, expected, arrived, failed, version_min"
+        "SELECT id, task_id, state, worker_id, attempt, expected, arrived, failed, version_min,"
+        " version_max"
         " FROM trinity.rollout_group WHERE run_id = %s",
     ),
     "statistics": (
@@ -133,7 +134,7 @@ WHERE b.run_id = %(run_id)s AND e.source_id IS NULL
 UNION ALL
 SELECT 'a row was drawn too stale', b.id
 FROM trinity.batch b JOIN trinity.batch_item i ON i.batch_id = b.id
-WHERE b.run_id = %(run_id)s AND i.staleness > %(max_staleness)s
+WHERE b.run_id = %(run_id)s AND (i.staleness > %(max_staleness)s OR i.staleness < 0)
 UNION ALL
 SELECT 'a row was dropped without a reason, or has one and was not', e.id
 FROM trinity.experience e LEFT JOIN trinity."drop" d ON d.experience_id = e.id

@@ -169,7 +169,7 @@ class Store(History):
         """Expire what is too stale; then the oldest groups, whole, with their rewards as they are now."""
         version = self.with_checkpoint()[0]
         for group in self.groups_in("ready"):
-            if version - (group.oldest or 0) > self.max_staleness:
+            if distance(version, group) > self.max_staleness:
                 group.state = "dropped"
                 for row in group.rows("ready"):
                     self._drop(row, "expired", "draw", "stale")
@@ -182,7 +182,7 @@ class Store(History):
             mean = statistics.fmean(row.reward or 0.0 for row in members)
             batch.rows += members
             batch.numbers += [
-                (row.reward, (row.reward or 0.0) - mean, version - (row.oldest or 0)) for row in members
+                (row.reward, (row.reward or 0.0) - mean, distance(version, row)) for row in members
             ]
         return batch
 
@@ -202,6 +202,7 @@ class Store(History):
                     sum(row is not None for row in members[key]),
                     sum(row is None for row in members[key]),
                     group.oldest,
+                    group.newest,
                 )
                 for key, group in self.groups.items()
             },
@@ -225,8 +226,10 @@ class Store(History):
         if payload is None or payload.versions is None:
             return None
         assert row_id is not None, "the rollout has no experience"
-        oldest, data = int(payload.versions.min()), encode(payload)
-        row = Row(row_id, "raw", oldest=oldest, rollout=name, response=rollout.response, data=data)
+        oldest, newest, data = int(payload.versions.min()), int(payload.versions.max()), encode(payload)
+        row = Row(
+            row_id, "raw", oldest=oldest, newest=newest, rollout=name, response=rollout.response, data=data
+        )
         self.rows[row_id] = row
         return row
 
@@ -241,6 +244,11 @@ class Store(History):
     def _failures(self, row: Row, stage: rows.Stage) -> int:
         found = (k for k, outcome in self.processing.items() if outcome == "failed")
         return sum((row_id, processor) == (row.id, stage.processor) for row_id, processor, _ in found)
+
+
+def distance(version: int, sampled: Row | Group) -> int:
+    """Of the versions that sampled a row or a group, that of the one farthest from a version."""
+    return max(abs(version - (sampled.oldest or 0)), abs(version - (sampled.newest or 0)))
 
 
 def name_of(rollout: groups.Rollout) -> Name:

@@ -142,6 +142,7 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
         "is_alive",
         "lineage",
         "reward_in",
+        "staleness",
         "unit",
     }
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.trainer.folder import OWNER_FILE, Folder, claim
+from trinity_db.models.folder_digest import digest
+from trinity_db.trainer.folder import OWNER_FILE, PUBLISHED_FILE, Folder, Publication, claim
 
 ONE: dict[str, Any] = {"store": "one", "name": "run"}
 OTHER: dict[str, Any] = {"store": "other", "name": "run"}
@@ -45,7 +46,8 @@ def test_another_store_gets_a_folder_of_its_own_beside_it(
     assert others[0].path.parent == tmp_path
     assert others[0].path.name.startswith("run-")
     assert str(others[0].path) in caplog.text
-    others[0].clear_leftovers([], newest=9)
+    others[0].keep_later(9)
+    others[0].clear_leftovers([])
     others[0].delete(3, kept)
     others[0].set_aside(3, kept)
     assert kept.is_dir()
@@ -102,7 +104,7 @@ def test_nothing_is_written_to_a_folder_that_was_given_to_another(own: Folder) -
     with pytest.raises(TrinityError, match=r"does not name this run in its run\.json any more"):
         own.version_folder(2)
     with pytest.raises(TrinityError, match="does not name this run"):
-        own.clear_leftovers([], newest=5)
+        own.clear_leftovers([])
     own.delete(1, kept)
     assert kept.is_dir()
 
@@ -114,16 +116,55 @@ def test_what_crashes_left_is_removed_and_nothing_else(own: Folder) -> None:
     for name in [*kept, *leftovers]:
         (own.path / name).mkdir()
         (own.path / name / "model.safetensors").touch()
-    own.clear_leftovers(published, newest=2)
+    assert own.keep_later(2) == []
+    own.clear_leftovers(published)
     assert sorted(path.name for path in own.path.iterdir()) == sorted([*kept, OWNER_FILE])
 
 
-def test_later_checkpoints_than_the_store_knows_of_are_not_removed(own: Folder) -> None:
-    for number in range(4):
+def publish(own: Folder, number: int) -> Publication:
+    """A version with files, which the store knew."""
+    publication = Publication(number, 10 * number, digest(version(own.path, number)))
+    own.acknowledge(publication)
+    return publication
+
+
+def test_checkpoints_that_the_store_has_forgotten_are_set_aside(own: Folder) -> None:
+    publications = [publish(own, number) for number in range(1, 5)]
+    for _ in range(2):  # the second time they are set aside already
+        assert own.keep_later(2) == [3, 4]
+        own.clear_leftovers(["version-000001", "version-000002"])
+        names = [path.name for path in sorted(own.path.glob("version-*"))]
+        assert names == ["version-000001", "version-000002", "version-000003.later", "version-000004.later"]
+    assert own.later(4) == (publications[3], own.path / "version-000004.later")
+    assert own.later(2) is None
+    (own.path / "version-000004.later" / "model.safetensors").write_text("damaged")
+    assert own.later(4) is None
+    assert own.keep_later(4) == [], "they are on the record by now"
+
+
+def test_what_the_store_never_knew_is_a_leftover_and_not_forgotten(own: Folder) -> None:
+    publish(own, 1)
+    version(own.path, 2)
+    assert own.keep_later(1) == []
+    own.clear_leftovers(["version-000001"])
+    assert [path.name for path in own.path.glob("version-*")] == ["version-000001"]
+
+
+def test_checkpoints_far_beyond_what_the_store_knows_are_kept_without_a_record(own: Folder) -> None:
+    for number in range(5):
         version(own.path, number)
-    with pytest.raises(ConfigError, match="version-000003 is later than all that the store knows of"):
-        own.clear_leftovers(["version-000000"], newest=1)
-    assert len(list(own.path.glob("version-*"))) == 4
+    assert own.keep_later(1) == [2, 3, 4]
+    own.clear_leftovers(["version-000000", "version-000001"])
+    assert own.later(4) is None, "nothing says what its files were"
+
+
+def test_the_record_keeps_versions_that_have_files_and_the_newest(own: Folder) -> None:
+    publications = [publish(own, number) for number in range(1, 5)]
+    own.delete(2, own.path / "version-000002")
+    own.acknowledge(publications[3])
+    assert own.publications() == [publications[0], publications[2], publications[3]]
+    (own.path / PUBLISHED_FILE).write_text("no JSON")
+    assert own.publications() == []
 
 
 def test_a_version_that_is_not_needed_any_more_is_deleted_and_a_damaged_one_kept(own: Folder) -> None:

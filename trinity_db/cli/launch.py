@@ -18,6 +18,7 @@ from trinity_db.store import groups, runs
 
 if TYPE_CHECKING:
     from trinity_db.trainer.service import TrainerSetup
+    from trinity_db.trainer.start import Allowed
 
 Result = TypeVar("Result")
 
@@ -106,7 +107,7 @@ def _may_not_fit(config: RunConfig) -> bool:
     return config.trainer.reference.name != "start" or ".py:" in config.algorithm.model_dump_json()
 
 
-def _trainer_setup(config: RunConfig, from_start: bool = False) -> "TrainerSetup":
+def _trainer_setup(config: RunConfig, allowed: "Allowed | None" = None) -> "TrainerSetup":
     """What the trainer needs of a configuration; asked for before the run is created.
 
     Raises:
@@ -114,6 +115,7 @@ def _trainer_setup(config: RunConfig, from_start: bool = False) -> "TrainerSetup
             fit.
     """
     from trinity_db.trainer.service import TrainerSetup
+    from trinity_db.trainer.start import Allowed
 
     setup = TrainerSetup(
         config.trainer,
@@ -125,7 +127,7 @@ def _trainer_setup(config: RunConfig, from_start: bool = False) -> "TrainerSetup
         config.checkpoints,
         config.sampler,
         config.max_uses,
-        from_start,
+        allowed or Allowed(),
     )
     setup.check()
     return setup
@@ -184,18 +186,21 @@ def process(config: RunConfig, drain: bool, change: bool = False) -> bool:
     return not processors.stopping
 
 
-def train(config: RunConfig, from_start: bool = False, change: bool = False) -> None:
-    """Be the trainer until the last step is done or a signal comes; see TrainerSetup for `from_start`."""
+def train(
+    config: RunConfig, from_start: bool = False, from_version: int | None = None, change: bool = False
+) -> None:
+    """Be the trainer until the last step is done or a signal comes; `Allowed` has the first two options."""
     from trinity_db.models import check_source
 
     check_source(config.model)  # before the imports: it says which extra is missing
     from trinity_db.trainer import together
     from trinity_db.trainer.ranks import end_process, joined
     from trinity_db.trainer.service import Trainer
+    from trinity_db.trainer.start import Allowed
 
     # Under a supervisor it is that who outlives all roles, and shows what the last of them measures.
     sinks = [] if is_supervised() else sinks_of(config.metrics)
-    setup = _trainer_setup(config, from_start)
+    setup = _trainer_setup(config, Allowed(from_start, from_version))
     database, run = open_run(config, change)
     with joined() as ranks, mirrored(database, run, sinks):
         Trainer(database, run, setup, ranks).serve()

@@ -27,6 +27,15 @@ FromStart = Annotated[
         help="Train again from the starting model where the run has checkpoints and none of them is whole.",
     ),
 ]
+FromVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--from-version",
+        metavar="N",
+        min=1,
+        help="Go on from the checkpoint of a version that the server has lost, which is kept as *.later.",
+    ),
+]
 
 Change = Annotated[
     bool,
@@ -75,7 +84,11 @@ def process(
 
 
 def train(
-    config: Config, overrides: Overrides = None, from_start: FromStart = False, change: Change = False
+    config: Config,
+    overrides: Overrides = None,
+    from_start: FromStart = False,
+    from_version: FromVersion = None,
+    change: Change = False,
 ) -> None:
     """Train a run's policy, from its latest checkpoint, until its last step.
 
@@ -92,11 +105,15 @@ def train(
         launch.follow()
         return
     with _stoppable():
-        launch.train(launch.read(config, overrides), from_start, change)
+        launch.train(launch.read(config, overrides), from_start, from_version, change)
 
 
 def run(
-    config: Config, overrides: Overrides = None, from_start: FromStart = False, change: Change = False
+    config: Config,
+    overrides: Overrides = None,
+    from_start: FromStart = False,
+    from_version: FromVersion = None,
+    change: Change = False,
 ) -> None:
     """Run all roles of a run as processes, restart what dies, and end with the run or on Ctrl-C.
 
@@ -112,6 +129,7 @@ def run(
 
     with _stoppable():
         once = ["--from-start"] if from_start else []
+        once += ["--from-version", str(from_version)] if from_version is not None else []
         supervise.run(launch.read(config, overrides), launch.arguments(config, overrides), once, change)
 
 

@@ -173,6 +173,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "drops": "\n".join(map(_drop, run["drops"])) or None,
             "waits for": _awaited(run["awaited"]) or _unlabelled(run),
             "came too late": _refused(run["refused"]),
+            "server lost": "\n".join(map(_setback, run["setbacks"])) or None,
             "archived": _archived(run["archived"]),
         }
     )
@@ -242,6 +243,13 @@ def _unlabelled(run: Mapping[str, Any]) -> str | None:
 def _refused(writes: Mapping[str, int]) -> str | None:
     """Writes of workers whose lease had ended: kept for the record, and nothing else."""
     return ", ".join(f"{count} {what}" for what, count in writes.items() if count) or None
+
+
+def _setback(row: Mapping[str, Any]) -> str:
+    """What the server lost, and where the run went on."""
+    from trinity_db.store.setbacks import describe
+
+    return describe(row)
 
 
 def _archived(archive: Mapping[str, int] | None) -> str | None:

@@ -46,6 +46,7 @@ OF_STORES: tuple[Check, ...] = (
     work.silent_workers,
     work.runs,
     work.threads,
+    work.setbacks,
     work.archives,
     work.notifications,
 )

@@ -10,6 +10,7 @@ from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.settings import lance_uri
+from trinity_db.store.setbacks import describe
 
 FULL_SHARE = 0.1  # of the queue of notifications, 8 GB: ours are a few bytes and are heard within a second
 
@@ -81,6 +82,19 @@ def _threads_of(pid: int, available: int) -> int:
         return available
     told = dict(setting.partition(b"=")[::2] for setting in settings).get(cores.VARIABLE.encode(), b"")
     return int(told) if told.isdigit() else available
+
+
+def setbacks(connection: Connection) -> list[Finding]:
+    """Commits that a server acknowledged and lost, as after a failover to a replica that was behind."""
+    found = [
+        warn(
+            "work setbacks",
+            f"run '{row['run']}': on {row['created_at']:%Y-%m-%d} the server had lost {describe(row)}",
+            "let a replica be synchronous (synchronous_standby_names), and leave synchronous_commit on",
+        )
+        for row in connection.execute(query("doctor_setbacks"))
+    ]
+    return found or [ok("work setbacks", "no trainer found that the server had lost a commit")]
 
 
 def archives(connection: Connection) -> list[Finding]:

@@ -9,18 +9,38 @@ Whatever changes rows locks their groups first, then the rows, each in the order
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
+from psycopg import Cursor
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
 from trinity_db import arrays
 from trinity_db.database import Database, Transaction
-from trinity_db.errors import LeaseLost, NotFound
+from trinity_db.errors import LeaseLost, NotFound, TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.store import attempts, offline, payloads, runs, samplers, workers
 from trinity_db.store.samplers import Sampler
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a run is: its newest version, and its last committed step with the batch of it."""
+
+    version: int
+    step: int = 0
+    batch_id: int | None = None
+    created_at: datetime | None = None
+    """Of the batch: a server that lost a batch may give its id to another."""
+
+
+class SetBack(TrinityError):
+    """The store says another version or last step than this trainer heard: the server has lost commits."""
+
+    def __init__(self) -> None:
+        super().__init__("The server has lost steps that it had committed; start the trainer again.")
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,8 @@ class Draw:
     """How many committed batches may use a rollout group; kept, so that the draw can be run again."""
     experts: int = 0
     """Adopted rows to take beside rollout groups, which batches go on using without end."""
+    after: Mark | None = None
+    """What the trainer's weights contain; None: it is not compared with what the store says."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +82,7 @@ class Batch:
     size: int
     epoch: int
     version: int
+    created_at: datetime
     experts: int = 0
     """How many of its rows, the last ones, are adopted ones beside rollout groups."""
 
@@ -195,12 +218,15 @@ def commit(tx: Transaction, batch: Batch, worker_id: int, max_uses: int) -> bool
 
     Raises:
         LeaseLost: the batch was reopened, or belongs to another worker.
+        SetBack: the server has lost the batch.
     """
     values = {"batch_id": batch.id, "worker_id": worker_id}
     row = tx.execute(query("commit_batch"), values).fetchone()
     if row is None:
         state = tx.execute(query("batch_state"), values).fetchone()
-        if state is None or state["state"] != "committed":
+        if state is None:
+            raise SetBack
+        if state["state"] != "committed":
             raise LeaseLost(
                 f"Batch {batch.id} was taken from this trainer; another one runs or ran for this run."
             )
@@ -246,6 +272,36 @@ def _reopen(tx: Transaction, run_id: int, batches: Sequence[DictRow]) -> None:
         runs.announce(tx, run_id)
 
 
+def hold_trainer(tx: Transaction, run_id: int, worker_id: int, *heard: Mark) -> Mark:
+    """Let nobody replace the run's trainer before this transaction ends; returns where the run is.
+
+    Args:
+        heard: where it may be; anywhere if nothing is given.
+
+    Raises:
+        LeaseLost: somebody replaced it, or reopened its last step.
+        SetBack: the run is somewhere else.
+    """
+    held = tx.execute(query("hold_trainer"), {"run_id": run_id, "worker_id": worker_id})
+    return _mark(tx, held, worker_id, heard)
+
+
+def _mark(tx: Transaction, held: Cursor[DictRow], worker_id: int, heard: Sequence[Mark]) -> Mark:
+    trainer = held.fetchone()
+    if trainer is None:
+        raise workers.replaced(worker_id)
+    if trainer["version"] is None:  # it publishes version 0 before it draws
+        raise SetBack
+    mark = Mark(**trainer)
+    if heard and mark not in heard:
+        for known in heard:
+            row = tx.execute(query("batch_state"), {"batch_id": known.batch_id}).fetchone()
+            if row is not None and (row["state"], row["created_at"]) == ("reopened", known.created_at):
+                raise workers.replaced(worker_id)
+        raise SetBack
+    return mark
+
+
 def _begin(tx: Transaction, draw: Draw) -> int:
     """What every draw begins with, in one round trip; returns the version that staleness is counted from.
 
@@ -253,17 +309,15 @@ def _begin(tx: Transaction, draw: Draw) -> int:
 
     Raises:
         LeaseLost: the worker was replaced, and may not have heard of it yet.
+        SetBack: the server has lost steps that the trainer's weights contain.
     """
     values = {"run_id": draw.run_id, "step": draw.step, "worker_id": draw.worker_id}
     with tx.pipeline():
         leased = tx.execute(query("leased_batch"), values)
         held = tx.execute(query("hold_trainer"), values)
-    trainer = held.fetchone()
-    if trainer is None:
-        raise workers.replaced(draw.worker_id)
+    mark = _mark(tx, held, draw.worker_id, [draw.after] if draw.after else [])
     _reopen(tx, draw.run_id, leased.fetchall())
-    assert trainer["version"] is not None, "the trainer publishes version 0 before it draws"
-    return int(trainer["version"])
+    return mark.version
 
 
 @dataclass(frozen=True)
@@ -337,7 +391,7 @@ def _record(
                 f"Of what step {draw.step} drew, {len(ids) - cursor.rowcount} of {len(ids)} are not ready "
                 "any more: another trainer took the run over."
             )
-    return Batch(row["id"], draw.step, drawn.size, drawn.epoch, version, draw.experts)
+    return Batch(row["id"], draw.step, drawn.size, drawn.epoch, version, row["created_at"], draw.experts)
 
 
 def _recorded(draw: Draw, version: int, drawn: _Drawn) -> dict[str, Any]:
@@ -375,7 +429,7 @@ def _expire(tx: Transaction, run_id: int, version: int, max_staleness: int) -> N
     if not groups:
         return
     tx.execute(query("expire_groups"), {"group_ids": groups})
-    members = tx.execute(query("expire_members"), {"group_ids": groups}).fetchall()
+    members = tx.execute(query("expire_members"), {"group_ids": groups, "version": version}).fetchall()
     tx.execute(
         query("record_drops"),
         {
@@ -383,7 +437,7 @@ def _expire(tx: Transaction, run_id: int, version: int, max_staleness: int) -> N
             "stage": "draw",
             "ids": [member["id"] for member in members],
             "reasons": ["stale"] * len(members),
-            "details": [json.dumps({"staleness": version - member["version_min"]}) for member in members],
+            "details": [json.dumps({"staleness": member["staleness"]}) for member in members],
         },
     )
     runs.announce(tx, run_id)

@@ -1,0 +1,29 @@
+-- name: record_setback
+-- What the server lost, once for each trainer that notices it.
+INSERT INTO trinity.setback
+    (run_id, worker_id, known_version, known_step, last_step, num_rows, first_version, last_version, resumed_version)
+SELECT %(run_id)s, %(worker_id)s, %(known_version)s, %(known_step)s, %(last_step)s, %(num_rows)s, %(first_version)s,
+       %(last_version)s, %(resumed_version)s
+WHERE NOT EXISTS (SELECT FROM trinity.setback s
+                  WHERE s.run_id = %(run_id)s AND s.worker_id = %(worker_id)s AND s.known_step = %(known_step)s
+                    AND s.last_step = %(last_step)s AND s.last_version IS NOT DISTINCT FROM %(last_version)s::integer)
+
+-- name: setback_of_version
+-- The setback in which a version was lost; the newest where several were.
+SELECT s.id, s.known_version, s.adopted_version
+FROM trinity.setback s
+WHERE s.run_id = %(run_id)s AND %(version)s BETWEEN s.first_version AND s.last_version
+ORDER BY s.id DESC
+LIMIT 1
+
+-- name: adopt_lost_version
+-- The run goes on from a lost version after all, under another number.
+UPDATE trinity.setback s SET adopted_version = %(lost_version)s, resumed_version = %(version)s WHERE s.id = %(id)s
+
+-- name: doctor_setbacks
+-- What servers of this store have lost.
+SELECT r.name AS run, s.created_at, s.known_version, s.known_step, s.last_step, s.num_rows, s.first_version, s.last_version,
+       s.resumed_version, s.adopted_version
+FROM trinity.setback s
+JOIN trinity.run r ON r.id = s.run_id
+ORDER BY s.id

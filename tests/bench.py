@@ -1,0 +1,96 @@
+"""Trainers in this process over a few imported rows, for tests of how a trainer starts and ends."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.recipes import recipe
+from tests.rows import Scene, import_records, trajectory
+from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import batches, runs, workers
+from trinity_db.trainer.config import LoraConfig, TrainerConfig
+from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.start import Allowed
+
+TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
+
+
+def settings(
+    micro_batch_size: int = 2, lora: LoraConfig | None = None, publish_every: int = 2, keep: int = 3
+) -> TrainerConfig:
+    return TrainerConfig(
+        epochs=2,
+        batch_size=2,
+        micro_batch_size=micro_batch_size,
+        publish_every=publish_every,
+        keep_checkpoints=keep,
+        lora=lora,
+    )
+
+
+NOTHING = Allowed()
+
+
+class Bench:
+    """Trainers of one run over eight rows, two a step, one after the other; not started yet."""
+
+    def __init__(self, scene: Scene, checkpoints: Path) -> None:
+        self._scene = scene
+        self.checkpoints = checkpoints
+        import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(8)])
+        self.run = self.open("imitation")
+
+    def open(self, name: str) -> runs.Run:
+        with self._scene.database.transaction() as tx:
+            return runs.open_run(tx, name, {}, ["set"], holdout=0.0)
+
+    def trainer(
+        self,
+        micro_batch_size: int = 2,
+        model: ModelConfig = TINY,
+        lora: LoraConfig | None = None,
+        publish_every: int = 2,
+        loss: str = "nll",
+        allowed: Allowed = NOTHING,
+        keep: int = 3,
+    ) -> Trainer:
+        setup = TrainerSetup(
+            trainer=settings(micro_batch_size, lora, publish_every, keep),
+            algorithm=recipe("sft", loss=loss),
+            model=model,
+            seed=0,
+            max_staleness=None,
+            temperature=1.0,
+            checkpoints=self.checkpoints,
+            allowed=allowed,
+        )
+        trainer = Trainer(self._scene.database, self.run, setup)
+        with self._scene.database.transaction() as tx:
+            trainer.worker_id = workers.register(tx, self.run, WorkerRole.TRAIN)
+        return trainer
+
+    def take_over(self) -> None:
+        """What another trainer does to the run when it starts."""
+        with self._scene.database.transaction() as tx:
+            worker = workers.register(tx, self.run, WorkerRole.TRAIN)
+            workers.replace_others(tx, worker)
+            batches.reopen(tx, self.run.id, worker, 0)
+
+    def replace(self, trainer: Trainer) -> None:
+        with self._scene.database.transaction() as tx:
+            workers.stop(tx, trainer.worker_id)
+
+    def forget_tokens(self) -> None:
+        with self._scene.database.transaction() as tx:
+            tx.execute("UPDATE trinity.experience SET prompt_length = NULL WHERE run_id = %s", [self.run.id])
+
+    def execute(self, statement: str, *values: Any) -> None:
+        with self._scene.database.transaction() as tx:
+            tx.execute(statement, values)
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """What a statement finds of the run."""
+        return self._scene.rows(statement, self.run.id)
+
+    def folders(self) -> list[str]:
+        return sorted(path.name for path in self.checkpoints.iterdir() if path.is_dir())
