@@ -66,6 +66,11 @@ def test_what_is_generated_of_a_page_is_what_the_code_says_now(page: Path) -> No
     assert generate.brought_up_to_date(text) == text, "run: make reference"
 
 
+def test_the_glossary_defines_each_word_once() -> None:
+    words = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert [word for word in words if words.count(word) > 1] == []
+
+
 def test_the_page_of_algorithms_says_what_other_trainers_call_each() -> None:
     text = (generate.PAGES / "algorithms.md").read_text()
     table = text.partition("## What other trainers call them")[2].partition("Options and defaults")[0]

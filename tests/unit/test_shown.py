@@ -113,7 +113,7 @@ def check_command(words: list[str]) -> None:
 
 
 def parse(arguments: list[str], *, is_mention: bool = False) -> None:
-    """Have them read, up to where the command would begin; a mention may be its name alone."""
+    """Have them read, up to where the command would begin; a mention may leave arguments out."""
     if ">" in arguments:
         arguments = arguments[: arguments.index(">")]
     command: Any = typer.main.get_command(app)
@@ -126,7 +126,10 @@ def parse(arguments: list[str], *, is_mention: bool = False) -> None:
         name, arguments = arguments[at], arguments[at + 1 :]
         assert name in command.commands, f"there is no command {name}"
         command = command.commands[name]
-    if "--help" not in arguments and (arguments or not is_mention):
+    if is_mention:
+        context = command.context_class(command, info_name=name, parent=parent)
+        command.make_parser(context).parse_args(list(arguments))
+    elif "--help" not in arguments:
         command.make_context(name, list(arguments), parent=parent)
     for key, value in itertools.pairwise(arguments):
         if key == "--set":
