@@ -125,7 +125,7 @@ class ProcessorsConfig(Settings):
     archive: Annotated[ArchiveConfig | None, Change.PER_PROCESS] = None
     """Moves payloads to Lance, at TRINITY_DB_LANCE_URI, which every role must reach. None: they stay in
     Postgres. May change during a run."""
-    claim_size: Annotated[int, Change.PER_PROCESS] = Field(256, ge=1)
+    claim_size: Annotated[int, Change.PER_PROCESS] = Field(256, ge=1, le=100_000)
     """Rows claimed at a time. A larger number means fewer round trips, and more work to repeat after a
     crash. May change during a run."""
     max_attempts: Annotated[int, Change.PER_PROCESS] = Field(3, ge=1)

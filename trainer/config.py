@@ -91,7 +91,7 @@ class LoraConfig(Settings):
     """Train small matrices beside the frozen weights (LoRA). Only they have gradients and optimizer state. A
     checkpoint is the whole model with the adapter in it, and the adapter beside it, for peft."""
 
-    rank: int = Field(16, ge=1)
+    rank: int = Field(16, ge=1, le=65_536)
     """Rank of the two matrices of a layer (r in peft)."""
     alpha: int = Field(32, ge=1)
     """The product of the two is multiplied by alpha / rank (lora_alpha in peft)."""
@@ -137,9 +137,9 @@ class TrainerConfig(ForwardConfig):
 
     steps: Annotated[int | None, Change.DATED] = Field(None, ge=1)
     """Optimizer steps after which an online run ends."""
-    epochs: Annotated[int, Change.DATED] = Field(1, ge=1)
+    epochs: Annotated[int, Change.DATED] = Field(1, ge=1, le=1_000_000)
     """How often an offline run uses each row."""
-    batch_size: Annotated[int, Change.DATED] = Field(32, ge=1)
+    batch_size: Annotated[int, Change.DATED] = Field(32, ge=1, le=100_000)
     """Size of a step: rollout groups in an online run, rows (sft) or pairs (dpo) in an offline run."""
     gradient_checkpointing: Annotated[bool, Change.PER_PROCESS] = False
     """Compute each layer's inner values again in the backward pass: less memory, about a third more time. May
@@ -158,7 +158,7 @@ class TrainerConfig(ForwardConfig):
     """How several processes, started by torchrun, share the model. none: each has a copy (as DDP). full:
     each has a part of weights, gradients and optimizer (FSDP2). Results and checkpoints do not depend on
     it. May change during a run."""
-    learning_rate: Annotated[float, Change.DATED] = Field(1e-5, gt=0)
+    learning_rate: Annotated[float, Change.DATED] = Field(1e-5, gt=0, le=100)
     """Peak learning rate of AdamW."""
     weight_decay: Annotated[float, Change.DATED] = Field(0.0, ge=0)
     """AdamW's decoupled weight decay."""

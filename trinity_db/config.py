@@ -14,15 +14,15 @@ class ScratchConfig(Settings):
     alphabet: str | None = None
     """The ASCII characters that the tokenizer knows, one token each. Any other character is an error.
     None: the 256 bytes of UTF-8, which can spell every text."""
-    hidden_size: int = Field(64, ge=4)
+    hidden_size: int = Field(64, ge=4, le=16_384)
     """Width of the hidden state; a multiple of twice `heads`, since rotary positions turn pairs."""
-    layers: int = Field(2, ge=1)
+    layers: int = Field(2, ge=1, le=1000)
     """Number of transformer blocks."""
-    heads: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1, le=1024)
     """Attention heads per block."""
-    intermediate_size: int | None = Field(None, ge=1)
+    intermediate_size: int | None = Field(None, ge=1, le=131_072)
     """Width of the feed-forward layers. None: 8/3 of `hidden_size`, rounded up to a multiple of 8."""
-    context: int = Field(512, ge=2)
+    context: int = Field(512, ge=2, le=10_000_000)
     """Longest sequence in tokens, prompt and response together."""
 
     @model_validator(mode="after")

@@ -5,26 +5,46 @@ those stand in the `config.py` beside each role.
 """
 
 import difflib
+import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trinity_db.errors import ConfigError
 
-RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?$"
 """What a training run may be called: the name is a part of paths and of commands."""
+
+MAX_BYTES = 256 * 1024  # of a configuration file
+MAX_VALUES = 20_000  # in it, each counted wherever an alias repeats it
+MAX_DEPTH = 30  # sections within sections
+MAX_CHARACTERS = 100_000  # of one value
+MAX_FLOAT = 1e30  # of a number and of its inverse: losses are computed in float32
+MAX_SHOWN = 100  # characters of a key or value in a message
 
 
 class Settings(BaseModel):
-    """A section of the configuration. An unknown key is an error; the text under a field explains it."""
+    """A section of the configuration. An unknown key is an error; the text under a field explains it.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    So is a value that no run could store or compute with. A whole number, for example, fits a Postgres
+    integer where its field gives no limit of its own.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def values_can_be_stored(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            has_limit = any(hasattr(rule, "lt") or hasattr(rule, "le") for rule in field.metadata)
+            _check(name, getattr(self, name), 2**63 if has_limit else 2**31)
+        return self
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -97,13 +117,13 @@ def load(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> S
         ConfigError: one line that names the file, the key and, for an unknown key, the nearest right one.
     """
     try:
-        content = _parsed(path.read_text(encoding="utf-8"))
+        content = _parsed(_read(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path}: is not YAML: {_one_line(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold keys and values, for example 'name: first-run'.")
     for override in overrides:
@@ -116,12 +136,43 @@ def validate(model: type[SettingsT], content: dict[str, Any], source: str) -> Se
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        mistakes = [_describe(model, dict(mistake)) for mistake in error.errors()]
-        raise ConfigError(f"{source}: {'; '.join(mistakes[:3])}") from None
+        mistakes = [_describe(model, dict(mistake)) for mistake in error.errors()[:3]]
+        raise ConfigError(f"{source}: {'; '.join(mistakes)}") from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{source}: a text holds half a surrogate pair, which is no character") from None
+
+
+def _check(key: str, value: Any, limit: int) -> None:
+    """Raise ValueError for what Postgres, JSON or a float32 cannot hold. Sections have checked themselves."""
+    if isinstance(value, str | Path):
+        text = str(value)
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"{key} must not be longer than {MAX_CHARACTERS:,} characters")
+        if "\x00" in text or text != text.encode("utf-8", "replace").decode():
+            raise ValueError(f"{key} must not contain NUL, or half a surrogate pair")
+    elif isinstance(value, float):
+        if not math.isfinite(value) or not (value == 0 or 1 / MAX_FLOAT <= abs(value) <= MAX_FLOAT):
+            raise ValueError(
+                f"{key} must be 0 or a number from {1 / MAX_FLOAT:g} to {MAX_FLOAT:g} (got {value})"
+            )
+    elif isinstance(value, int) and not -limit <= value < limit:
+        raise ValueError(f"{key} must be from {-limit} to {limit - 1}")
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            _check(key, name, 2**63)
+            _check(f"{key}.{name!s:.{MAX_SHOWN}}", inner, 2**63)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check(key, inner, 2**63)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error: only the last one would count."""
+    """YAML 1.2's simple values: only true and false are truth values, 1e-5 is a number, a date is text.
+
+    A key that stands twice is an error: only the last one would count.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Here, where the text is read: later what is merged by << stands beside keys of the same name.
@@ -137,15 +188,82 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+_TAG = "tag:yaml.org,2002:"
+_KINDS = (None, *(_TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map")))
+_Loader.yaml_constructors = {kind: yaml.SafeLoader.yaml_constructors[kind] for kind in _KINDS}
+_DIGITS = "0123456789"
+for _tag, _pattern, _beginnings in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", list("-+" + _DIGITS)),
+    (
+        "float",
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+." + _DIGITS),
+    ),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(f"(?:{_pattern})$"), _beginnings)
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: is longer than {MAX_BYTES // 1024} KiB; is it a configuration?")
+    return content.decode("utf-8")
+
+
 def _parsed(text: str) -> Any:
-    return yaml.load(text, _Loader)
+    """What a YAML text holds.
+
+    Raises:
+        yaml.YAMLError: it is none, or more than a configuration needs.
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _measure(node, {})
+        return loader.construct_document(node)
+    except RecursionError:
+        raise yaml.YAMLError(f"sections are nested more than {MAX_DEPTH} deep") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise yaml.YAMLError(_one_line(error)) from None
+    finally:
+        loader.dispose()
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How many values a node holds and how deep they lie, aliases written out. YAMLError for too many."""
+    if id(node) not in known:
+        known[id(node)] = MAX_VALUES + 1, MAX_DEPTH + 1  # for one that stands within itself
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = [_measure(n, known) for pair in inner for n in (pair if isinstance(pair, tuple) else [pair])]
+        known[id(node)] = (
+            1 + sum(count for count, _ in parts),
+            1 + max((depth for _, depth in parts), default=0),
+        )
+    count, depth = known[id(node)]
+    if count > MAX_VALUES:
+        raise yaml.YAMLError(f"it holds more than {MAX_VALUES:,} values, those that aliases repeat included")
+    if depth > MAX_DEPTH:
+        raise yaml.YAMLError(f"sections are nested more than {MAX_DEPTH} deep")
+    return count, depth
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[: 5 * MAX_SHOWN]
 
 
 def _apply(model: type[BaseModel], content: dict[str, Any], override: str) -> None:
     key, separator, value = override.partition("=")
+    shown = override[:MAX_SHOWN]
     if not separator or not key:
         raise ConfigError(
-            f"--set {override}: write it as key.path=value, for example trainer.learning_rate=1e-5."
+            f"--set {shown}: write it as key.path=value, for example trainer.learning_rate=1e-5."
         )
     *parents, last = key.split(".")
     section = content
@@ -155,22 +273,14 @@ def _apply(model: type[BaseModel], content: dict[str, Any], override: str) -> No
             below = section[name] = {"name": below}
         if not isinstance(below, dict):
             whole = ".".join(parents[:depth])
-            raise ConfigError(f"--set {override}: '{name}' is a value, not a section; set it by {whole}=...")
+            raise ConfigError(
+                f"--set {override:.{MAX_SHOWN}}: '{name}' is a value, not a section; set it by {whole}=..."
+            )
         section = below
     try:
-        section[last] = _scalar(value)
+        section[last] = _parsed(value)
     except yaml.YAMLError:
-        raise ConfigError(
-            f"--set {override}: '{value}' is not a YAML value; quote it if it is text."
-        ) from None
-
-
-def _scalar(text: str) -> Any:
-    """YAML's reading of a value, with 1e-5 as a number (YAML 1.1 wants 1.0e-5)."""
-    try:
-        return float(text) if "e" in text.lower() and not text.isalpha() else _parsed(text)
-    except ValueError:
-        return _parsed(text)
+        raise ConfigError(f"--set {shown}: that is not a YAML value; quote it if it is text.") from None
 
 
 def _has_name(model: type[BaseModel], keys: Sequence[str]) -> bool:
@@ -182,7 +292,7 @@ def _has_name(model: type[BaseModel], keys: Sequence[str]) -> bool:
 
 
 def _describe(model: type[BaseModel], mistake: dict[str, Any]) -> str:
-    location = [str(part) for part in mistake["loc"]]
+    location = [f"{part!s:.{MAX_SHOWN}}" for part in mistake["loc"]]
     if mistake["type"] == "extra_forbidden":
         known, sections = _follow(model, location[:-1])
         fields = sorted({name for section in sections for name in section.model_fields})
@@ -190,11 +300,14 @@ def _describe(model: type[BaseModel], mistake: dict[str, Any]) -> str:
         return f"unknown key '{key}'; {hint(location[-1], fields, 'known keys')}"
     key = ".".join(_follow(model, location)[0])
     if mistake["type"] == "union_tag_invalid":
-        name, names = mistake["ctx"]["tag"], mistake["ctx"]["expected_tags"].replace("'", "").split(", ")
+        name, names = (
+            f"{mistake['ctx']['tag']:.{MAX_SHOWN}}",
+            mistake["ctx"]["expected_tags"].replace("'", "").split(", "),
+        )
         return f"{key}: there is no '{name}'; {hint(name, names)}"
     if mistake["type"] == "value_error" and isinstance(mistake["input"], dict | BaseModel | str):
         # A rule of our own: it names the keys or the value, and its input may be the whole section.
-        message = str(mistake["ctx"]["error"])
+        message = f"{mistake['ctx']['error']!s:.{10 * MAX_SHOWN}}"
         return f"{key}: {message}" if key else message
     return f"{key}: {mistake['msg']} (got {mistake['input']!r:.80})"
 

@@ -21,7 +21,7 @@ EXPENDABLE = ("setting", "drawn", "sampler", "state", "max", "included")
 
 def batches(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
-    last: Annotated[int, typer.Option(min=1, help="How many, counted from the newest.")] = 20,
+    last: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, counted from the newest.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the newest batches of a run.

@@ -35,7 +35,7 @@ class RunConfig(Settings):
     holdout: Annotated[float, Kept("which rows are held out is written on them")] = Field(0.0, ge=0, lt=1)
     """Share of the imported rows that is kept for evaluation and never trained on. All answers to one
     prompt stay together."""
-    max_staleness: Annotated[int | None, Change.DATED] = Field(1, ge=0)
+    max_staleness: Annotated[int | None, Change.DATED] = Field(1, ge=0, le=1_000_000)
     """How many versions behind the latest one a rollout may be when it is drawn. 0: exploring and training
     alternate; 1 or more: they overlap; null: no limit."""
     requires_reward: Annotated[str | None, Change.DATED] = Field(None, min_length=1)
@@ -52,7 +52,9 @@ class RunConfig(Settings):
     sampler: Annotated[SamplerConfig, Change.DATED] = FifoConfig()
     """Which ready rollout groups a step takes (online runs): fifo, newest, uniform or prioritized, by
     name or with options."""
-    max_uses: Annotated[int, Kept("each commit decided by it whether rows are used up")] = Field(1, ge=1)
+    max_uses: Annotated[int, Kept("each commit decided by it whether rows are used up")] = Field(
+        1, ge=1, le=1_000_000
+    )
     """How many steps may use a rollout group (online runs). With more than 1, used groups can be drawn
     again. A group counts in the pace until it is used up or expires, so max_staleness limits how many are
     kept."""

@@ -39,7 +39,10 @@ FILE_TYPES = (".jsonl", ".parquet")
 
 def replay(
     batch_id: Annotated[
-        int, typer.Argument(metavar="BATCH", help="Id of a batch, as trinity-db batches lists it.")
+        int,
+        typer.Argument(
+            min=0, max=2**63 - 1, metavar="BATCH", help="Id of a batch, as trinity-db batches lists it."
+        ),
     ],
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Write its rows to this .jsonl or .parquet.")

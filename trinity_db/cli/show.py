@@ -41,7 +41,9 @@ STRETCH = 40  # characters of masked tokens: what they say stands above
 
 
 def show(
-    experience_id: Annotated[int, typer.Argument(metavar="ID", help="Id of an experience.")],
+    experience_id: Annotated[
+        int, typer.Argument(min=0, max=2**63 - 1, metavar="ID", help="Id of an experience.")
+    ],
     tokens: Annotated[int, typer.Option(min=0, help="How many rows of tokens; 0: none.")] = TOKENS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all tokens.")] = False,
 ) -> None:

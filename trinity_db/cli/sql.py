@@ -34,7 +34,12 @@ def sql(
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Longest the statement may take, rows included; 0: any."),
+        typer.Option(
+            min=0,
+            max=1_000_000,
+            metavar="SECONDS",
+            help="Longest the statement may take, rows included; 0: any.",
+        ),
     ] = 30,
     write: Annotated[bool, typer.Option("--write", help="Let the statement change the store.")] = False,
 ) -> None:
@@ -52,6 +57,8 @@ def sql(
     """
     if format is Format.PARQUET and file is None and sys.stdout.isatty():
         raise typer.BadParameter("parquet is no text: give --output FILE or redirect stdout")
+    if math.isnan(timeout):
+        raise typer.BadParameter("--timeout is a number of seconds")
     import psycopg
 
     from trinity_db.database import connect, open_database, open_reader
