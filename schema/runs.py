@@ -112,6 +112,9 @@ class Worker(Base):
     )
     host: Mapped[str] = mapped_column(Text, comment="Name of its machine")
     pid: Mapped[int] = mapped_column(Integer, comment="Its process id on that machine")
+    login: Mapped[str] = mapped_column(
+        Text, server_default=text("session_user"), comment="The login with which it came to the server"
+    )
     started_at: Mapped[Now] = mapped_column(comment="Time at which it started")
     heartbeat_at: Mapped[Now] = mapped_column(
         comment="Time of its last sign of life; 30 s later its leases end"

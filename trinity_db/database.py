@@ -45,6 +45,7 @@ PASSING = (
     "25P03",  # a transaction stood still
 )
 REMEDIES = {
+    "42501": "let its owner give the login what its role needs (trinity-db db roles), or use another login",
     "53100": "its disk is full; make room there, and start again",
     "53200": "it has no memory left; give it more, or start fewer processes, and start again",
     "53400": "one of its own limits is reached; raise it, and start again",

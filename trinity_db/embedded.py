@@ -51,7 +51,6 @@ LOOPBACK = "127.0.0.1"
 SOCKET_BYTES = 103  # the longest socket path on macOS; Linux allows 107
 START_SECONDS = 300.0  # recovery after a crash replays up to max_wal_size, minutes on a slow disk
 CONNECT_SECONDS = 5  # a local server answers in milliseconds, unless the machine swaps
-PASSWORD_BYTES = 24
 POLL_SECONDS = 0.02  # while another process starts the server, which takes about 100 ms
 
 # The builtin locale is the same on every machine and knows the case of all letters. Durability
@@ -222,7 +221,7 @@ class Cluster:
         path = self.home / f"{login}.password"
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(secrets.token_urlsafe(PASSWORD_BYTES))
+                file.write(secrets.token_urlsafe(privileges.PASSWORD_BYTES))
         except FileExistsError:
             pass
         return path.read_text()

@@ -1,11 +1,16 @@
 """Logins of a server: makes those that may do less than the owner of the store, and says what one may do."""
 
+import secrets
+from importlib.resources import files
+
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from trinity_db.errors import TrinityError
 from trinity_db.schema.queries import query
 
+ROLES = ("explorer", "processor", "trainer", "labeller", "reader")
 READERS = "trinity_reader"  # the group role that reads every table and writes none
 
 # A reader holds no lock that a run waits for. What it can do is keep old row versions alive, take
@@ -19,6 +24,28 @@ READER_LIMITS = {
     "temp_file_limit": "10GB",  # set by superusers only
 }
 READER_CONNECTIONS = 20
+PASSWORD_BYTES = 24
+
+
+def roles_sql() -> str:
+    """The statements that make a group role of each of ROLES, `trinity_` before its name, with its rights."""
+    return files("trinity_db.schema").joinpath("roles.sql").read_text(encoding="utf-8")
+
+
+def open_to_roles(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
+    """Make the group roles and give them their rights to the store. Harmless when repeated.
+
+    Raises:
+        TrinityError: the login may not make roles, or does not own the tables.
+    """
+    try:
+        with connection.transaction():
+            connection.execute(roles_sql().encode())
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise TrinityError(
+            f"Login '{connection.info.user}' may not do this ({error.diag.message_primary}): let a login "
+            "that owns the tables and may make roles run it, or the output of: trinity-db db roles --print"
+        ) from error
 
 
 def make_login(
@@ -43,6 +70,24 @@ def make_login(
         _limit(connection, login)
 
 
+def new_login(connection: psycopg.Connection[psycopg.rows.DictRow], place: str, login: str, role: str) -> str:
+    """Make a login in one of ROLES; its address of the store, with its password.
+
+    Raises:
+        TrinityError: the login is there already, or may not be made.
+    """
+    if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [login]).rowcount:
+        raise TrinityError(
+            f"There is a login '{login}' already: GRANT trinity_{role} TO it, or name another."
+        )
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    try:
+        make_login(connection, login, f"trinity_{role}", password)
+    except psycopg.Error as error:
+        raise TrinityError(f"The login was not made: {error.diag.message_primary}") from error
+    return make_conninfo(place, user=login, password=password)
+
+
 def set_password(connection: psycopg.Connection[psycopg.rows.DictRow], login: str, password: str) -> None:
     """Give a login a password, of which the server sees the hash alone."""
     secret = connection.pgconn.encrypt_password(password.encode(), login.encode(), b"scram-sha-256").decode()
@@ -62,8 +107,8 @@ def refuse_writer(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
         right = "is a superuser" if row["is_superuser"] else "may write"
         raise TrinityError(
             f"Login '{row['login']}' {right}, so the server would not keep this statement from writing: "
-            f"make a login that may only read (member of {READERS}), and name it in TRINITY_DB_READ_URL; "
-            "or give --write."
+            f"make one that may only read (trinity-db db roles --login NAME --as reader), and name it in "
+            "TRINITY_DB_READ_URL; or give --write."
         )
 
 

@@ -55,6 +55,7 @@ def migrate(connection: Connection) -> None:
     if moves and reached is not None and reached == context.get_head_revision():
         connection.exec_driver_sql(_views("create"))
         _comment(connection)
+        _grant(connection)
 
 
 def _moves() -> bool:
@@ -89,6 +90,14 @@ def _comment(connection: Connection) -> None:
     for what, comment in said.items():
         quoted = comment.replace("'", "''")
         connection.exec_driver_sql(f"COMMENT ON {what} IS '{quoted}'")
+
+
+def _grant(connection: Connection) -> None:
+    """Give the roles their rights to what is new, where `trinity-db db roles` opened the store to them."""
+    opened = text("SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('trinity.worker')")
+    if connection.execute(opened).scalar_one():
+        roles = files("trinity_db.schema").joinpath("roles.sql").read_text(encoding="utf-8")
+        connection.exec_driver_sql(roles.replace("%", "%%"))
 
 
 def _views(part: str) -> str:

@@ -192,6 +192,48 @@ def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="What db b
 
 
 @app.command()
+def roles(
+    only_print: Annotated[bool, typer.Option("--print", help="Print the statements, and run none.")] = False,
+    login: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Also make a login; prints its address with a password."),
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="ROLE", help="Its role: explorer, processor, trainer, labeller or reader."
+        ),
+    ] = None,
+) -> None:
+    """Make group roles for explorers, processors, trainers, labellers and readers, with the rights they need.
+
+    The login that runs it owns the tables and may make roles. It may do everything as before.
+
+    Example:
+
+        trinity-db db roles --login farm --as explorer
+    """
+    from contextlib import closing
+
+    from trinity_db import privileges
+
+    if only_print:
+        print(privileges.roles_sql(), end="")
+        return
+    if (login is None) != (role is None) or role not in (None, *privileges.ROLES):
+        raise ConfigError(f"--login NAME goes with --as and one of: {', '.join(privileges.ROLES)}.")
+    from trinity_db.database import connect, open_database
+
+    place = open_database().url
+    with closing(connect(place, autocommit=True)) as connection:
+        privileges.open_to_roles(connection)
+        if login and role:
+            print(privileges.new_login(connection, place, login, role))
+        else:
+            print(f"The roles are {', '.join(f'trinity_{name}' for name in privileges.ROLES)}.")
+
+
+@app.command()
 def moved() -> None:
     """Say that this store was moved here on purpose, by a dump, a copy or an upgrade, and is no copy.
 

@@ -1,0 +1,156 @@
+-- What each role of a run may do to a store: `trinity-db db roles` runs this, as often as you like; `--print` shows it.
+-- The roles cannot log in. Make logins that are members, one for each role, or one for each machine.
+-- The tables' owner, and a superuser, may do everything as before, and no policy below is asked of them.
+
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['trinity_explorer', 'trinity_processor', 'trinity_trainer', 'trinity_labeller',
+                                'trinity_reader'] LOOP
+        IF to_regrole(name) IS NULL THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+        END IF;
+    END LOOP;
+END $$;
+
+-- All of them read everything. Nothing that they had before stays.
+REVOKE ALL ON ALL TABLES IN SCHEMA trinity
+    FROM trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller, trinity_reader;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA trinity
+    FROM trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller, trinity_reader;
+GRANT USAGE ON SCHEMA trinity
+    TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller, trinity_reader;
+GRANT SELECT ON ALL TABLES IN SCHEMA trinity
+    TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller, trinity_reader;
+GRANT SELECT ON ALL SEQUENCES IN SCHEMA trinity
+    TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller, trinity_reader;
+
+-- Every worker: its own row, what it measures, and giving back what workers hold that are gone. The first role that
+-- comes makes the run.
+GRANT INSERT (name, kind, config) ON trinity.run TO trinity_explorer, trinity_processor, trinity_trainer;
+GRANT INSERT (run_id, config, host) ON trinity.run_setting TO trinity_explorer, trinity_processor, trinity_trainer;
+ALTER TABLE trinity.run_setting ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.run_setting;
+CREATE POLICY is_read ON trinity.run_setting FOR SELECT USING (true);
+-- Only by the statement that makes the run, which does not see it yet. Later settings are the owner's to write.
+DROP POLICY IF EXISTS begins_a_run ON trinity.run_setting;
+CREATE POLICY begins_a_run ON trinity.run_setting FOR INSERT TO trinity_explorer, trinity_processor, trinity_trainer
+    WITH CHECK (NOT EXISTS (SELECT FROM trinity.run r WHERE r.id = run_id));
+GRANT INSERT, UPDATE ON trinity.worker TO trinity_explorer, trinity_processor, trinity_trainer;
+GRANT INSERT (run_id, role, step, name, value) ON trinity.metric
+    TO trinity_explorer, trinity_processor, trinity_trainer;
+GRANT UPDATE (worker_id) ON trinity.rollout_group, trinity.experience
+    TO trinity_explorer, trinity_processor, trinity_trainer;
+
+-- An explorer: groups that it holds, and what comes of them; no reward. run.seed is generated, so that a right to update
+-- it is a right to lock the row, which is how explorers take turns.
+GRANT UPDATE (seed) ON trinity.run TO trinity_explorer;
+GRANT INSERT (run_id, task_id, issued, issued_at), UPDATE (issued, issued_at) ON trinity.task_stat TO trinity_explorer;
+GRANT INSERT (run_id, task_id, expected, worker_id), UPDATE (attempt, arrived, failed, version_min, version_max, state, completed_at)
+    ON trinity.rollout_group TO trinity_explorer;
+GRANT INSERT, UPDATE (version_min, version_max) ON trinity.rollout TO trinity_explorer;
+GRANT INSERT (id, run_id, group_id, rollout_id, step, state, version_min, version_max, prompt_length, response_length)
+    ON trinity.experience TO trinity_explorer;
+GRANT INSERT ON trinity.experience_text, trinity.payload, trinity."drop" TO trinity_explorer;
+GRANT USAGE ON SEQUENCE trinity.rollout_id_seq, trinity.experience_id_seq TO trinity_explorer;
+
+-- A processor: verdicts, rewards, states up to ready, pairs, the archive; no batch and no version.
+GRANT INSERT ON trinity.processing, trinity.reward_event, trinity."drop", trinity.pairing, trinity.preference, trinity.score,
+    trinity.task_stat, trinity.archive TO trinity_processor;
+GRANT UPDATE (state, attempt, reward, seed) ON trinity.experience TO trinity_processor;
+GRANT UPDATE (state, ready_xact, ready_at, reward_count, reward_mean, reward_variance, priority)
+    ON trinity.rollout_group TO trinity_processor;
+GRANT UPDATE (scored, solved, alpha, beta) ON trinity.task_stat TO trinity_processor;
+GRANT UPDATE (state, seed) ON trinity.preference TO trinity_processor;
+GRANT UPDATE (worker_id, attempt, num_rows, num_bytes) ON trinity.archive TO trinity_processor;
+GRANT UPDATE (data, archive_row) ON trinity.payload TO trinity_processor;
+GRANT DELETE, UPDATE (run_id) ON trinity.pairing TO trinity_processor;
+
+-- A trainer: batches, versions, states from ready on, what it adopts; no reward event.
+GRANT UPDATE (state, finished_at) ON trinity.run TO trinity_trainer;
+GRANT INSERT, UPDATE ON trinity.batch, trinity.policy_version, trinity.store_instance, trinity.setback TO trinity_trainer;
+GRANT INSERT ON trinity.batch_item, trinity.experience, trinity.preference, trinity.pairing, trinity."drop", trinity.payload,
+    trinity.score TO trinity_trainer;
+GRANT UPDATE (state, attempt, use_count, prompt_length, response_length, ready_xact, seed) ON trinity.experience
+    TO trinity_trainer;
+GRANT UPDATE (state) ON trinity.rollout_group TO trinity_trainer;
+GRANT UPDATE (state, worker_id, attempt, use_count, seed) ON trinity.preference TO trinity_trainer;
+
+-- A labeller: reward events and pairs, and the numbers that follow from them.
+GRANT INSERT (run_id, rollout_id, experience_id, source, name, value, weight, created_by, detail) ON trinity.reward_event
+    TO trinity_labeller;
+GRANT INSERT (run_id, chosen_id, rejected_id, source, margin, extra) ON trinity.preference TO trinity_labeller;
+GRANT INSERT (run_id, group_id) ON trinity.pairing TO trinity_labeller;
+GRANT UPDATE (reward) ON trinity.experience TO trinity_labeller;
+GRANT UPDATE (reward_count, reward_mean, reward_variance, priority) ON trinity.rollout_group TO trinity_labeller;
+GRANT UPDATE (seed) ON trinity.preference TO trinity_labeller;
+
+-- A role that opens a run, or that says something of imported rows, locks their taskset, and may change nothing of it.
+GRANT UPDATE (name) ON trinity.taskset TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller;
+ALTER TABLE trinity.taskset ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.taskset;
+CREATE POLICY is_read ON trinity.taskset FOR SELECT USING (true);
+DROP POLICY IF EXISTS is_locked ON trinity.taskset;
+CREATE POLICY is_locked ON trinity.taskset FOR UPDATE
+    TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller USING (true) WITH CHECK (false);
+
+-- A worker's row is changed by the login that it works with. A trainer may say that an earlier trainer is gone.
+ALTER TABLE trinity.worker ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.worker;
+CREATE POLICY is_read ON trinity.worker FOR SELECT USING (true);
+DROP POLICY IF EXISTS explorer_enters ON trinity.worker;
+CREATE POLICY explorer_enters ON trinity.worker FOR INSERT TO trinity_explorer
+    WITH CHECK (role = 'explore' AND login = session_user);
+DROP POLICY IF EXISTS processor_enters ON trinity.worker;
+CREATE POLICY processor_enters ON trinity.worker FOR INSERT TO trinity_processor
+    WITH CHECK (role = 'process' AND login = session_user);
+DROP POLICY IF EXISTS trainer_enters ON trinity.worker;
+CREATE POLICY trainer_enters ON trinity.worker FOR INSERT TO trinity_trainer
+    WITH CHECK (role = 'train' AND login = session_user);
+DROP POLICY IF EXISTS is_own ON trinity.worker;
+CREATE POLICY is_own ON trinity.worker FOR UPDATE USING (login = session_user);
+DROP POLICY IF EXISTS trainer_replaces ON trinity.worker;
+CREATE POLICY trainer_replaces ON trinity.worker FOR UPDATE TO trinity_trainer USING (role = 'train');
+
+-- An explorer changes open groups, but none that a living worker of another login holds. The other roles change groups
+-- that no explorer holds any more; the columns that they may update are listed above.
+ALTER TABLE trinity.rollout_group ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.rollout_group;
+CREATE POLICY is_read ON trinity.rollout_group FOR SELECT USING (true);
+DROP POLICY IF EXISTS explorer_starts ON trinity.rollout_group;
+CREATE POLICY explorer_starts ON trinity.rollout_group FOR INSERT TO trinity_explorer
+    WITH CHECK (state = 'open' AND worker_id = ANY (ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user)));
+DROP POLICY IF EXISTS explorer_moves ON trinity.rollout_group;
+CREATE POLICY explorer_moves ON trinity.rollout_group FOR UPDATE TO trinity_explorer
+    USING (state = 'open'
+           AND (worker_id IS NULL
+                OR worker_id <> ALL (ARRAY(SELECT w.id FROM trinity.worker w
+                                           WHERE w.login <> session_user AND w.stopped_at IS NULL
+                                             AND w.heartbeat_at >= clock_timestamp() - interval '30 s'))))
+    WITH CHECK (state IN ('open', 'complete')
+                AND (worker_id IS NULL
+                     OR worker_id = ANY (ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user))));
+DROP POLICY IF EXISTS others_move ON trinity.rollout_group;
+CREATE POLICY others_move ON trinity.rollout_group FOR UPDATE TO trinity_processor, trinity_trainer, trinity_labeller
+    USING (true);
+
+-- An explorer gives back rows of workers that are gone, and takes none.
+ALTER TABLE trinity.experience ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.experience;
+CREATE POLICY is_read ON trinity.experience FOR SELECT USING (true);
+DROP POLICY IF EXISTS explorer_writes ON trinity.experience;
+CREATE POLICY explorer_writes ON trinity.experience FOR INSERT TO trinity_explorer WITH CHECK (state IN ('raw', 'dropped'));
+DROP POLICY IF EXISTS trainer_adopts ON trinity.experience;
+CREATE POLICY trainer_adopts ON trinity.experience FOR INSERT TO trinity_trainer WITH CHECK (source_id IS NOT NULL);
+DROP POLICY IF EXISTS explorer_gives_back ON trinity.experience;
+CREATE POLICY explorer_gives_back ON trinity.experience FOR UPDATE TO trinity_explorer
+    USING (state IN ('raw', 'clean', 'scored')
+           AND (worker_id IS NULL
+                OR worker_id <> ALL (ARRAY(SELECT w.id FROM trinity.worker w
+                                           WHERE w.login <> session_user AND w.stopped_at IS NULL
+                                             AND w.heartbeat_at >= clock_timestamp() - interval '30 s'))))
+    WITH CHECK (worker_id IS NULL);
+DROP POLICY IF EXISTS others_move ON trinity.experience;
+CREATE POLICY others_move ON trinity.experience FOR UPDATE TO trinity_processor, trinity_trainer, trinity_labeller
+    USING (true);
