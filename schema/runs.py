@@ -61,6 +61,9 @@ class Run(Base):
     finished_at: Mapped[datetime | None] = mapped_column(
         comment="Time at which the configured work was done; NULL before"
     )
+    deleting_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which its deletion began; from then on nobody serves it or adopts its rows"
+    )
 
     __table_args__ = (
         CheckConstraint("(state = 'finished') = (finished_at IS NOT NULL)", "finished_at_iff_finished"),

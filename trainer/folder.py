@@ -180,7 +180,7 @@ def claim(default: Path, identity: dict[str, Any]) -> Folder:
         TrinityError: the folder cannot be written.
     """
     owner = json.dumps(identity)
-    own = default.with_name(f"{default.name}-{hashlib.sha256(owner.encode()).hexdigest()[:8]}")
+    default, own = places(default, identity)
     for path in (default, own):
         if _take(path, owner):
             if path == own:
@@ -191,6 +191,29 @@ def claim(default: Path, identity: dict[str, Any]) -> Folder:
                 )
             return Folder(path, owner)
     raise ConfigError(f"{default} and {own} have other owners; name another folder with trainer.checkpoints.")
+
+
+def places(default: Path, identity: dict[str, Any]) -> tuple[Path, Path]:
+    """Where a run's own folder may be: the default one, or the one beside it."""
+    own = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
+    return default, default.with_name(f"{default.name}-{own}")
+
+
+def clear(path: Path, identity: dict[str, Any]) -> bool:
+    """Delete all checkpoints in a folder, and the folder where nothing else is in it.
+
+    Returns:
+        whether it is the run's: another folder is left as it is.
+    """
+    if not path.is_absolute() or path.is_symlink() or not names(path, json.dumps(identity)):
+        return False
+    for child in path.glob("version-*"):
+        if child.is_dir() and not child.is_symlink():
+            shutil.rmtree(child, ignore_errors=True)
+    (path / OWNER_FILE).unlink()
+    if not any(path.iterdir()):
+        path.rmdir()
+    return True
 
 
 def names(folder: Path, owner: str) -> bool:

@@ -64,6 +64,31 @@ def read(name: str, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
     return found
 
 
+def exists(name: str) -> bool:
+    """Whether there is such a table.
+
+    Raises:
+        TrinityError: the archive cannot be read.
+    """
+    try:
+        _open(settings.lance_uri(), name)
+    except NotFound:
+        return False
+    return True
+
+
+def drop(name: str) -> None:
+    """Remove a table with all its files, where there is one.
+
+    Raises:
+        TrinityError: it cannot be removed.
+    """
+    uri = settings.lance_uri()
+    with _in_our_words("written"):
+        _connect(uri).drop_table(name, ignore_missing=True)
+    _table.cache_clear()
+
+
 class Writer:
     """The table of one run, for the one who writes it."""
 

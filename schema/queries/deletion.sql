@@ -35,3 +35,28 @@ WHERE (run_id, task_id) IN (SELECT t.run_id, t.task_id FROM trinity.task_stat t
 -- name: delete_versions
 -- All policy versions of a run; no batch may name one any more.
 DELETE FROM trinity.policy_version WHERE run_id = %(run_id)s
+
+-- name: last_experience
+-- The highest id there is: where deleting by ranges ends.
+SELECT coalesce(max(e.id), 0) AS id FROM trinity.experience e
+
+-- name: dependent_runs
+-- Runs that need this one: those that name it as data, and those that started from a checkpoint that it still has.
+SELECT o.name
+FROM trinity.run o
+WHERE o.id <> %(run_id)s
+  AND (o.config -> 'data' ? %(name)s
+       OR o.config #>> '{model,run}' = %(name)s
+          AND EXISTS (SELECT FROM trinity.policy_version p
+                      JOIN trinity.policy_version mine ON mine.checkpoint = p.checkpoint AND mine.run_id = %(run_id)s
+                      WHERE p.run_id = o.id))
+ORDER BY o.id
+
+-- name: begin_deletion
+-- From now on no process serves the run, and none adopts its rows.
+UPDATE trinity.run SET deleting_at = coalesce(deleting_at, now()) WHERE id = %(run_id)s
+
+-- name: delete_run
+-- The run itself, with what is left: settings, workers, the place of its archive. Only after its rows, as this would
+-- take all of them in one transaction.
+DELETE FROM trinity.run WHERE id = %(run_id)s AND deleting_at IS NOT NULL

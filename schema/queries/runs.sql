@@ -11,6 +11,7 @@ SELECT made.id, made.config, %(host)s FROM made WHERE made.kind = 'train'
 -- name: find_run
 -- With the newest of its settings, whose configuration is that of the run.
 SELECT r.id, r.name, r.kind, r.state, r.config, r.seed, r.created_at, r.finished_at,
+       r.deleting_at IS NOT NULL AS is_being_deleted,
        (SELECT max(s.id) FROM trinity.run_setting s WHERE s.run_id = r.id) AS setting_id
 FROM trinity.run r
 WHERE r.name = %(name)s
@@ -19,7 +20,8 @@ WHERE r.name = %(name)s
 SELECT name FROM trinity.run ORDER BY id
 
 -- name: run_state
-SELECT state FROM trinity.run WHERE id = %(run_id)s
+-- What is being deleted is finished for its roles.
+SELECT CASE WHEN deleting_at IS NULL THEN state ELSE 'finished' END AS state FROM trinity.run WHERE id = %(run_id)s
 
 -- name: hold_setting
 -- Lock a setting: a worker that enters itself under it now waits, and then sees that there is a newer one. Whether it

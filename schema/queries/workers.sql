@@ -7,8 +7,11 @@ ON CONFLICT (run_id, role) WHERE exclusive AND stopped_at IS NULL DO NOTHING
 RETURNING id
 
 -- name: newest_setting
--- Asked after register_worker, so that a worker never serves under a setting that was replaced.
-SELECT max(s.id) AS id FROM trinity.run_setting s WHERE s.run_id = %(run_id)s
+-- Asked after register_worker, so that a worker never serves under a setting that was replaced, or a run that is being
+-- deleted, which has none.
+SELECT max(s.id) AS id
+FROM trinity.run_setting s JOIN trinity.run r ON r.id = s.run_id
+WHERE s.run_id = %(run_id)s AND r.deleting_at IS NULL
 
 -- name: heartbeat
 -- One small update keeps every lease of the worker alive. Nothing where it was taken for gone: it must not go on.

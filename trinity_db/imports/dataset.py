@@ -85,6 +85,7 @@ def _open_data(tx: Transaction, name: str) -> int:
     run = runs.find(tx, name)
     if run.kind != RunKind.DATA:
         raise ConfigError(f"'{name}' is a training run; import under another name with --name.")
+    runs.check_stays(run)
     return run.id
 
 

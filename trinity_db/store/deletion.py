@@ -1,10 +1,129 @@
-"""What a run has written, taken away again."""
+"""What a run or a data set has written, taken away again: in short transactions, and by whoever repeats it.
 
-ROWS = (
-    *("delete_batches", "delete_preferences", "delete_experiences", "delete_groups"),
-    *("delete_pairings", "delete_task_stats", "delete_metrics", "delete_versions"),
-)
-"""Statements that take away all rows of a run but itself, its settings and its workers; in an order in which
-none refers to a row that is gone."""
+A run that is being deleted says so (`run.deleting_at`): no process serves it and nobody adopts its rows. Its
+own row goes last, so that a deletion that was killed can be repeated, and finishes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from trinity_db.database import Database, Transaction
+from trinity_db.errors import ConfigError
+from trinity_db.schema.queries import query
+from trinity_db.schema.states import RunKind
+from trinity_db.store import runs, workers
 
 LAST_ID = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a run that one statement takes away, some at a time."""
+
+    name: str
+    """What people call them."""
+    statement: str
+    size: int
+    """Of one transaction: some tenths of a second, and few enough that their locks stall nobody."""
+    by_id: bool = False
+    """Whether it takes a range of ids, since no index has all rows of a run."""
+
+
+PARTS = (
+    Part("batches", "delete_batches", 50),
+    Part("preferences", "delete_preferences", 2_000),
+    Part("experiences", "delete_experiences", 5_000, by_id=True),
+    Part("groups", "delete_groups", 500),
+    Part("marks", "delete_pairings", 10_000),
+    Part("task statistics", "delete_task_stats", 10_000),
+    Part("metrics", "delete_metrics", 10_000),
+    Part("versions", "delete_versions", 10_000),
+)
+"""In an order in which no row refers to one that is gone."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where the store says that a version's files are."""
+
+    version: int
+    path: Path
+
+
+def begin(tx: Transaction, run: runs.Run, lease_seconds: float) -> list[Checkpoint]:
+    """Say that a run is being deleted; from now on nobody serves it or adopts its rows. May be repeated.
+
+    Returns:
+        where its checkpoints are.
+
+    Raises:
+        ConfigError: workers of it are alive, or other runs have its rows or started from it. It stays then.
+    """
+    tx.execute(query("lock_tasksets"), {"names": [run.name]})  # against adopting; see adopt_experiences
+    if run.kind == RunKind.TRAIN:
+        tx.execute(query("hold_setting"), {"setting_id": run.setting_id})
+        workers.all_gone(tx, run, lease_seconds, "delete it")
+    found = tx.execute(query("dependent_runs"), {"run_id": run.id, "name": run.name}).fetchall()
+    if found:
+        names = ", ".join(f"'{row['name']}'" for row in found)
+        why = "train on rows of it" if run.kind == RunKind.DATA else "started from a checkpoint of it"
+        raise ConfigError(f"'{run.name}' stays: other runs {why} ({names}); delete them first.")
+    tx.execute(query("begin_deletion"), {"run_id": run.id})
+    runs.announce(tx, run.id)
+    rows = tx.execute(query("versions_with_checkpoint"), {"run_id": run.id, "limit": None})
+    return [Checkpoint(row["version"], Path(row["checkpoint"])) for row in rows]
+
+
+def delete_rows(
+    database: Database, run: runs.Run, progress: Callable[[str, int], None] = lambda name, count: None
+) -> dict[str, int]:
+    """Take away all rows of a run whose deletion was begun but its own; returns how many of each part.
+
+    Raises:
+        ConfigError: another run has adopted rows of it after all. It can be repeated when that run is gone.
+    """
+    deleted = {}
+    for part in PARTS:
+        deleted[part.name] = 0
+        for values in _ranges(database, part):
+            while True:
+                count = _delete(database, run, part, values)
+                deleted[part.name] += count
+                progress(part.name, deleted[part.name])
+                if part.by_id or count < part.size:
+                    break
+    return deleted
+
+
+def finish(tx: Transaction, run: runs.Run) -> None:
+    """The run itself goes, with its settings and workers: its name is free."""
+    tx.execute(query("delete_run"), {"run_id": run.id})
+
+
+def empty(tx: Transaction, run_id: int) -> None:
+    """Take away all rows of a run that has only few, and none that matter, in the caller's transaction."""
+    for part in PARTS:
+        tx.execute(query(part.statement), {"run_id": run_id, "limit": None, "after": 0, "until": LAST_ID})
+
+
+def _ranges(database: Database, part: Part) -> list[dict[str, int]]:
+    if not part.by_id:
+        return [{"limit": part.size}]
+    with database.transaction() as tx:
+        row = tx.execute(query("last_experience")).fetchone()
+    assert row is not None
+    return [{"after": after, "until": after + part.size} for after in range(0, row["id"], part.size)]
+
+
+def _delete(database: Database, run: runs.Run, part: Part, values: dict[str, int]) -> int:
+    def decide() -> int:
+        with database.transaction() as tx:
+            return tx.execute(query(part.statement), {"run_id": run.id, **values}).rowcount
+
+    try:
+        return database.retry(decide)
+    except psycopg.errors.ForeignKeyViolation as error:
+        raise ConfigError(f"'{run.name}' is not deleted: another run has adopted rows of it.") from error

@@ -30,6 +30,7 @@ class Run:
     created_at: datetime
     setting_id: int | None
     """The newest of its settings, which has this configuration; data sets have none."""
+    is_being_deleted: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -62,7 +63,18 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
         row["seed"],
         row["created_at"],
         row["setting_id"],
+        row["is_being_deleted"],
     )
+
+
+def check_stays(run: Run) -> None:
+    """Make sure that a run is not being deleted.
+
+    Raises:
+        ConfigError: it is, or was when the deletion was cut short.
+    """
+    if run.is_being_deleted:
+        raise ConfigError(f"'{run.name}' is being deleted; to finish that, run: trinity-db delete {run.name}")
 
 
 def check_name(name: str) -> None:
@@ -127,12 +139,13 @@ def open_run(
     run = find(tx, name)
     if run.kind != RunKind.TRAIN:
         raise ConfigError(f"'{name}' is the name of an imported data set; give the run another name.")
+    check_stays(run)
     if differences := _differences(complete(run.config), config):
         change(tx, run, differences)
         run = find(tx, name)
-    sources = [_find_data(tx, source) for source in data]
-    # No import comes between rows and their pairs, and no reward between a row and its copy.
+    # No import comes between rows and their pairs, no reward between a row and its copy, and no deletion.
     tx.execute(query("lock_tasksets"), {"names": list(data)})
+    sources = [_find_data(tx, source) for source in data]
     for source in sources:
         values = {"run_id": run.id, "source_run_id": source.id, "holdout": holdout}
         tx.execute(query("adopt_experiences"), values)
@@ -202,6 +215,7 @@ def _find_data(tx: Transaction, name: str) -> Run:
     source = find(tx, name, "data set")
     if source.kind != RunKind.DATA:
         raise ConfigError(f"data: '{name}' is a training run, not an imported data set.")
+    check_stays(source)
     return source
 
 

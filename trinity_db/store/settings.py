@@ -63,7 +63,6 @@ def begin_again(tx: Transaction, run: runs.Run, config: Mapping[str, Any]) -> in
     """
     row = tx.execute(query("failed_attempts"), {"run_id": run.id}).fetchone()
     assert row is not None
-    for name in deletion.ROWS:
-        tx.execute(query(name), {"run_id": run.id, "limit": None, "after": 0, "until": deletion.LAST_ID})
+    deletion.empty(tx, run.id)
     change(tx, run, config)
     return int(row["failed"])

@@ -1,0 +1,174 @@
+"""`trinity-db delete`: what goes, what stays, and what other runs notice."""
+
+import io
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rows import Scene, demonstration, import_records
+from trinity_db import cli
+from trinity_db.database import Database
+from trinity_db.errors import ConfigError
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import deletion, instances, runs, workers
+from trinity_db.trainer import folder
+
+LEFT = """
+SELECT (SELECT count(*) FROM trinity.run), (SELECT count(*) FROM trinity.experience),
+       (SELECT count(*) FROM trinity.rollout), (SELECT count(*) FROM trinity.payload),
+       (SELECT count(*) FROM trinity.batch_item), (SELECT count(*) FROM trinity.metric),
+       (SELECT count(*) FROM trinity.reward_event), (SELECT count(*) FROM trinity.worker)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(tmp_path / "lance"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def stopped(scene: Scene) -> Scene:
+    """A run with two groups, one of them trained on, and nobody at work."""
+    scene.explore(2)
+    scene.process()
+    scene.train(1, 1)
+    scene.record(1, {"loss": 0.5})
+    stop(scene)
+    return scene
+
+
+def stop(scene: Scene) -> None:
+    with scene.database.transaction() as tx:
+        for worker in (scene.explorer, scene.processor, scene.trainer):
+            workers.stop(tx, worker)
+
+
+def delete(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scene: Scene, *arguments: str
+) -> tuple[Any, str]:
+    """Exit code and stdout of the command."""
+    monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
+    monkeypatch.setattr(sys, "argv", ["trinity-db", "delete", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code, capsys.readouterr().out
+
+
+def test_a_run_goes_with_all_its_rows_and_another_one_stays(
+    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Scene.open(stopped.database, "other")
+    other.explore(1)
+    before = other.rows("SELECT id, state::text FROM trinity.experience WHERE run_id = %s", other.run.id)
+    code, out = delete(monkeypatch, capsys, stopped, "run", "--yes", "--json")
+    assert code == 0
+    assert json.loads(out)["deleted"] | {"marks": 0, "task statistics": 0} == {
+        "batches": 1, "preferences": 0, "experiences": 4, "groups": 2, "versions": 1, "metrics": 1,
+        "marks": 0, "task statistics": 0,
+    }
+    assert stopped.rows(LEFT) == [(1, 2, 2, 2, 0, 0, 0, 3)]
+    assert before == other.rows("SELECT id, state::text FROM trinity.experience")
+
+
+def test_a_run_that_is_served_stays_and_its_workers_are_named(
+    scene: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = delete(monkeypatch, capsys, scene, "run", "--yes")
+    assert "alive (explore on" in code
+    assert "stop them, then delete it" in code
+    assert scene.value("SELECT count(*) FROM trinity.run WHERE deleting_at IS NULL") == 1
+
+
+def test_without_a_yes_nothing_is_deleted(
+    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    code, _ = delete(monkeypatch, capsys, stopped, "run")
+    assert code == 1
+    assert stopped.value("SELECT count(*) FROM trinity.run WHERE deleting_at IS NULL") == 1
+
+
+def test_a_data_set_stays_while_a_run_trains_on_it_and_goes_after_that(
+    scene: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_records(scene.database, "set", [demonstration(number) for number in range(5)])
+    user = scene.beside("user", {"data": ["set"]}, ["set"])
+    stop(user)
+    code, _ = delete(monkeypatch, capsys, scene, "set", "--yes")
+    assert "other runs train on rows of it ('user')" in code
+    for name in ("user", "set"):
+        assert delete(monkeypatch, capsys, scene, name, "--yes")[0] == 0
+    assert scene.values("SELECT name FROM trinity.run") == ["run"]
+    assert scene.value("SELECT count(*) FROM trinity.experience_text") == 0
+
+
+def test_a_run_stays_while_another_one_started_from_its_checkpoint(
+    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped.beside("next", {"model": {"run": "run"}}).publish(0, step=0)
+    code, _ = delete(monkeypatch, capsys, stopped, "run", "--yes")
+    assert "started from a checkpoint of it ('next')" in code
+
+
+def test_a_deletion_that_was_killed_is_repeated_and_finishes(
+    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def die(name: str, count: int) -> None:
+        if name == "experiences":
+            raise KeyboardInterrupt
+
+    with stopped.database.transaction() as tx:
+        deletion.begin(tx, stopped.run, 30)
+    with pytest.raises(KeyboardInterrupt):
+        deletion.delete_rows(stopped.database, stopped.run, die)
+    with stopped.database.transaction() as tx:
+        assert runs.is_finished(tx, stopped.run.id)
+        with pytest.raises(ConfigError, match="is being deleted; to finish that, run: trinity-db delete run"):
+            runs.open_run(tx, "run", stopped.run.config, [], holdout=0.0)
+    with pytest.raises(ConfigError), stopped.database.transaction() as tx:
+        workers.register(tx, stopped.run, WorkerRole.TRAIN)
+    assert delete(monkeypatch, capsys, stopped, "run", "--yes")[0] == 0
+    assert stopped.rows(LEFT) == [(0,) * 8]
+
+
+def test_only_a_folder_that_names_the_run_loses_its_checkpoints(
+    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stopped.database.transaction() as tx:
+        instance = instances.identify(tx)
+    own = folder.claim(home / "checkpoints" / "run", {"store": str(instance.id)} | stopped.run.identity)
+    (own.version_folder(1)).mkdir()
+    strange = home / "elsewhere" / "version-000001"
+    strange.mkdir(parents=True)
+    (strange / "thesis.txt").write_text("years of work")
+    with stopped.database.transaction() as tx:
+        tx.execute(
+            "INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)"
+            " VALUES (%s, 1, 1, %s, %s)",
+            [stopped.run.id, str(strange), ""],
+        )
+    code, out = delete(monkeypatch, capsys, stopped, "run", "--yes", "--json")
+    assert code == 0
+    said = json.loads(out)
+    assert said["folders"] == [str(own.path)]
+    assert [line.split(",")[0] for line in said["kept"]] == [str(strange)]
+    assert not own.path.exists()
+    assert (strange / "thesis.txt").read_text() == "years of work"
+
+
+def test_other_runs_write_while_one_is_deleted(stopped: Scene) -> None:
+    other = Scene.open(stopped.database, "other")
+    with closing(Database(stopped.database.url)) as second, second.transaction() as tx:
+        deletion.begin(tx, stopped.run, 30)
+        deletion.empty(tx, stopped.run.id)  # all of it in one open transaction: worse than the command
+        other.explore(1)
+        other.process()
+        other.train(1, 1)
+        trained = other.value("SELECT count(*) FROM trinity.batch WHERE run_id = %s", other.run.id)
+    assert trained == 1

@@ -1,0 +1,115 @@
+"""`trinity-db delete`: a run or a data set goes, with its rows, its archive and its own checkpoints."""
+
+import logging
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trinity_db.cli import output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trinity_db.store.deletion import Checkpoint
+    from trinity_db.store.instances import Instance
+    from trinity_db.store.runs import Run
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 5.0  # between lines
+
+
+def delete(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run or of a data set.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was deleted as a JSON object.")] = False,
+) -> None:
+    """Delete a run or a data set with all that it has written.
+
+    Its rows go in short transactions, so that other runs work on; its archive goes, and its checkpoints where
+    they lie in its own folder. Stop its roles first. A data set stays while a run trains on it, and a run
+    while another one started from its checkpoint. If it was killed, repeat it: it goes on.
+
+    Example:
+
+        trinity-db delete my-run --yes
+    """
+    from trinity_db.database import open_database
+    from trinity_db.service import LEASE_SECONDS
+    from trinity_db.store import deletion, instances, runs
+
+    with closing(open_database()) as database:
+        with database.transaction() as tx:
+            found = runs.find(tx, run)
+        if not yes:
+            typer.confirm(
+                f"Delete {found.kind} run '{run}' with all its rows and checkpoints?", abort=True, err=True
+            )
+        with database.transaction() as tx:
+            instance = instances.identify(tx)
+            checkpoints = deletion.begin(tx, found, LEASE_SECONDS)
+        rows = deletion.delete_rows(database, found, _Progress(run))
+        folders, kept = _delete_folders(found, instance, checkpoints)
+        kept += _drop_archive(found, instance)
+        with database.transaction() as tx:
+            deletion.finish(tx, found)
+    if as_json:
+        output.print_json({"run": run, "deleted": rows, "folders": folders, "kept": kept})
+        return
+    counts = ", ".join(f"{count} {name}" for name, count in rows.items() if count) or "no rows"
+    print(f"Deleted '{run}': {counts}.")
+    for folder in folders:
+        print(f"Deleted its checkpoints in {folder}.")
+    for line in kept:
+        print(f"Kept: {line}")
+
+
+class _Progress:
+    """A line now and then about what is deleted so far."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._said_at = time.monotonic()
+
+    def __call__(self, name: str, count: int) -> None:
+        if time.monotonic() - self._said_at > PROGRESS_SECONDS:
+            self._said_at = time.monotonic()
+            logger.info("deleting '%s': %d %s so far", self._run, count, name)
+
+
+def _delete_folders(
+    run: "Run", instance: "Instance", checkpoints: "Sequence[Checkpoint]"
+) -> tuple[list[str], list[str]]:
+    """Delete the folders of checkpoints that name this very run; returns them, and what is kept."""
+    from trinity_db.settings import home
+    from trinity_db.trainer import folder
+
+    default = home() / "checkpoints" / run.name
+    identity: dict[str, Any] = {"store": str(instance.id)} | run.identity
+    places = dict.fromkeys([*(found.path.parent for found in checkpoints), *folder.places(default, identity)])
+    own = [place for place in places if folder.clear(place, identity)]
+    kept = [
+        f"{found.path}, which is not in a folder that names this run as its owner"
+        for found in checkpoints
+        if found.path.parent not in own and found.version > 0 and found.path.exists()
+    ]
+    logs = home() / "logs" / run.name
+    if logs.is_dir():
+        kept.append(f"{logs}, the logs of runs of this name")
+    return [str(place) for place in own], kept
+
+
+def _drop_archive(run: "Run", instance: "Instance") -> list[str]:
+    """Drop the run's Lance table; of a copied store it may be the original's, and is kept."""
+    from trinity_db import archive
+    from trinity_db.schema.lance import table_name
+
+    name = table_name(run.id, run.created_at)
+    if not archive.exists(name):
+        return []
+    if instance.copy_of is not None:
+        return [f"table {name} of the archive, since this store is a copy and the original may need it"]
+    archive.drop(name)
+    return []
