@@ -2,7 +2,8 @@
 -- Every run, or the one with this id, with its workers that said no goodbye, its rows and its pairs by state, and
 -- whether its latest batch took pairs. Counts are exact and scan the hot rows: about 100 ms for a million.
 SELECT r.id, r.name AS run, r.kind,
-       CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state, r.created_at, r.finished_at, p.version AS policy_version, p.step,
+       CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state,
+       r.created_at, r.finished_at, p.version AS policy_version, p.step,
        p.published_at, coalesce(w.workers, '[]') AS workers, coalesce(e.states, '{}') AS experiences,
        coalesce(q.states, '{}') AS preferences,
        EXISTS (SELECT FROM trinity.batch_item i
