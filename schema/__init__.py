@@ -32,4 +32,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0012"
+HEAD = "0013"

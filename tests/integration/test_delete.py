@@ -69,8 +69,14 @@ def test_a_run_goes_with_all_its_rows_and_another_one_stays(
     code, out = delete(monkeypatch, capsys, stopped, "run", "--yes", "--json")
     assert code == 0
     assert json.loads(out)["deleted"] | {"marks": 0, "task statistics": 0} == {
-        "batches": 1, "preferences": 0, "experiences": 4, "groups": 2, "versions": 1, "metrics": 1,
-        "marks": 0, "task statistics": 0,
+        "batches": 1,
+        "preferences": 0,
+        "experiences": 4,
+        "groups": 2,
+        "versions": 1,
+        "metrics": 1,
+        "marks": 0,
+        "task statistics": 0,
     }
     assert stopped.rows(LEFT) == [(1, 2, 2, 2, 0, 0, 0, 3)]
     assert before == other.rows("SELECT id, state::text FROM trinity.experience")

@@ -6,8 +6,8 @@ Older workers may run on: none of them serves a run that is being deleted, since
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0009"
-down_revision = "0008"
+revision = "0013"
+down_revision = "0012"
 branch_labels = None
 depends_on = None
 
