@@ -46,6 +46,7 @@ check: docs ## Lint, check types, the arrows between the parts, and the links of
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The variable silences an advertisement of the theme.
 docs: $(VENV)/.docs ## Build the documents into build/docs; a link that leads nowhere ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
