@@ -237,7 +237,7 @@ def _reserve(database: Database, moved: _Moved, copied: Copied) -> int:
     sequence = sql.Identifier("trinity", f"{copied.name}_id_seq")
     try:
         with database.transaction() as tx:
-            tx.execute(query("wait_for_lock"), {"lock_seconds": LOCK_SECONDS})
+            tx.execute(query("wait_for_ids"), {"lock_seconds": LOCK_SECONDS})
             # Changes nothing, and makes everybody who takes an id wait for the end of this transaction.
             tx.execute(sql.SQL("ALTER SEQUENCE {} NO CYCLE").format(sequence))
             row = tx.execute(sql.SQL("SELECT last_value FROM {}").format(sequence)).fetchone()
