@@ -115,6 +115,12 @@ def lively(database: Database, name: str = "run") -> Scene:
             " VALUES (%s, 'teacher', 'digest', %s)",
             [last["id"], bytes(range(8))],
         )
+        tx.execute(
+            "INSERT INTO trinity.setback"
+            " (run_id, worker_id, known_version, known_step, last_step, resumed_version)"
+            " VALUES (%s, %s, 1, 2, 3, 1)",
+            [scene.run.id, scene.trainer],
+        )
     late = scene.claim(1)[0]
     scene.lose(scene.explorer)
     again = scene.new_worker(WorkerRole.EXPLORE)
