@@ -108,7 +108,7 @@ def test_an_export_says_as_json_what_it_wrote(
 def test_processors_that_are_stopped_exit_with_0_but_a_drain_was_not_finished(
     monkeypatch: pytest.MonkeyPatch, options: list[str], code: int, while_it_starts: bool
 ) -> None:
-    def stopped(config: object, drain: bool) -> bool:
+    def stopped(config: object, drain: bool, change: bool) -> bool:
         if while_it_starts:
             raise KeyboardInterrupt
         return False

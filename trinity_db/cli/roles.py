@@ -120,10 +120,9 @@ def run(
     With --change a run that exists goes on with another configuration: learning rate, schedule, steps,
     staleness limit, rewards, sampler and what else its rows do not depend on. Stop its roles first.
 
-    Examples:
+    Example:
 
         trinity-db run configs/gsm8k/explore.yaml
-        trinity-db run configs/gsm8k/explore.yaml --set trainer.learning_rate=2e-6 --change
     """
     from trinity_db.cli import launch, supervise
 
