@@ -9,26 +9,24 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_origin
 
 import typer
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from sqlalchemy import Table
 from sqlalchemy.dialects import postgresql
 from typer.testing import CliRunner
 
+from trinity_db import keys
 from trinity_db.cli import app
 from trinity_db.cli.configuration import PER_PROCESS, RunConfig
 from trinity_db.schema.base import Base
 from trinity_db.schema.models import metadata
-from trinity_db.settings import Change, Kept, marked, sections_below
-from trinity_db.trainer import advantage_options, distillation_options, offline_options, options
+from trinity_db.settings import Change, Kept, marked, sections_below, sections_in
 from trinity_db.trainer.algorithms.columns import COLUMNS
 from trinity_db.trainer.algorithms.parts import KINDS, readable
-from trinity_db.trainer.recipes import RECIPES, Composition
+from trinity_db.trainer.recipes import PARTS, RECIPES, Composition, choices
 
 PAGES = Path(__file__).parent / "reference"
 VIEWS = Path(__file__).parents[1] / "schema" / "views.sql"
@@ -37,20 +35,6 @@ REGION = re.compile(
     r"(<!-- generated: (?P<name>[a-z ]+) -->\n).*?(<!-- end of (?P=name) -->)",
     re.DOTALL,
 )
-
-PARTS = {
-    "advantage": advantage_options.Advantage,
-    "policy loss": options.PolicyLoss,
-    "correction": options.Correction,
-    "kl": options.Kl,
-    "value": options.Value,
-    "distillation": distillation_options.Distillation,
-    "aggregation": options.Aggregation,
-    "preference loss": offline_options.PreferenceLoss,
-    "label loss": offline_options.LabelLoss,
-    "supervised loss": offline_options.SupervisedLoss,
-}
-"""The parts of each kind, as a union of the classes of their options."""
 
 
 def main() -> None:
@@ -82,14 +66,14 @@ def _section(section: type[BaseModel], prefix: str) -> Iterator[str]:
     if name == "algorithm":
         return
     yield from _keys(section, prefix)
-    for key, field in section.model_fields.items():
-        for below in _sections(field.annotation):
+    for key in section.model_fields:
+        for below in sections_below(section, key):
             if f"{prefix}{key}" == "algorithm":
                 break
             title = f"{prefix}{key}"
-            if is_alternative := "name" in below.model_fields:
-                title += f": {below.model_fields['name'].default}"
-            if not is_alternative or len(below.model_fields) > 1:
+            if (chosen := keys.alternative(below)) is not None:
+                title += f": {chosen}"
+            if chosen is None or keys.options_of(below):
                 yield from _section(below, f"{title}.")
 
 
@@ -104,68 +88,13 @@ def _keys(section: type[BaseModel], prefix: str, leave_out: tuple[str, ...] = ("
     yield "| key | type | default | meaning |"
     yield "| --- | --- | --- | --- |"
     for key, field in fields.items():
-        yield f"| `{key}` | {_type(field)} | {_default(field)} | {_text(field.description)} |"
+        yield f"| `{key}` | {keys.type_of(field)} | {_default(field)} | {_text(field.description)} |"
     yield ""
 
 
-def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections that a key may hold."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-        return
-    for one in get_args(annotation):
-        yield from _sections(one)
-
-
-def _type(field: FieldInfo) -> str:
-    limits = " and ".join(
-        f"{sign} {_number(getattr(limit, name))}"
-        for limit in field.metadata
-        for kind, name, sign in ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
-        if isinstance(limit, kind)
-    )
-    kind, or_null, _ = _kind(field.annotation).partition(" or null")
-    return f"{kind} {limits}".strip() + (", or null" if limits and or_null else or_null)
-
-
-def _number(value: float) -> str:
-    """A bound as people write it."""
-    power = int(value).bit_length() - 1
-    return f"2^{power}" if value == 2**power and power > 20 else f"{value:g}"
-
-
-def _kind(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _kind(arguments[0])
-    if origin is Literal:
-        return " or ".join(f"`{value}`" for value in arguments)
-    if origin in (Union, UnionType):
-        kinds = [_kind(one) for one in arguments if one is not NoneType]
-        return " or ".join(dict.fromkeys(kinds)) + (" or null" if NoneType in arguments else "")
-    if origin in (list, tuple):
-        return f"list of {_kind(arguments[0])}"
-    if origin is dict:
-        return "mapping"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "section"
-    return {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path"}[
-        annotation
-    ]
-
-
 def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True, validated_data={})
-    if value is None:
-        return "null"
-    if isinstance(value, BaseModel):
-        return f"`{value.name}`" if hasattr(value, "name") else ""
-    if isinstance(value, tuple | list):
-        names = [getattr(one, "function", None) or getattr(one, "name", None) or str(one) for one in value]
-        return f"`[{', '.join(names)}]`"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    default = keys.default_of(field)
+    return default if default in (keys.REQUIRED, "null", "") else f"`{default}`"
 
 
 def may_change() -> str:
@@ -279,24 +208,17 @@ def recipes() -> str:
 
 def _chosen(recipe: Composition) -> str:
     """The parts of a recipe, with the options that it sets."""
-    said = []
-    for key, field in type(recipe).model_fields.items():
-        value, default = getattr(recipe, key), field.get_default(call_default_factory=True)
-        chosen = value if isinstance(value, tuple) else (value,)
-        if key == "name" or ((value is None or not isinstance(chosen[0], BaseModel)) and value == default):
-            continue
-        said.append(f"{key}: {' + '.join(_spelled(one) for one in chosen)}")
-    return ", ".join(said)
+    return ", ".join(
+        f"{key}: {' + '.join(_spelled(one) for one in (value if isinstance(value, list) else [value]))}"
+        for key, value in choices(recipe).items()
+    )
 
 
 def _spelled(value: Any) -> str:
-    if not isinstance(value, BaseModel):
+    if not isinstance(value, dict):
         return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-    given = value.model_dump(exclude_defaults=True)
-    name = value.model_dump()["name"]
-    given.pop("name", None)
-    options = f" ({', '.join(f'{key} {one}' for key, one in given.items())})" if given else ""
-    return f"`{name}`{options}"
+    given = ", ".join(f"{key} {one}" for key, one in value.items() if key != "name")
+    return f"`{value['name']}`" + (f" ({given})" if given else "")
 
 
 def compositions() -> str:
@@ -322,8 +244,8 @@ def _kind_of_part(kind: str, union: Any) -> Iterator[str]:
     module = KINDS[kind].module
     yield f"{_docstring(module.__doc__)}\n"
     yield f"A part of your own may read: {', '.join(f'`{column}`' for column in readable(kind))}.\n"
-    for section in _sections(union):
-        name = section.model_fields["name"].default
+    for section in sections_in(union):
+        name = keys.name_of(section)
         if name == "own":
             continue
         yield f"#### {name}\n"

@@ -95,7 +95,9 @@ class LoraConfig(Settings):
     """Rank of the two matrices of a layer (r in peft)."""
     alpha: int = Field(32, ge=1)
     """The product of the two is multiplied by alpha / rank (lora_alpha in peft)."""
-    targets: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(("all-linear",), min_length=1)
+    targets: Annotated[
+        tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])
+    ] = Field(("all-linear",), min_length=1)
     """Which linear layers get an adapter (target_modules in peft), by the ends of their names, as
     [q_proj, v_proj]. all-linear: all except the output embedding, which never gets one."""
 

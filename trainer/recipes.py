@@ -4,9 +4,9 @@ A composition says what kinds of parts there are and how batches are drawn; a re
 parts chosen. In the configuration any part of a recipe can be replaced and any option changed.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from trinity_db.settings import Change, Settings
 from trinity_db.trainer import advantage_options as advantages
@@ -231,3 +231,39 @@ RECIPES: dict[str, Composition] = {
     "raft": SupervisedConfig(reward_above=0.0),
 }
 """By the name that the configuration uses."""
+
+
+PARTS: dict[str, Any] = {
+    "advantage": Advantage,
+    "policy loss": PolicyLoss,
+    "correction": Correction,
+    "kl": Kl,
+    "value": Value,
+    "distillation": Distillation,
+    "aggregation": Aggregation,
+    "preference loss": PreferenceLoss,
+    "label loss": LabelLoss,
+    "supervised loss": SupervisedLoss,
+}
+"""The parts of each kind, as a union of the classes of their options."""
+
+
+def choices(recipe: Composition) -> dict[str, Any]:
+    """The parts that a recipe chooses, each as its name and the options that it sets, and its own options.
+
+    A list stands for several parts of a kind.
+    """
+    chosen: dict[str, Any] = {}
+    for key, field in type(recipe).model_fields.items():
+        value, default = getattr(recipe, key), field.get_default(call_default_factory=True)
+        parts = value if isinstance(value, tuple) else (value,)
+        if key == "name" or ((value is None or not isinstance(parts[0], BaseModel)) and value == default):
+            continue
+        spelled = [_spelled(part) if isinstance(part, BaseModel) else part for part in parts]
+        chosen[key] = spelled if isinstance(value, tuple) else spelled[0]
+    return chosen
+
+
+def _spelled(part: BaseModel) -> dict[str, Any]:
+    """A part as a configuration may have it: its name, and the options that differ from their defaults."""
+    return {"name": part.model_dump()["name"], **part.model_dump(exclude_defaults=True, exclude={"name"})}

@@ -4,6 +4,7 @@ Knows YAML, `--set` overrides and how to say what is wrong in one line. It knows
 those stand in the `config.py` beside each role.
 """
 
+import copy
 import difflib
 import math
 import os
@@ -76,7 +77,7 @@ def rule(model: type[BaseModel], key: str) -> Change | Kept:
     for part in key.split("."):
         holding = [section for section in sections if part in section.model_fields]
         for section in holding:
-            found = _marked(section, part) or found
+            found = mark_of(section, part) or found
         sections = [below for section in holding for below in sections_below(section, part)]
     assert found is not None, f"nothing says whether {key} may change"
     return found
@@ -85,7 +86,7 @@ def rule(model: type[BaseModel], key: str) -> Change | Kept:
 def marked(model: type[BaseModel], mark: Change) -> Iterator[str]:
     """The keys beside which a mark stands."""
     for name in model.model_fields:
-        if (found := _marked(model, name)) is not None:
+        if (found := mark_of(model, name)) is not None:
             if found is mark:
                 yield name
             continue
@@ -94,7 +95,8 @@ def marked(model: type[BaseModel], mark: Change) -> Iterator[str]:
                 yield f"{name}.{below}"
 
 
-def _marked(section: type[BaseModel], name: str) -> Change | Kept | None:
+def mark_of(section: type[BaseModel], name: str) -> Change | Kept | None:
+    """What stands beside a field about changes; None: what stands beside its section counts."""
     marks = [mark for mark in section.model_fields[name].metadata if isinstance(mark, Change | Kept)]
     return marks[0] if marks else None
 
@@ -116,6 +118,15 @@ def load(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> S
     Raises:
         ConfigError: one line that names the file, the key and, for an unknown key, the nearest right one.
     """
+    return validate(model, overridden(model, content_of(path), overrides), str(path))
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """What a YAML file holds.
+
+    Raises:
+        ConfigError: there is no such file, or it is not YAML with keys and values.
+    """
     try:
         content = _parsed(_read(path))
     except FileNotFoundError:
@@ -126,20 +137,34 @@ def load(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> S
         raise ConfigError(f"{path}: is not YAML: {_one_line(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold keys and values, for example 'name: first-run'.")
+    return content
+
+
+def overridden(model: type[BaseModel], content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The same content with `key.path=value` overrides.
+
+    Raises:
+        ConfigError: an override names no key, or its value is not YAML.
+    """
+    content = copy.deepcopy(content)
     for override in overrides:
         _apply(model, content, override)
-    return validate(model, content, str(path))
+    return content
 
 
 def validate(model: type[SettingsT], content: dict[str, Any], source: str) -> SettingsT:
     """Build the settings or raise ConfigError, one line for the first few mistakes."""
     try:
         return model.model_validate(content)
-    except ValidationError as error:
-        mistakes = [_describe(model, dict(mistake)) for mistake in error.errors()[:3]]
-        raise ConfigError(f"{source}: {'; '.join(mistakes)}") from None
-    except UnicodeEncodeError:
-        raise ConfigError(f"{source}: a text holds half a surrogate pair, which is no character") from None
+    except (ValidationError, UnicodeEncodeError) as error:
+        raise ConfigError(f"{source}: {'; '.join(mistakes(model, error)[:3])}") from None
+
+
+def mistakes(model: type[BaseModel], error: ValidationError | UnicodeEncodeError) -> list[str]:
+    """What is wrong with settings that cannot be built, a line for each mistake."""
+    if isinstance(error, UnicodeEncodeError):
+        return ["a text holds half a surrogate pair, which is no character"]
+    return [_describe(model, dict(mistake)) for mistake in error.errors()]
 
 
 def _check(key: str, value: Any, limit: int) -> None:
@@ -334,11 +359,16 @@ def _follow(model: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
 
 def sections_below(section: type[BaseModel], field: str) -> list[type[BaseModel]]:
     """The sections that a field may hold: more than one where they are told apart by their name."""
+    return sections_in(section.model_fields[field].annotation)
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that a type consists of."""
     found: list[type[BaseModel]] = []
-    pending: list[Any] = [section.model_fields[field].annotation]
+    pending: list[Any] = [annotation]
     while pending:
-        annotation = pending.pop(0)
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            found.append(annotation)
-        pending.extend(get_args(annotation))
+        one = pending.pop(0)
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            found.append(one)
+        pending.extend(get_args(one))
     return found

@@ -149,6 +149,13 @@ worse AS MATERIALIZED (
 )
 UPDATE trinity.experience e SET seed = NULL FROM worse WHERE e.id = worse.id
 
+-- name: latest_changes
+-- The keys of a run's configuration that were changed, each with the time of its last change.
+SELECT v.key, max(v.changed_at) AS changed_at
+FROM trinity.setting_view v
+WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)
+GROUP BY v.key
+
 -- name: announce
 -- Wake whoever waits on this run. Several in one transaction are one notification.
 SELECT pg_notify('trinity_run_' || %(run_id)s::bigint, '')

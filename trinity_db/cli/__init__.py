@@ -15,7 +15,22 @@ import typer
 from trinity_db import __version__
 from trinity_db.errors import TrinityError
 
-from . import batches, db, delete, demo, doctor, metrics, replay, reward, roles, show, sql, status, transfer
+from . import (
+    batches,
+    config,
+    db,
+    delete,
+    demo,
+    doctor,
+    metrics,
+    replay,
+    reward,
+    roles,
+    show,
+    sql,
+    status,
+    transfer,
+)
 
 # Plain help: rich would take two thirds of the time in which --help has to answer.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -36,6 +51,7 @@ app.command("metrics")(metrics.metrics)
 app.command("reward", context_settings=reward.CONTEXT)(reward.reward)
 app.command("doctor")(doctor.doctor)
 app.command("delete")(delete.delete)
+app.add_typer(config.app, name="config")
 app.add_typer(db.app, name="db")
 
 

@@ -18,7 +18,7 @@ from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientCo
 class RunConfig(Settings):
     """One training effort. Every role reads the same file, and the store keeps its content with the run."""
 
-    name: str = Field(pattern=RUN_NAME)
+    name: Annotated[str, Kept("with another name it is another run")] = Field(pattern=RUN_NAME)
     """Name of the run, unique in the store. The folder of checkpoints has it too."""
     seed: Annotated[int, Kept("all chance in the run follows from it")] = Field(0, ge=0, lt=2**62)
     """Seed of sampling, shuffling and random weights. Below 2^62, because use counts are added to it in a

@@ -84,8 +84,18 @@ def check(config: RunConfig, change: bool = False) -> tuple[Database, runs.Run]:
     """Open the run, and find what would stop its roles right after their start.
 
     Raises:
-        TrinityError: the taskset, the model, the workflow, a reward function or a part of the algorithm does
-            not exist or does not fit, or an extra is missing.
+        TrinityError: as `check_fits` and `open_run`.
+    """
+    check_fits(config)
+    return open_run(config, change)
+
+
+def check_fits(config: RunConfig) -> None:
+    """Find what would stop the roles of a run right after their start, as far as it needs no store.
+
+    Raises:
+        TrinityError: the model, the workflow, a reward function or a part of the algorithm does not exist or
+            does not fit, or an extra is missing.
     """
     from trinity_db.explorer.workflow import load
     from trinity_db.models import check_source
@@ -99,7 +109,6 @@ def check(config: RunConfig, change: bool = False) -> tuple[Database, runs.Run]:
         teacher.check(config.processors.teacher, config.model)
     if _may_not_fit(config):
         _trainer_setup(config)
-    return open_run(config, change)
 
 
 def _may_not_fit(config: RunConfig) -> bool:

@@ -121,6 +121,16 @@ def scalar(value: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
 
+def spelled(value: Any) -> str:
+    """A value of a configuration; sections that are chosen by name as `name (option: value)`."""
+    if isinstance(value, list):
+        return " + ".join(map(spelled, value))
+    if isinstance(value, Mapping):
+        given = ", ".join(f"{key}: {scalar(one)}" for key, one in value.items() if key != "name")
+        return f"{value['name']} ({given})" if given else str(value["name"])
+    return scalar(value)
+
+
 def clock(at: datetime, now: datetime) -> str:
     """A time in few characters: to the second on the day of `now`, otherwise to the minute, with its date."""
     at = at.astimezone(now.tzinfo)

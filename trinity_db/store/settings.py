@@ -6,6 +6,7 @@ The caller decides what may change; the verbs here hold the run still and write 
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -51,6 +52,11 @@ def change(tx: Transaction, run: runs.Run, config: Mapping[str, Any]) -> None:
     values = {"run_id": run.id, "config": Jsonb(config), "host": socket.gethostname()}
     tx.execute(query("change_setting"), values)
     runs.announce(tx, run.id)
+
+
+def latest(tx: Transaction, run_id: int) -> dict[str, datetime]:
+    """When each key that was changed got the value that it has."""
+    return {row["key"]: row["changed_at"] for row in tx.execute(query("latest_changes"), {"run_id": run_id})}
 
 
 def begin_again(tx: Transaction, run: runs.Run, config: Mapping[str, Any]) -> int:

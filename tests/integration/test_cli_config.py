@@ -1,0 +1,88 @@
+"""`trinity-db config` and the store: starting files open runs, and a run shows its stored configuration."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.postgres import by_login
+from tests.rows import Scene, import_records, preference, task
+from trinity_db import cli, settings
+from trinity_db.cli import changing, launch, starting
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.imports.dataset import open_writer
+from trinity_db.store import runs
+
+AGENT = "def attempt(engine, groups, *, template, config, seed, should_stop):\n    yield []\n"
+
+
+@pytest.fixture(autouse=True)
+def place(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder of its own, and the store of the scene."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
+    monkeypatch.setenv("TRINITY_DB_READ_URL", by_login(scene.database.url))
+
+
+def config(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    """The exit code of `trinity-db config` with these arguments."""
+    monkeypatch.setattr(sys, "argv", ["trinity-db", "config", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+@pytest.mark.parametrize("purpose", starting.CONTENTS)
+def test_a_starting_file_opens_a_run_over_what_it_says_to_import(scene: Scene, purpose: str) -> None:
+    open_writer(scene.database, "tasks", "my-tasks")([task(1)])
+    import_records(scene.database, "my-pairs", [preference(1)])
+    Path("my_agent.py").write_text(AGENT)
+    Path("run.yaml").write_text(starting.text(purpose, f"begun-{purpose}"))
+    database, run = launch.check(settings.load(RunConfig, Path("run.yaml")))
+    database.close()
+    assert run.name == f"begun-{purpose}"
+
+
+def test_a_run_shows_its_configuration_with_what_was_changed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"name": "live", "model": {"scratch": {}}, "taskset": "tasks", "algorithm": "grpo"}
+    for steps in (3, 9):
+        run = RunConfig.model_validate(content | {"trainer": {"steps": steps}})
+        with scene.database.transaction() as tx:
+            runs.open_run(
+                tx,
+                run.name,
+                run.stored(),
+                run.data,
+                run.holdout,
+                RunConfig.completed,
+                lambda tx, open, differences, run=run: changing.change(  # type: ignore[misc]
+                    tx, open, run, differences, asked_for=True
+                ),
+            )
+    assert config(monkeypatch, "show", "live", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["trainer.steps"]["value"] == 9
+    assert shown["trainer.steps"]["from"].startswith("changed 20")
+    assert shown["taskset"] == {"value": "tasks", "from": "start of the run"}
+
+
+def test_a_key_that_is_newer_than_the_run_shows_its_default(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"name": "old", "model": {"scratch": {}}, "taskset": "tasks", "algorithm": "grpo"}
+    stored = RunConfig.model_validate(content | {"trainer": {"steps": 3}}).stored()
+    del stored["max_uses"]
+    with scene.database.transaction() as tx:
+        runs.open_run(tx, "old", stored, [], 0.0)
+    assert config(monkeypatch, "show", "old", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["max_uses"] == {"value": 1, "from": "default"}
+
+
+def test_what_is_neither_file_nor_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config(monkeypatch, "show", "nothing").startswith("error: There is no file and no run 'nothing'")
+    assert config(monkeypatch, "show", "no.yaml") == "error: no.yaml: no such configuration file."

@@ -1,0 +1,205 @@
+"""`trinity-db config`: begin, explain, show, check and complete configurations."""
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trinity_db.cli import output
+from trinity_db.cli.roles import Config, Overrides
+
+app = typer.Typer(help="Begin, explain, show and check configurations.", no_args_is_help=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class What(StrEnum):
+    """What `config list` can list."""
+
+    RECIPES = "recipes"
+    PARTS = "parts"
+
+
+class Purpose(StrEnum):
+    """What a starting file is for."""
+
+    GRPO = "grpo"
+    DPO = "dpo"
+    AGENT = "agent"
+
+
+def _keys(incomplete: str) -> list[str]:
+    """What the shell offers in place of a key that is not written to its end."""
+    from trinity_db.cli.explained import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+@app.command()
+def new(
+    purpose: Annotated[
+        Purpose,
+        typer.Option("--for", help="grpo: tasks and a reward; dpo: pairs; agent: a workflow of your own."),
+    ],
+    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; without it, stdout.")
+    ] = None,
+) -> None:
+    """Write a starting file in which each key is explained.
+
+    It is complete: it names what has to be imported first, and runs then. A file that exists is not touched.
+
+    Example:
+
+        trinity-db config new --for grpo --name first-run --output first-run.yaml
+    """
+    from trinity_db.cli import starting
+
+    text = starting.text(purpose.value, f"my-{purpose.value}" if name is None else name)
+    if out is None:
+        print(text, end="")
+    else:
+        starting.write(text, out)
+
+
+@app.command()
+def explain(
+    key: Annotated[
+        str | None,
+        typer.Argument(metavar="KEY", help="A key by its path, a recipe or a part.", autocompletion=_keys),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a key means: its text, type and default, whether it may change during a run, what is below it.
+
+    KEY is a path, as trainer.reference, or the name of a recipe or part, as grpo or ppo_clip. A name that
+    stands in several sections is explained for each. Without KEY: the keys at the top.
+
+    Examples:
+
+        trinity-db config explain trainer.reference
+        trinity-db config explain algorithm.kl.coefficient
+    """
+    from trinity_db.cli import explained
+
+    found = explained.explain(key) if key is not None else explained.top()
+    if as_json:
+        output.print_json([one.to_json() for one in found])
+    else:
+        print("\n\n".join("\n".join(one.lines()) for one in found))
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        What | None, typer.Argument(metavar="[recipes|parts]", help="Which; both without it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List recipes with the parts that they choose, and parts with their options.
+
+    Example:
+
+        trinity-db config list recipes
+    """
+    from trinity_db.cli import explained
+
+    wanted = [what] if what is not None else list(What)
+    found = {one.value: explained.recipes() if one is What.RECIPES else explained.parts() for one in wanted}
+    if as_json:
+        output.print_json(found)
+        return
+    for place, (title, rows) in enumerate(found.items()):
+        if place:
+            print()
+        if len(found) > 1:
+            print(f"{title}\n")
+        _table(rows)
+
+
+@app.command()
+def show(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG|RUN", help="A YAML file, or the name of a run in the store.")
+    ],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what each key resolves to, and where the value comes from.
+
+    From the file, from --set, from the recipe, or the default. Of a run: its stored configuration, with what
+    was changed and when.
+
+    Examples:
+
+        trinity-db config show configs/gsm8k/explore.yaml --set algorithm.clip_high=0.28
+        trinity-db config show gsm8k-explore
+    """
+    from trinity_db.cli import origins
+
+    values = origins.of(config, overrides or ())
+    if as_json:
+        output.print_json({one.key: {"value": one.value, "from": one.origin} for one in values})
+    else:
+        _table([{"key": one.key, "value": _in_a_line(one.value), "from": one.origin} for one in values])
+
+
+@app.command()
+def check(config: Config, overrides: Overrides = None) -> None:
+    """Find what is wrong with a configuration, as run does before it starts.
+
+    Looks at the keys, at the model's folder and at functions of your own. It opens no store: whether data
+    sets and tasks are imported is found when the run starts. One line on stderr for each mistake, and exit
+    code 1.
+
+    Example:
+
+        trinity-db config check configs/gsm8k/explore.yaml
+    """
+    from trinity_db.cli import checking
+
+    found = checking.mistakes(config, overrides or ())
+    for mistake in found:
+        print(f"error: {config}: {' '.join(mistake.split())}", file=sys.stderr)
+    if found:
+        raise typer.Exit(1)
+    print(f"{config}: nothing is wrong")
+
+
+@app.command()
+def schema() -> None:
+    """Print a JSON schema of configurations, by which editors complete keys and mark mistakes.
+
+    In VS Code with the YAML extension, and wherever yaml-language-server runs, name it in the first line of a
+    configuration: # yaml-language-server: $schema=trinity-db.schema.json
+
+    Example:
+
+        trinity-db config schema > trinity-db.schema.json
+    """
+    from trinity_db.cli.json_schema import schema as made
+
+    print(json.dumps(made(), indent=2, ensure_ascii=False))
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    """Rows of the same keys as a table, lists in one cell."""
+    table = output.table(*rows[0])
+    for row in rows:
+        table.add_row(*(output.printable(_cell(value)) for value in row.values()))
+    output.console(sys.stdout).print(table)
+
+
+def _in_a_line(value: Any) -> str:
+    text = output.scalar(value)
+    return text if text.isprintable() else json.dumps(value, ensure_ascii=False)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {output.spelled(one)}" for key, one in value.items())
+    return str(value)

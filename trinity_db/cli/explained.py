@@ -1,0 +1,186 @@
+"""What there is to say of a key, a recipe or a part."""
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from trinity_db import keys
+from trinity_db.cli import output
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.errors import NotFound
+from trinity_db.settings import Change, Kept, sections_in
+from trinity_db.trainer.config import ReferenceConfig, SamplerConfig
+from trinity_db.trainer.recipes import PARTS, RECIPES, choices
+
+WIDTH = 100  # characters of a line of text
+
+KINDS = PARTS | {"sampler": SamplerConfig, "reference": ReferenceConfig}
+"""The sections of which a configuration chooses one by its name, by what they are."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A key, a recipe or a part, explained."""
+
+    title: str
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else there is to say, by its name."""
+    below: dict[str, str] = field(default_factory=dict)
+    """Keys and names that it may hold, each with its text."""
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield self.title
+        yield from textwrap.wrap(self.text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        width = max(map(len, self.facts), default=0)
+        for name, value in self.facts.items():
+            said = ", ".join(value) if isinstance(value, list) else str(value)
+            yield from _hanging(f"  {name:<{width}}  ", said)
+        if self.below:
+            yield ""
+        width = max(map(len, self.below), default=0)
+        for name, text in self.below.items():
+            yield from _hanging(f"  {name:<{width}}  ", text)
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return {"name": self.title, "text": self.text, **self.facts, "below": self.below}
+
+
+def _hanging(name: str, text: str) -> list[str]:
+    wrapped = textwrap.wrap(text, WIDTH, initial_indent=name, subsequent_indent=" " * len(name))
+    return wrapped or [name.rstrip()]
+
+
+def explain(key: str) -> list[Explanation]:
+    """What a key or a name means; several explanations where it means several things.
+
+    Raises:
+        NotFound: there is no such key, recipe or part; says which is the nearest.
+    """
+    found = [_recipe(key)] if key in RECIPES else []
+    found += [_part(kind, one) for kind, one in _parts() if keys.name_of(one) == key]
+    wrong: NotFound | None = None
+    try:
+        found = [*_key(key), *found]
+    except NotFound as error:
+        wrong = error
+    found = found or list(_flat_option(key))
+    if not found:
+        assert wrong is not None
+        raise NotFound(f"There is no '{key}'; {keys.nearest(key, names())}")
+    return found
+
+
+def top() -> list[Explanation]:
+    """The whole configuration, by its keys at the top."""
+    return [Explanation("configuration", keys.line(RunConfig.__doc__), {}, _below(RunConfig))]
+
+
+def names() -> list[str]:
+    """Everything that can be explained."""
+    parts = (keys.name_of(one) for _, one in _parts())
+    return list(dict.fromkeys([*keys.every(RunConfig), *RECIPES, *parts]))
+
+
+def recipes() -> list[dict[str, Any]]:
+    """Every recipe, with what a batch of it holds and what it chooses."""
+    return [
+        {"recipe": name, "a batch holds": recipe.draws, "parts and options": choices(recipe)}
+        for name, recipe in RECIPES.items()
+    ]
+
+
+def parts() -> list[dict[str, Any]]:
+    """Every part, with its options and their defaults."""
+    return [
+        {
+            "kind": kind,
+            "part": keys.name_of(one),
+            "options": {name: keys.default_of(field) for name, field in keys.options_of(one).items()},
+            "meaning": keys.line(one.__doc__),
+        }
+        for kind, one in _parts()
+    ]
+
+
+def _parts() -> list[tuple[str, type[BaseModel]]]:
+    """Every part that a configuration may name, with its kind."""
+    return [
+        (kind, one)
+        for kind, union in KINDS.items()
+        for one in sections_in(union)
+        if keys.name_of(one) != "own"
+    ]
+
+
+def _key(key: str) -> Iterator[Explanation]:
+    for meaning in keys.find(RunConfig, key):
+        facts: dict[str, Any] = {"type": meaning.kind}
+        if meaning.within:
+            facts = {"of": list(meaning.within), **facts}
+        if meaning.default:
+            facts["default"] = meaning.default
+        facts["may change"] = _may_change(meaning.mark)
+        below: dict[str, str] = {}
+        for section in meaning.below:
+            name = keys.alternative(section)
+            is_one = name is None or key.endswith(f".{name}")
+            below |= _below(section) if is_one else {str(name): keys.line(section.__doc__)}
+        yield Explanation(key, meaning.text, facts, below)
+
+
+def _flat_option(key: str) -> Iterator[Explanation]:
+    """An option of a part that may stand beside the recipe's name: algorithm.beta is algorithm.loss.beta."""
+    section, _, option = key.rpartition(".")
+    if section != "algorithm":
+        return
+    for path in dict.fromkeys(
+        path for path, _ in keys.alternatives(RunConfig) if path.startswith("algorithm.")
+    ):
+        with suppress(NotFound):
+            yield from _key(f"{path}.{option}")
+
+
+def _recipe(name: str) -> Explanation:
+    recipe = RECIPES[name]
+    facts = {"type": "recipe", "a batch holds": recipe.draws}
+    below = {key: field for key, field in _below(type(recipe)).items() if key != "name"}
+    chosen = {key: f"{output.spelled(value)}. {below[key]}" for key, value in choices(recipe).items()}
+    return Explanation(name, keys.line(recipe.__doc__), facts, chosen | _without(below, chosen))
+
+
+def _without(texts: dict[str, str], left_out: Iterable[str]) -> dict[str, str]:
+    return {key: text for key, text in texts.items() if key not in left_out}
+
+
+def _part(kind: str, section: type[BaseModel]) -> Explanation:
+    text = keys.line(section.__doc__)
+    return Explanation(keys.name_of(section), text, {"type": f"part ({kind})"}, _below(section))
+
+
+def _below(section: type[BaseModel]) -> dict[str, str]:
+    return {
+        name: f"{keys.line(field.description)} ({_in_short(field)})"
+        for name, field in keys.options_of(section).items()
+    }
+
+
+def _in_short(field: Any) -> str:
+    default = keys.default_of(field)
+    return f"{keys.type_of(field)}; {default}" if default else keys.type_of(field)
+
+
+def _may_change(mark: keys.Mark) -> str:
+    if mark is Change.PER_PROCESS:
+        return "yes, each process has its own value"
+    if mark is Change.DATED:
+        return "with --change, for all that follows"
+    if isinstance(mark, Kept):
+        return f"no, {mark.because}{'; before the first step it may' if mark.once_trained else ''}"
+    return "each key below says it for itself"

@@ -1,0 +1,132 @@
+"""What the keys of a configuration resolve to, and where each value comes from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from trinity_db import settings
+from trinity_db.cli import output
+from trinity_db.cli.configuration import RunConfig
+from trinity_db.database import open_reader
+from trinity_db.errors import ConfigError
+from trinity_db.schema.states import RunKind
+from trinity_db.store import runs
+from trinity_db.store import settings as changes
+from trinity_db.trainer.recipes import RECIPES
+
+SET = "--set"
+FILE = "file"
+DEFAULT = "default"
+START = "start of the run"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A key with its value."""
+
+    key: str
+    value: Any
+    origin: str
+    """Where the value comes from."""
+
+
+def of(place: Path, overrides: Sequence[str]) -> list[Value]:
+    """The values of a configuration: of a file, or of the run of that name where there is no such file.
+
+    Raises:
+        ConfigError: the file is not there or holds mistakes, or --set is given for a run.
+        NotFound: there is neither such a file nor such a run.
+    """
+    if place.exists() or place.suffix in (".yaml", ".yml") or len(place.parts) > 1:
+        return _of_file(place, overrides)
+    if overrides:
+        raise ConfigError(f"{place}: there is no such file, and the settings of a run are not --set here.")
+    return _of_run(str(place))
+
+
+def _of_run(name: str) -> list[Value]:
+    with closing(open_reader()) as database, database.transaction(read_only=True) as tx:
+        run = runs.find(tx, name, "file and no run")
+        if run.kind != RunKind.TRAIN:
+            raise ConfigError(f"'{name}' is an imported data set; it has no configuration.")
+        changed = changes.latest(tx, run.id)
+    stored = dict(_leaves(run.config))
+    return [
+        Value(key, value, DEFAULT if key not in stored else _since(changed.get(key)))
+        for key, value in _leaves(RunConfig.completed(run.config))
+    ]
+
+
+def _since(changed_at: datetime | None) -> str:
+    return START if changed_at is None else f"changed {output.moment(changed_at)}"
+
+
+def _of_file(path: Path, overrides: Sequence[str]) -> list[Value]:
+    content = settings.overridden(RunConfig, settings.content_of(path), overrides)
+    set_here = settings.overridden(RunConfig, {}, overrides)
+    config = settings.validate(RunConfig, content, str(path))
+
+    def origin(key: str) -> str:
+        if _gives(set_here, key, config.algorithm):
+            return SET
+        if _gives(content, key, config.algorithm):
+            return FILE
+        return f"recipe {config.algorithm.name}" if _is_of_recipe(config.algorithm, key) else DEFAULT
+
+    return [Value(key, value, origin(key)) for key, value in _leaves(config.model_dump(mode="json"))]
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key that holds a value and no section, by its path. A list is one value."""
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _gives(content: Mapping[str, Any], key: str, algorithm: BaseModel) -> bool:
+    """Whether content that was written by hand gives the value of a key."""
+    section, *below = key.split(".")
+    if section == "algorithm" and below[1:2] in (["function"], ["options"]):
+        below = [
+            below[0],
+            "name",
+        ]  # a part of the user's own is written down as one name, with options beside
+    node: Any = content
+    for name in (section, *below):
+        if isinstance(node, str):
+            return name == "name"
+        if not isinstance(node, Mapping) or name not in node:
+            return section == "algorithm" and _is_flat(content.get("algorithm"), below, algorithm)
+        node = node[name]
+    return True
+
+
+def _is_flat(given: Any, below: Sequence[str], algorithm: BaseModel) -> bool:
+    """Whether an option of a part stands beside the recipe's name."""
+    if not isinstance(given, Mapping):
+        return False
+    flat = [key for key in given if key not in type(algorithm).model_fields]
+    if isinstance(getattr(algorithm, below[0], None), tuple):
+        return bool(flat)  # the only parts that there are
+    return len(below) > 1 and below[1] in flat
+
+
+def _is_of_recipe(algorithm: BaseModel, key: str) -> bool:
+    """Whether nobody chose a value but the recipe."""
+    section, *below = key.split(".")
+    if section != "algorithm":
+        return False
+    recipe = RECIPES[algorithm.name]  # type: ignore[attr-defined]
+    ours, theirs = getattr(algorithm, below[0]), getattr(recipe, below[0])
+    if not isinstance(theirs, BaseModel):
+        return isinstance(theirs, tuple) or below[0] in recipe.model_fields_set
+    if len(below) == 1 or type(ours) is not type(theirs):
+        return False
+    return below[1] == "name" or below[1] in theirs.model_fields_set
