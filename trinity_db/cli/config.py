@@ -55,7 +55,7 @@ def new(
 
     Example:
 
-        trinity-db config new --for grpo --name first-run --output first-run.yaml
+        trinity-db config new --for grpo --output first-run.yaml
     """
     from trinity_db.cli import starting
 
@@ -74,12 +74,12 @@ def explain(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a key means: its text, type and default, whether it may change during a run, what is below it.
+    """Say what a key means: text, type, default, sub-keys, and whether it may change during a run.
 
     KEY is a path, as trainer.reference, or the name of a recipe or part, as grpo or ppo_clip. A name that
     stands in several sections is explained for each. Without KEY: the keys at the top.
 
-    Examples:
+    Example:
 
         trinity-db config explain trainer.reference
         trinity-db config explain algorithm.kl.coefficient
@@ -134,9 +134,9 @@ def show(
     From the file, from --set, from the recipe, or the default. Of a run: its stored configuration, with what
     was changed and when.
 
-    Examples:
+    Example:
 
-        trinity-db config show configs/gsm8k/explore.yaml --set algorithm.clip_high=0.28
+        trinity-db config show configs/gsm8k/explore.yaml
         trinity-db config show gsm8k-explore
     """
     from trinity_db.cli import origins
