@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from operator import ge, gt, le, lt
 from typing import Any
 
 NOTES = {"$schema", "$defs", "title", "description", "default", "format"}
@@ -59,10 +60,5 @@ def _accepts(schema: Mapping[str, Any], value: Any, definitions: Mapping[str, An
 
 
 def _is_within(word: str, limit: float, value: Any) -> bool:
-    within = {
-        "minimum": lambda: value >= limit,
-        "maximum": lambda: value <= limit,
-        "exclusiveMinimum": lambda: value > limit,
-        "exclusiveMaximum": lambda: value < limit,
-    }[word]
-    return not isinstance(value, int | float) or within()
+    compare = {"minimum": ge, "maximum": le, "exclusiveMinimum": gt, "exclusiveMaximum": lt}[word]
+    return not isinstance(value, int | float) or bool(compare(value, limit))

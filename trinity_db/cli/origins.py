@@ -12,11 +12,7 @@ from pydantic import BaseModel
 from trinity_db import settings
 from trinity_db.cli import output
 from trinity_db.cli.configuration import RunConfig
-from trinity_db.database import open_reader
 from trinity_db.errors import ConfigError
-from trinity_db.schema.states import RunKind
-from trinity_db.store import runs
-from trinity_db.store import settings as changes
 from trinity_db.trainer.recipes import RECIPES
 
 SET = "--set"
@@ -50,6 +46,11 @@ def of(place: Path, overrides: Sequence[str]) -> list[Value]:
 
 
 def _of_run(name: str) -> list[Value]:
+    from trinity_db.database import open_reader
+    from trinity_db.schema.states import RunKind
+    from trinity_db.store import runs
+    from trinity_db.store import settings as changes
+
     with closing(open_reader()) as database, database.transaction(read_only=True) as tx:
         run = runs.find(tx, name, "file and no run")
         if run.kind != RunKind.TRAIN:
