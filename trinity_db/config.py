@@ -7,9 +7,12 @@ from pydantic import Field, field_validator, model_validator
 
 from trinity_db.settings import Change, Kept, Settings
 
+SCRATCH_SPECIAL_TOKENS = 2  # the end of a sequence, and padding
+MAX_SCRATCH_PARAMETERS = 10**9  # 4 GB as float32; with gradients and Adam's state 16 GB
+
 
 class ScratchConfig(Settings):
-    """A small Qwen2 with random weights, built on the spot."""
+    """A small Qwen2 with random weights, built on the spot. It has at most a billion parameters."""
 
     alphabet: str | None = None
     """The ASCII characters that the tokenizer knows, one token each. Any other character is an error.
@@ -32,6 +35,31 @@ class ScratchConfig(Settings):
                 f"hidden_size {self.hidden_size} is not a multiple of 2 * heads ({2 * self.heads})"
             )
         return self
+
+    @model_validator(mode="after")
+    def weights_fit_in_memory(self) -> Self:
+        if self.num_parameters > MAX_SCRATCH_PARAMETERS:
+            raise ValueError(
+                f"hidden_size {self.hidden_size}, layers {self.layers} and intermediate_size "
+                f"{self.feed_forward_width} make {self.num_parameters:,} parameters; "
+                f"at most {MAX_SCRATCH_PARAMETERS:,} are built, so make one of these smaller"
+            )
+        return self
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Width of the feed-forward layers, given or derived."""
+        return self.intermediate_size or -(-self.hidden_size // 3) * 8
+
+    @property
+    def num_parameters(self) -> int:
+        """How many weights a Qwen2 of these dimensions has; its output layer shares those of its input."""
+        hidden = self.hidden_size
+        tokens = SCRATCH_SPECIAL_TOKENS + (256 if self.alphabet is None else len(self.alphabet))
+        attention = 4 * hidden**2 + 3 * hidden
+        norms = 2 * hidden
+        layer = attention + 3 * hidden * self.feed_forward_width + norms
+        return tokens * hidden + self.layers * layer + hidden
 
     @field_validator("alphabet")
     @classmethod

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from trinity_db import models
-from trinity_db.config import ScratchConfig
+from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError, MissingExtra
 from trinity_db.prompts import UntokenizableText, prompt_ids
+from trinity_db.settings import validate
 
 SMALL = ScratchConfig(alphabet="0123 >\n", hidden_size=16, layers=1, heads=2, context=24)
 
@@ -52,6 +53,39 @@ def test_the_model_has_the_asked_shape(tmp_path: Path) -> None:
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (16, 1, 2)
     assert (config.intermediate_size, config.max_position_embeddings) == (48, 24)
     assert config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("alphabet", ["01=", None])
+@pytest.mark.parametrize("intermediate_size", [5, None])
+def test_the_parameters_of_a_scratch_model_are_counted_before_it_is_built(
+    tmp_path: Path, alphabet: str | None, intermediate_size: int | None
+) -> None:
+    config = ScratchConfig(
+        alphabet=alphabet, hidden_size=16, layers=3, heads=2, intermediate_size=intermediate_size
+    )
+    models.build_scratch(config, 0, tmp_path)
+    built = sum(weight.numel() for weight in models.load_model(tmp_path, "cpu").parameters())
+    assert config.num_parameters == built
+
+
+@pytest.mark.parametrize(
+    "dimensions",
+    [
+        {"hidden_size": 16_384, "layers": 1},
+        {"hidden_size": 4096, "layers": 1000},
+        {"intermediate_size": 131_072, "layers": 1000},
+        {"hidden_size": 8192, "layers": 1, "intermediate_size": 131_072},
+    ],
+)
+def test_a_scratch_model_that_no_memory_holds_is_refused_before_it_is_built(
+    dimensions: dict[str, int],
+) -> None:
+    with pytest.raises(ConfigError, match=r"scratch: .*parameters") as caught:
+        validate(ModelConfig, {"scratch": dimensions}, "run.yaml")
+    said = str(caught.value)
+    assert all(key in said for key in ("hidden_size", "layers", "intermediate_size"))
+    assert "at most 1,000,000,000 are built" in said
+    assert len(said.splitlines()) == 1
 
 
 def test_a_folder_without_a_model_is_named_in_one_line(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def build_scratch(config: ScratchConfig, seed: int, folder: Path) -> None:
     settings = transformers.Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size or -(-config.hidden_size // 3) * 8,
+        intermediate_size=config.feed_forward_width,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
         num_key_value_heads=config.heads,
