@@ -33,6 +33,7 @@ FromVersion = Annotated[
         "--from-version",
         metavar="N",
         min=1,
+        max=2**31 - 1,
         help="Go on from the checkpoint of a version that the server has lost, which is kept as *.later.",
     ),
 ]
