@@ -6,11 +6,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
+from psycopg.sql import SQL, Identifier
 
 from tests.postgres import new_home
 from trinity_db import embedded
@@ -29,6 +32,7 @@ listen_port = 5432
 unix_socket_dir = {folder}
 auth_type = trust
 auth_file = {folder}/users.txt
+admin_users = {admin}
 logfile = {folder}/log
 server_login_retry = 0.2
 """
@@ -42,31 +46,53 @@ class Pooler:
         if command is None:
             pytest.skip("no PgBouncer found; install Debian's package pgbouncer")
         (host,) = parse_qs(urlsplit(url).query)["host"]
+        folder.mkdir(exist_ok=True)
         self.url = url.replace(quote(host, safe=""), quote(str(folder), safe=""))
-        config = CONFIG.format(server=host, mode=mode, size=size, folder=folder)
+        admin = embedded.SUPERUSER
+        config = CONFIG.format(server=host, mode=mode, size=size, folder=folder, admin=admin)
         (folder / "pgbouncer.ini").write_text(config)
         logins = (embedded.SUPERUSER, embedded.READER)
         (folder / "users.txt").write_text("".join(f'"{login}" ""\n' for login in logins))
         account = embedded.server_account(folder / "data")  # it refuses to run as root
         if account is not None:
             os.chown(folder, account.uid, account.gid)
-        self._log = (folder / "output").open("wb")
-        self._process = subprocess.Popen(
-            [command, folder / "pgbouncer.ini"],
-            stdout=self._log,
-            stderr=self._log,
-            **embedded.as_account(account),
-        )
+        self._command, self._folder, self._account = command, folder, account
+        self.start()
+
+    def start(self) -> None:
+        """Start it, also after `kill`, and wait until it answers."""
+        output = self._folder / "output"
+        with output.open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._command, self._folder / "pgbouncer.ini"],
+                stdout=log,
+                stderr=log,
+                **embedded.as_account(self._account),
+            )
         deadline = time.monotonic() + WAIT_SECONDS
-        while not _answers(folder / embedded.SOCKET):
-            assert self._process.poll() is None, (folder / "output").read_text()
-            assert time.monotonic() < deadline, (folder / "output").read_text()
+        while not _answers(self._folder / embedded.SOCKET):
+            assert self._process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
             time.sleep(0.01)
 
-    def close(self) -> None:
+    def kill(self) -> None:
+        """End it as a power cut would; its clients lose their connections, and its address is gone."""
         self._process.kill()
         self._process.wait()
-        self._log.close()
+
+    def cut_clients(self) -> int:
+        """Take their connections from all clients of the database; how many there were."""
+        parts = urlsplit(self.url)
+        name, console = parts.path[1:], parts._replace(path="/pgbouncer").geturl()
+        # The console knows neither transactions nor parameters.
+        with closing(psycopg.connect(console, autocommit=True, row_factory=dict_row)) as connection:
+            cursor = psycopg.ClientCursor(connection)
+            clients = cursor.execute("SHOW CLIENTS").fetchall()
+            count: int = sum(client["database"] == name for client in clients)
+            if count:  # without a client the pooler may not know the database
+                cursor.execute(SQL("KILL {}").format(Identifier(name)))
+                cursor.execute(SQL("RESUME {}").format(Identifier(name)))
+        return count
 
 
 @contextmanager
@@ -77,7 +103,7 @@ def pooled(url: str, mode: str = "transaction", size: int = POOL_SIZE) -> Iterat
     try:
         yield pooler.url
     finally:
-        pooler.close()
+        pooler.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -56,7 +56,7 @@ def store(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield store
     finally:
         store.clear_away()
-        pooler.close()
+        pooler.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 

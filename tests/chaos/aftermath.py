@@ -110,6 +110,8 @@ class Aftermath:
             "connections_cut": did["cut"],
             "server_restarts": did["restart"],
             "server_crashes": did["crash"],
+            "pooler_cuts": did["pooler cut"],
+            "pooler_restarts": did["pooler restart"],
             "frozen": {role: did[f"freeze {role}"] for role in ("explore", "process", "train")},
             "zombies": did["zombie"],
             "trainers_replaced": len(self.replaced_trainers),

@@ -20,6 +20,7 @@ import psycopg
 
 from tests.acceptance.command import WAIT_SECONDS, Store, is_alive, wait_until
 from tests.chaos.crew import Crew, Member
+from tests.pooler import Pooler
 from trinity_db.embedded import Cluster
 from trinity_db.service import LEASE_SECONDS
 
@@ -39,6 +40,7 @@ THEN = (
     *("restart fast", "restart immediate", "crash"),
 )
 LAST = ("freeze train",)
+POOLER = ("pooler cut", "pooler cut", "pooler restart")  # where the roles connect through one
 SHARES = {"one": 0.0, "all": 1.0}
 
 IN_HAND = """
@@ -69,11 +71,18 @@ class Disturbance:
     """Of the connections, where some are cut; of the range, where something takes a drawn time."""
 
 
-def plan(seed: int, seconds: float) -> list[Disturbance]:
-    """What happens in so many seconds: whole rounds, each in an order of its own, until the time is over."""
+def plan(seed: int, seconds: float, more: Sequence[str] = ()) -> list[Disturbance]:
+    """What happens in so many seconds: whole rounds, each in an order of its own, until the time is over.
+
+    Each round has `more` besides what every run goes through.
+    """
     random, found = Random(seed), list[Disturbance]()
     for begin in range(0, math.ceil(seconds), ROUND_SECONDS):
-        acts = [*random.sample(FIRST, len(FIRST)), *random.sample(THEN, len(THEN)), *LAST]
+        acts = [
+            *random.sample(FIRST, len(FIRST)),
+            *random.sample((*THEN, *more), len(THEN) + len(more)),
+            *LAST,
+        ]
         times = sorted(begin + ROUND_SECONDS * random.random() for _ in acts)
         found += [
             Disturbance(at, what, random.randrange(2**16), random.random())
@@ -104,6 +113,8 @@ class Driver:
     cluster: Cluster
     crew: Crew
     say: Callable[[str], None]
+    pooler: Pooler | None = None
+    """Through which the roles connect; None: they connect to the server itself."""
     count: Counter[str] = field(default_factory=Counter)
     frozen: list[Zombie] = field(default_factory=list)
     zombies: list[Zombie] = field(default_factory=list)
@@ -143,6 +154,8 @@ class Driver:
                 self._crash(disturbance)
             case "restart":
                 self._restart(what, disturbance)
+            case "pooler":
+                self._disturb_pooler(what, disturbance)
 
     def _kill(self, role: str, disturbance: Disturbance) -> None:
         caught = self._catch(role, disturbance, KILL_SECONDS)
@@ -173,6 +186,18 @@ class Driver:
         threading.Event().wait(disturbance.share * DOWN_SECONDS)
         self.cluster.ensure_running()
         self._tell("restart", f"restarted the server, {mode}")
+
+    def _disturb_pooler(self, what: str, disturbance: Disturbance) -> None:
+        """Take their connections from all clients; a restart also takes their place to connect to."""
+        assert self.pooler is not None
+        self._await_work(disturbance)
+        if what == "cut":
+            self._tell("pooler cut", f"cut {self.pooler.cut_clients()} clients' connections to the pooler")
+        else:
+            self.pooler.kill()
+            threading.Event().wait(disturbance.share * DOWN_SECONDS)
+            self.pooler.start()
+            self._tell("pooler restart", "killed the pooler and started it again")
 
     def _freeze(self, role: str, disturbance: Disturbance) -> None:
         caught = self._catch(role, disturbance, FREEZE_SECONDS)

@@ -6,6 +6,7 @@ they have gone on, and are stopped kindly. What is left is an Aftermath.
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from tests.acceptance.command import Store, reversals
 from tests.chaos import workflow
 from tests.chaos.aftermath import Aftermath
 from tests.chaos.crew import Crew
-from tests.chaos.driver import Driver, plan
+from tests.chaos.driver import POOLER, Driver, plan
+from tests.pooler import Pooler
 from trinity_db import database
 from trinity_db.embedded import Cluster
 from trinity_db.service import SUPERVISOR
@@ -33,27 +35,51 @@ RUN: dict[str, Any] = {
     # More steps than it can do: it ends when it is stopped.
     "trainer": {"steps": 1_000_000, "batch_size": BATCH_SIZE, "learning_rate": 3e-4},
 }
-VARIANTS = {
-    18: {"max_staleness": 1, "share": 1.0, "publish_every": 1},
-    15: {"max_staleness": 2, "share": 2 / 3, "publish_every": 2},
-}
 
 
-def new_store(cluster: Cluster, folder: Path) -> Store:
-    """The embedded server is found, and started again, by whoever needs it; the other has an address."""
+@dataclass(frozen=True)
+class Variant:
+    """A server, the way to it, and a run whose figures differ from the other variants'."""
+
+    name: str
+    major: int
+    """Of the PostgreSQL server."""
+    share: float
+    """Of the minutes that the run is disturbed."""
+    max_staleness: int
+    publish_every: int
+    pooled: bool = False
+    """The roles connect through a PgBouncer in transaction mode. The checker asks the server itself."""
+
+
+VARIANTS = (
+    Variant("PostgreSQL 18", 18, share=1.0, max_staleness=1, publish_every=1),
+    Variant("PostgreSQL 15", 15, share=2 / 3, max_staleness=2, publish_every=2),
+    Variant("PgBouncer", 18, share=2 / 3, max_staleness=1, publish_every=1, pooled=True),
+)
+
+
+def new_store(cluster: Cluster, folder: Path, pooler: Pooler | None = None) -> Store:
+    """A store whose processes connect through the pooler, where there is one. Its rows are read directly.
+
+    Without a pooler the processes find the embedded server and start it again. Other servers have an address.
+    """
     cluster.ensure_running()
     store = Store(cluster.url(), folder)
     database.upgrade(store.url)
-    if cluster.major == 18:
+    if pooler is not None:
+        store.environment["TRINITY_DB_URL"] = pooler.url
+    elif cluster.major == 18:
         del store.environment["TRINITY_DB_URL"]
     store.import_rows("reverse", "tasks", reversals(2))
     return store
 
 
-def go_through(store: Store, cluster: Cluster, seed: int, minutes: float) -> Aftermath:
+def go_through(
+    variant: Variant, store: Store, cluster: Cluster, pooler: Pooler | None, seed: int, minutes: float
+) -> Aftermath:
     """Disturb a run for so many minutes, and stop it."""
-    variant = VARIANTS[cluster.major]
-    seconds = variant["share"] * 60 * minutes
+    seconds = variant.share * 60 * minutes
     began, log = time.monotonic(), store.folder / "chaos.log"
 
     def say(text: str) -> None:
@@ -62,28 +88,28 @@ def go_through(store: Store, cluster: Cluster, seed: int, minutes: float) -> Aft
         with log.open("a") as file:
             file.write(line + "\n")
 
-    say(f"seed {seed}, {seconds:.0f} s on PostgreSQL {cluster.major}")
+    say(f"seed {seed}, {seconds:.0f} s on {variant.name}")
     journal = store.folder / "journal"
     journal.mkdir()
-    trainer = RUN["trainer"] | {"publish_every": variant["publish_every"]}
-    config = store.config("chaos", **(RUN | {"max_staleness": variant["max_staleness"], "trainer": trainer}))
+    trainer = RUN["trainer"] | {"publish_every": variant.publish_every}
+    config = store.config("chaos", **(RUN | {"max_staleness": variant.max_staleness, "trainer": trainer}))
     environment = {workflow.JOURNAL: str(journal), SUPERVISOR: str(os.getpid())}
     crew = Crew(store, config, environment, say)
-    driver = Driver(store, cluster, crew, say)
+    driver = Driver(store, cluster, crew, say, pooler)
     try:
         crew.start()
         driver.settle(1)
-        driver.play(plan(seed, seconds))
+        driver.play(plan(seed, seconds, POOLER if variant.pooled else ()))
         driver.settle(SETTLE_BATCHES)
         crew.stop()
         say("everybody has stopped")
     finally:
         crew.release()
     return Aftermath(
-        f"PostgreSQL {cluster.major}",
+        variant.name,
         seed,
         seconds,
-        int(variant["max_staleness"]),
+        variant.max_staleness,
         store,
         journal,
         crew,

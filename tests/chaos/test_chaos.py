@@ -18,7 +18,8 @@ import pytest
 from tests.chaos.aftermath import Aftermath
 from tests.chaos.crew import last_line
 from tests.chaos.driver import ROUND_SECONDS
-from tests.chaos.experiment import BATCH_SIZE, SETTLE_BATCHES, VARIANTS, go_through, new_store
+from tests.chaos.experiment import BATCH_SIZE, SETTLE_BATCHES, VARIANTS, Variant, go_through, new_store
+from tests.pooler import Pooler
 from tests.postgres import cluster_15, cluster_18
 
 # The fixture takes as long as it was told to, and bounds each of its waits itself.
@@ -27,19 +28,21 @@ pytestmark = pytest.mark.timeout(300, func_only=True)
 REPLAYED_BATCHES = 4
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=lambda major: f"postgresql{major}")
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name.replace(" ", "").lower())
 def after(request: pytest.FixtureRequest, summaries: list[dict[str, Any]]) -> Iterator[Aftermath]:
     """The run, disturbed, left alone for a while, and stopped."""
-    cluster = cluster_18() if request.param == 18 else cluster_15()
+    variant: Variant = request.param
+    cluster = cluster_18() if variant.major == 18 else cluster_15()
     if cluster is None:
         pytest.skip("no PostgreSQL 15 found; install it, or name its bin folder in TRINITY_TEST_PG15_BIN")
     folder, failures = cluster.home, request.session.testsfailed
     cluster = replace(cluster, home=folder / "home")
     atexit.register(cluster.stop)
-    store = new_store(cluster, folder)
+    pooler = Pooler(cluster.url(), "transaction", folder / "pooler") if variant.pooled else None
+    store = new_store(cluster, folder, pooler)
     option = request.config.getoption
     try:
-        after = go_through(store, cluster, option("--seed"), option("--minutes"))
+        after = go_through(variant, store, cluster, pooler, option("--seed"), option("--minutes"))
         summaries.append(after.summary())
         yield after
         is_well = request.session.testsfailed == failures
@@ -48,6 +51,8 @@ def after(request: pytest.FixtureRequest, summaries: list[dict[str, Any]]) -> It
         raise
     finally:
         store.clear_away()
+        if pooler is not None:
+            pooler.kill()
         cluster.stop()
         if is_well:
             shutil.rmtree(folder, ignore_errors=True)
@@ -62,6 +67,9 @@ def test_every_role_was_disturbed_and_the_run_went_on(after: Aftermath) -> None:
         assert all(summary["frozen"].values()), summary
         assert summary["connections_cut"] > 0, summary
         assert summary["server_restarts"] > 0, summary
+        if after.driver.pooler is not None:
+            assert summary["pooler_cuts"] > 0, summary
+            assert summary["pooler_restarts"] > 0, summary
     assert summary["zombies"] == sum(summary["frozen"].values()), summary
     assert summary["batches_committed"] > SETTLE_BATCHES, summary
     assert summary["rollouts_acknowledged"] >= summary["batches_committed"] * BATCH_SIZE
