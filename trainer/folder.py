@@ -218,8 +218,9 @@ def clear(path: Path, identity: dict[str, Any]) -> bool:
 
 def names(folder: Path, owner: str) -> bool:
     """Whether the file in a folder names this owner."""
+    file = folder / OWNER_FILE
     try:
-        return (folder / OWNER_FILE).read_bytes() == owner.encode()
+        return file.is_file() and file.read_bytes() == owner.encode()
     except OSError:
         return False
 

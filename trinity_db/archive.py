@@ -77,6 +77,13 @@ def exists(name: str) -> bool:
     return True
 
 
+def folder(name: str) -> Path | None:
+    """Where a table's files lie; None where they are in no folder of this machine."""
+    uri = settings.lance_uri()
+    place = Path(uri, f"{name}.lance")
+    return place if "://" not in uri and place.is_dir() else None
+
+
 def drop(name: str) -> None:
     """Remove a table with all its files, where there is one.
 

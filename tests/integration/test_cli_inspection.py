@@ -19,7 +19,8 @@ from trinity_db.config import ScratchConfig
 from trinity_db.database import Database
 from trinity_db.models import build_scratch, load_tokenizer
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import rewards, rows, runs
+from trinity_db.store import instances, rewards, rows, runs
+from trinity_db.trainer import folder
 
 
 @dataclass
@@ -418,6 +419,74 @@ def test_status_of_a_run_for_people(url: str, output: Say) -> None:
         "silent for",
     ):
         assert fact in shown
+
+
+def test_status_estimates_the_disk_that_a_run_uses_by_family_of_tables(url: str, output: Say) -> None:
+    disk = json.loads(output(url, "status", "first", "--json"))["disk"]
+    assert {family: found["rows"] for family, found in disk["tables"].items()} == {
+        "hot rows": 5,
+        "text": 5,
+        "payloads": 5,
+        "processing": 9,
+        "batches": 1,
+        "batch items": 2,
+        "metrics": 0,
+    }
+    assert all(found["bytes"] > 40 * found["rows"] for found in disk["tables"].values() if found["rows"])
+    assert "payloads: about 5 rows, 0.0 MB" in output(url, "status", "first")
+
+
+def test_the_estimate_of_a_large_run_is_near_the_truth(database_url: str, output: Say) -> None:
+    with closing(Database(database_url)) as database:
+        scene = Scene.open(database, "large")
+        scene.make_ready(1)
+        others = Scene.open(database, "other")
+        others.make_ready(3)
+        with database.transaction() as tx:
+            tx.execute(MANY_ROWS, [scene.run.id])
+        tables = json.loads(output(database_url, "status", "large", "--json"))["disk"]["tables"]
+        truth = "SELECT octet_length(data) FROM trinity.payload WHERE experience_id > 1000"
+        num_bytes = sum(scene.values(truth))
+    assert tables["hot rows"]["rows"] == tables["text"]["rows"] == 6002
+    assert 2700 < tables["payloads"]["rows"] < 3300, "every second one has arrays"
+    assert 0.9 * num_bytes < tables["payloads"]["bytes"] < 1.2 * num_bytes
+
+
+MANY_ROWS = """
+WITH made AS (
+    INSERT INTO trinity.experience (id, run_id, state) OVERRIDING SYSTEM VALUE
+    SELECT n, %s, 'dropped' FROM generate_series(1001, 7000) n RETURNING id
+),
+texts AS (
+    INSERT INTO trinity.experience_text (experience_id, prompt, response)
+    SELECT id, 'prompt', 'response' FROM made
+)
+INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
+SELECT id, 'codec', 1, convert_to(repeat('x', 500 + (id %% 1000)::integer), 'UTF8')
+FROM made WHERE id %% 2 = 0
+"""
+
+
+def test_status_sees_checkpoints_only_in_folders_that_name_the_run(
+    database_url: str, output: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path))
+    with closing(Database(database_url)) as database:
+        scene = Scene.open(database, "saves")
+        with database.transaction() as tx:
+            instance = instances.identify(tx)
+        own = folder.claim(
+            tmp_path / "checkpoints" / "saves", {"store": str(instance.id)} | scene.run.identity
+        )
+        strange = tmp_path / "elsewhere" / "version-000001"
+        for place in (own.version_folder(1), strange):
+            place.mkdir(parents=True)
+            (place / "weights").write_bytes(bytes(3_000_000))
+        with database.transaction() as tx:
+            tx.execute("UPDATE trinity.policy_version SET checkpoint = %s", [str(strange)])
+        used = json.loads(output(database_url, "status", "saves", "--json"))["disk"]["checkpoint_bytes"]
+        assert 3_000_000 <= used < 3_010_000
+        assert "checkpoint files: 3.0 MB" in output(database_url, "status", "saves")
 
 
 def test_a_run_that_is_not_there_has_a_neighbour(url: str, complaint: Say) -> None:

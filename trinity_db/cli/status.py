@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trinity_db.cli import output
+from trinity_db.cli import disk, output
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,7 +53,9 @@ def status(
     For all runs which roles are alive, and how many experiences, or of a run that trains on pairs how many
     pairs, wait, are ready, trained or gone; for one run also
     rewards by policy version, staleness, rates, why rows were dropped, whose rewards are awaited, and which
-    writes came too late. All counts are exact: at a million rows a look takes some hundred milliseconds.
+    writes came too late, and how much disk its tables take, which is an estimate, and its files where they
+    can be read from here. All other counts are exact: at a million rows a look takes some hundred
+    milliseconds.
 
     Example:
 
@@ -102,18 +104,21 @@ def _one(database: "Database", name: str) -> dict[str, Any]:
     from trinity_db.store import runs
 
     with database.transaction(read_only=True) as tx:
-        run_id = runs.find(tx, name).id
+        run = runs.find(tx, name)
+    overview = _all(database, run.id)[0]
+    with database.transaction(read_only=True) as tx:
         progress = tx.execute(
             query("status_detail"),
             {
-                "run_id": run_id,
+                "run_id": run.id,
                 "batches": RECENT_BATCHES,
                 "window_seconds": RATE_SECONDS,
                 "versions": NEWEST_VERSIONS,
             },
         ).fetchone()
+        used = disk.use(tx, run, sum(overview["experiences"].values()))
     assert progress is not None
-    return {**_all(database, run_id)[0], **progress}
+    return {**overview, **progress, "disk": used}
 
 
 def _picture(database: "Database", run: str | None) -> "RenderableType":
@@ -175,6 +180,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "came too late": _refused(run["refused"]),
             "server lost": "\n".join(map(_setback, run["setbacks"])) or None,
             "archived": _archived(run["archived"]),
+            "disk": disk.describe(run["disk"]),
         }
     )
 
