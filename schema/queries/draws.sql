@@ -76,8 +76,8 @@ entry AS MATERIALIZED (
 ),
 octave AS MATERIALIZED (
     -- So many bits of a hash name a cell that it holds :crowd groups, or down to half of that, as the first ones tell.
-    SELECT e.octave, power(2, %(alpha)s::float8 * e.octave) AS ceiling, count(*) > %(few)s::bigint AS is_probed,
-           greatest(ceil(ln(count(*) / %(crowd)s::float8 / (max(e.position) / 18446744073709551616::float8 + 0.5))
+    SELECT e.octave, power(2, %(alpha)s::float8 * e.octave) AS ceiling, count(*) > %(few)s::bigint AS is_many,
+           greatest(ceil(ln(count(*) / %(crowd)s::float8 / (max(e.position) / 2::float8 ^ 64 + 0.5))
                          / ln(2::float8)), 1) AS bits
     FROM entry e
     GROUP BY e.octave
@@ -87,7 +87,7 @@ probed AS MATERIALIZED (
            coalesce(sum(o.rate) OVER (ORDER BY o.octave ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS above,
            sum(o.rate) OVER (ORDER BY o.octave ROWS UNBOUNDED PRECEDING) AS upto, sum(o.rate) OVER () AS total
     FROM (SELECT *, %(places)s::float8 * octave.ceiling * power(2, octave.bits) AS rate
-          FROM octave WHERE octave.is_probed) o
+          FROM octave WHERE octave.is_many) o
 ),
 probe AS MATERIALIZED (
     SELECT sum(-ln(trinity.unit(h.pause))) OVER (ORDER BY n) / t.total AS at, trinity.unit(h.octave) * t.total AS mark,

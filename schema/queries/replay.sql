@@ -44,8 +44,8 @@ pool AS MATERIALIZED (
     WHERE g.octave >= b.lowest
 ),
 octave AS MATERIALIZED (
-    SELECT p.octave, power(2, b.alpha * p.octave) AS ceiling, count(*) > b.few AS is_probed,
-           greatest(ceil(ln(count(*) / b.crowd / (max(p.position) / 18446744073709551616::float8 + 0.5))
+    SELECT p.octave, power(2, b.alpha * p.octave) AS ceiling, count(*) > b.few AS is_many,
+           greatest(ceil(ln(count(*) / b.crowd / (max(p.position) / 2::float8 ^ 64 + 0.5))
                          / ln(2::float8)), 1) AS bits
     FROM drawn b
     JOIN pool p ON p.place <= b.few + 1
@@ -56,7 +56,7 @@ probed AS MATERIALIZED (
            coalesce(sum(o.rate) OVER (ORDER BY o.octave ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS above,
            sum(o.rate) OVER (ORDER BY o.octave ROWS UNBOUNDED PRECEDING) AS upto, sum(o.rate) OVER () AS total
     FROM (SELECT octave.*, drawn.places * octave.ceiling * power(2, octave.bits) AS rate
-          FROM octave CROSS JOIN drawn WHERE octave.is_probed) o
+          FROM octave CROSS JOIN drawn WHERE octave.is_many) o
 ),
 probe AS MATERIALIZED (
     SELECT n, sum(-ln(trinity.unit(h.pause))) OVER (ORDER BY n) / t.total AS at,

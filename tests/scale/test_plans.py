@@ -38,8 +38,8 @@ INSERT INTO trinity.task (taskset_id, key, payload)
 SELECT 1, n, '{{"prompt": ""}}' FROM generate_series(1, 500) n;
 
 INSERT INTO trinity.rollout_group
-    (run_id, task_id, state, expected, arrived, version_min, worker_id, completed_at)
-SELECT 1, 1 + n % 500, s.state::trinity.group_state, 8, 8, 0,
+    (run_id, task_id, state, expected, arrived, version_min, version_max, worker_id, completed_at)
+SELECT 1, 1 + n % 500, s.state::trinity.group_state, 8, 8, 0, 0,
        CASE WHEN s.state IN ('open', 'leased') THEN 1 END,
        CASE WHEN s.state <> 'open' THEN now() END
 FROM generate_series(1, {groups}) n,
@@ -89,7 +89,7 @@ class Store:
             "suspect": 2, "state": "raw", "ids": rows, "among": None, "group_ids": groups,
             "experience_ids": rows, "rollout_ids": rows, "batch_id": last, "batch_ids": [last],
             "processor": "clean", "processor_version": 1, "requires_reward": None, "min_group_size": 2,
-            "drop_equal_rewards": True,
+            "drop_equal_rewards": True, "solved_reward": 1.0,
             "version": 0, "max_staleness": 1, "max_uses": 1, "keeps_adopted": True, "lease_seconds": 30.0,
             "lowest": -60, "alpha": 0.6, "few": 64, "probes": 200, "crowd": 16, "places": 62, "step": 1,
             "seed": 1,
