@@ -26,10 +26,9 @@ from trinity_db import arrays, settings
 from trinity_db.database import Database
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
-from trinity_db.schema.lance import table_name
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import groups, payloads, runs
+from trinity_db.store import groups, instances, payloads, runs
 
 MEASURE = "archive"
 ROWS, FULL_ROWS = 51_200, 1_024_000
@@ -127,7 +126,9 @@ def _sizes(store: _Store, before: dict[str, int], place: Path, count: int) -> It
 
 def _reading(store: _Store, context: Context) -> list[Result]:
     chance = np.random.default_rng(0)
-    table = lancedb.connect(settings.lance_uri()).open_table(table_name(store.run.id, store.run.created_at))
+    with store.database.transaction() as tx:
+        [(name, _)] = payloads.archives(tx, store.run.id, instances.identify(tx).id)
+    table = lancedb.connect(settings.lance_uri()).open_table(name)
     size = min(BATCH_SIZE, len(store.ids))
     ways = {
         "random": partial(_read_at_random, store, chance, size),

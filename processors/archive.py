@@ -15,7 +15,6 @@ from trinity_db.archive import Writer
 from trinity_db.database import Database
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.processors.config import ArchiveConfig
-from trinity_db.schema.lance import table_name
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import payloads, runs
 
@@ -97,7 +96,7 @@ class Archiver:
             lease = payloads.claim_archive(tx, self._run.id, worker_id, LEASE_SECONDS)
         if lease is None:
             return None
-        writer = Writer(table_name(self._run.id, self._run.created_at), must_exist=lease.has_rows)
+        writer = Writer(lease.table, must_exist=lease.has_rows)
         self._tend(lease, writer)
         self._floor, self._writer = 0, (lease, writer)
         return self._writer

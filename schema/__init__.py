@@ -21,7 +21,7 @@
     drop                whoever drops    a row that will not be trained on, with the reason
     metric              every role       one measured number
     setback             trainer          steps and versions that the server has lost
-    store_instance      trainer          which store this is: a copy of it is another one
+    store_instance      trainer, archiver  which store this is: a copy of it is another one
 
 The tables are SQLAlchemy models, one family a file; `queries/` holds every statement that moves
 a row; `views.sql` what people ask; `migrations/` how a store gets from one version to the next.
@@ -32,4 +32,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0013"
+HEAD = "0014"

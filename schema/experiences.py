@@ -14,6 +14,8 @@ from sqlalchemy import (
     LargeBinary,
     SmallInteger,
     Text,
+    UniqueConstraint,
+    Uuid,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -241,10 +243,15 @@ class Payload(Base):
             "they are in the archive"
         ),
     )
-    # Row id in the Lance table of the experience's run. Such ids are stable: compaction keeps them.
+    # Such ids are stable: compaction keeps them.
     archive_row: Mapped[int | None] = mapped_column(
-        comment="Row id in the Lance table of the experience's run; NULL while the arrays are here",
+        comment="Row id in a Lance table of the experience's run; NULL while the arrays are here",
         info=LOCAL,
+    )
+    archive_number: Mapped[int] = mapped_column(
+        SmallInteger,
+        server_default="0",
+        comment="Which archive of the run has that table; says nothing while the arrays are here",
     )
 
     __table_args__ = (
@@ -256,9 +263,9 @@ class Payload(Base):
 
 
 class Archive(Base):
-    """The Lance table of a run's archived payloads, and who may write it. Written by the archiver.
+    """A Lance table of a run's archived payloads, and who may write it. Written by the archiver.
 
-    One row a run that archives.
+    One row a run and a store that archives it. A copied store reads its original's table and writes its own.
     """
 
     __tablename__ = "archive"
@@ -266,6 +273,16 @@ class Archive(Base):
     run_id: Mapped[int] = mapped_column(
         ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, comment="The run that the row belongs to"
     )
+    number: Mapped[int] = mapped_column(
+        SmallInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="Place among the run's archives, from 0 on",
+    )
+    store: Mapped[uuid.UUID] = mapped_column(
+        Uuid, comment="The store instance that writes the table; any other only reads it"
+    )
+    name: Mapped[str] = mapped_column(Text, comment="Name of the Lance table")
     worker_id: Mapped[int | None] = mapped_column(
         ForeignKey("worker.id"),
         comment="The worker that may write the run's Lance table; NULL while no worker does",
@@ -281,5 +298,10 @@ class Archive(Base):
     )
     created_at: Mapped[Now] = mapped_column(comment="Time at which the run's archive was begun")
 
-    # A copy of a run has all its payloads in Postgres, until its own archiver takes them away.
-    __table_args__ = ({"info": OF_THE_STORE},)
+    __table_args__ = (
+        UniqueConstraint("run_id", "store"),
+        # The name is part of a path, and a table of another run must not be taken for this one's.
+        CheckConstraint("name ~ ('^payload_' || run_id || '_[0-9a-f_]+$')", "of_the_run"),
+        # A run that was copied by itself has all its payloads in Postgres, until it is archived.
+        {"info": OF_THE_STORE},
+    )

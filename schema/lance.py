@@ -4,15 +4,7 @@ The codec's own bytes stay together in one column: a row is read at random as a 
 log-probabilities gain little from columns of their own.
 """
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def table_name(run_id: int, created_at: datetime) -> str:
-    """The table of a run. Two stores may have a run of the same id, but not of the same microsecond."""
-    return f"payload_{run_id}_{(created_at - EPOCH) // timedelta(microseconds=1)}"
 
 
 def payload_schema() -> Any:

@@ -64,7 +64,9 @@ GRANT UPDATE (state, ready_xact, ready_at, reward_count, reward_mean, reward_var
 GRANT UPDATE (scored, solved, alpha, beta) ON trinity.task_stat TO trinity_processor;
 GRANT UPDATE (state, seed) ON trinity.preference TO trinity_processor;
 GRANT UPDATE (worker_id, attempt, num_rows, num_bytes) ON trinity.archive TO trinity_processor;
-GRANT UPDATE (data, archive_row) ON trinity.payload TO trinity_processor;
+GRANT UPDATE (data, archive_row, archive_number) ON trinity.payload TO trinity_processor;
+-- The first role that owns files makes the store's instance. What it is later, a trainer alone says.
+GRANT INSERT (system_identifier, database_oid, timeline, home) ON trinity.store_instance TO trinity_processor;
 GRANT DELETE, UPDATE (run_id) ON trinity.pairing TO trinity_processor;
 
 -- A trainer: batches, versions, states from ready on, what it adopts; no reward event.

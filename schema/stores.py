@@ -9,7 +9,7 @@ from trinity_db.schema.base import OF_THE_STORE, Base, Now
 
 
 class StoreInstance(Base):
-    """This database on this server; a restored copy is another one. Written by the trainer."""
+    """This database on this server; a restored copy is another one. Written by trainer and archiver."""
 
     __tablename__ = "store_instance"
 

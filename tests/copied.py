@@ -29,7 +29,7 @@ REFERENCES = {
 }  # fmt: skip
 PRESENT = {"xact", "ready_xact", "stopped_at", "snapshot"}
 """Of these columns only whether there is something."""
-LOCAL = {"snapshot", "checkpoint", "archive_row", "place"}
+LOCAL = {"snapshot", "checkpoint", "archive_row", "archive_number", "place"}
 
 Contents = dict[str, list[dict[str, Any]]]
 

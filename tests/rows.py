@@ -14,11 +14,13 @@ from functools import partial
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 from psycopg.rows import DictRow, tuple_row
 
+from tests.postgres import new_database
 from trinity_db.arrays import Payload
 from trinity_db.database import Database, Transaction, connect
 from trinity_db.imports.dataset import open_writer
@@ -374,6 +376,17 @@ def finish_rows(
     """The ids of rows that were still the worker's when it gave its verdicts."""
     with scene.database.transaction() as tx:
         return rows.finish(tx, stage, scene.run.id, worker or scene.processor, verdicts, max_attempts)
+
+
+@contextmanager
+def copy_of(scene: Scene, server: str) -> Iterator[Scene]:
+    """A scene's run in a copy of the store that stands beside it."""
+    scene.database.close()
+    with (
+        new_database(server, urlsplit(scene.database.url).path.strip("/")) as url,
+        closing(Database(url)) as database,
+    ):
+        yield replace(scene, database=database)
 
 
 @contextmanager

@@ -48,12 +48,6 @@ def own_folder(database: Database, run: runs.Run, worker_id: int, default: Path)
     if any(policy.checkpoint.parent == default for policy in published):
         _check_is_there(default)
     folder = claim(default, {"store": str(instance.id)} | run.identity)
-    if instance.is_new_copy:
-        logger.warning(
-            "this store is a copy of another one, or was moved: run '%s' writes its checkpoints to %s and "
-            "leaves the other's files alone; if it was moved on purpose, stop it, then: trinity-db db moved",
-            *(run.name, folder.path),
-        )
     return Beginning(database, run, worker_id, default, folder)
 
 

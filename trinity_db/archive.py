@@ -1,7 +1,7 @@
-"""The archive: payload bytes in Lance tables, one a run, beside the store or where TRINITY_DB_LANCE_URI says.
+"""The archive: payload bytes in Lance tables, beside the store or where TRINITY_DB_LANCE_URI says.
 
 It knows rows of bytes and nothing of Postgres, which says which row of which table holds a payload
-(`store.payloads`). A table has one writer at a time, the run's archiver; anybody reads, at any time: row
+(`store.payloads`). A table has one writer at a time, a run's archiver; anybody reads, at any time: row
 ids are stable, and a reader whose version of a table was tidied away looks again at the newest. Lance must
 not be used across a fork, and is imported here only when a table is opened.
 """
@@ -195,7 +195,10 @@ class Writer:
 
 def _open(uri: str, name: str) -> Any:
     """A table, as new as it was when this process first asked for it, or looked again."""
-    missing = f"There is no table {name} in the archive at {uri} (TRINITY_DB_LANCE_URI says where it is)."
+    missing = (
+        f"There is no table {name} in the archive at {uri} (TRINITY_DB_LANCE_URI says where it is; a copied "
+        "store loses it when its original deletes the run)."
+    )
     if "://" not in uri and not Path(uri, f"{name}.lance").is_dir():  # before Lance makes a folder to look in
         raise NotFound(missing)
     try:

@@ -1,20 +1,31 @@
+-- name: make_archive
+-- A run has one archive for each store that it was archived in: this store's own, and those of the stores that this one
+-- was copied from. The name of the Lance table is one that no other store gives, nor this store to another run.
+INSERT INTO trinity.archive (run_id, number, store, name)
+SELECT r.id, (SELECT coalesce(max(a.number) + 1, 0) FROM trinity.archive a WHERE a.run_id = r.id), %(store)s,
+       format('payload_%%s_%%s_%%s', r.id, (extract(epoch FROM r.created_at) * 1000000)::bigint,
+              replace(%(store)s::text, '-', ''))
+FROM trinity.run r
+WHERE r.id = %(run_id)s
+ON CONFLICT DO NOTHING
+
 -- name: claim_archive
--- Become the one writer of a run's archive: nobody is, this worker is, or whoever was is gone. The attempt rises with
--- each claim, so that nothing which an earlier holder says later counts. No row: somebody else writes.
-INSERT INTO trinity.archive AS a (run_id, worker_id, attempt) VALUES (%(run_id)s, %(worker_id)s, 1)
-ON CONFLICT (run_id) DO UPDATE SET worker_id = excluded.worker_id, attempt = a.attempt + 1
-WHERE a.worker_id IS NULL OR a.worker_id = excluded.worker_id
-   OR EXISTS (SELECT FROM trinity.worker w
-              WHERE w.id = a.worker_id
-                AND (w.stopped_at IS NOT NULL
-                     OR NOT trinity.is_alive(w.heartbeat_at, %(lease_seconds)s)))
-RETURNING a.attempt, a.num_rows
+-- Become the one writer of this store's archive of a run: nobody is, this worker is, or whoever was is gone. The attempt
+-- rises with each claim, so that nothing which an earlier holder says later counts. No row: somebody else writes.
+UPDATE trinity.archive a SET worker_id = %(worker_id)s, attempt = a.attempt + 1
+WHERE a.run_id = %(run_id)s AND a.store = %(store)s
+  AND (a.worker_id IS NULL OR a.worker_id = %(worker_id)s
+       OR EXISTS (SELECT FROM trinity.worker w
+                  WHERE w.id = a.worker_id
+                    AND (w.stopped_at IS NOT NULL
+                         OR NOT trinity.is_alive(w.heartbeat_at, %(lease_seconds)s))))
+RETURNING a.number, a.name, a.attempt, a.num_rows
 
 -- name: hold_archive
 -- Nobody becomes the writer before this transaction ends, and none of the worker's own transactions of which it heard
 -- no end is still under way. No row where somebody did.
 SELECT a.num_rows FROM trinity.archive a
-WHERE a.run_id = %(run_id)s AND a.worker_id = %(worker_id)s AND a.attempt = %(attempt)s
+WHERE a.run_id = %(run_id)s AND a.store = %(store)s AND a.worker_id = %(worker_id)s AND a.attempt = %(attempt)s
 FOR NO KEY UPDATE
 
 -- name: archivable_payloads
@@ -45,26 +56,31 @@ LIMIT 1
 
 -- name: archive_payloads
 -- The bytes are in Lance, flushed and read back: from now on they are read there. What is there already stays so.
-UPDATE trinity.payload p SET data = NULL, archive_row = n.archive_row
+UPDATE trinity.payload p SET data = NULL, archive_row = n.archive_row, archive_number = %(number)s
 FROM unnest(%(ids)s::bigint[], %(archive_rows)s::bigint[]) AS n (id, archive_row)
 WHERE p.experience_id = n.id AND p.data IS NOT NULL
 
 -- name: count_archived
 UPDATE trinity.archive a SET num_rows = a.num_rows + %(rows)s, num_bytes = a.num_bytes + %(bytes)s
-WHERE a.run_id = %(run_id)s
+WHERE a.run_id = %(run_id)s AND a.number = %(number)s
 
 -- name: archive_orphans
--- Rows in Lance to which no payload points.
+-- Rows in one Lance table to which no payload points.
 SELECT n.archive_row
 FROM unnest(%(ids)s::bigint[], %(archive_rows)s::bigint[]) AS n (id, archive_row)
 LEFT JOIN trinity.payload p ON p.experience_id = n.id AND p.archive_row = n.archive_row
+                            AND p.archive_number = %(number)s
 WHERE p.experience_id IS NULL
 
--- name: archived_runs
--- Whose archive has which of these rows.
-SELECT r.name, r.id, r.created_at, e.ids
-FROM (SELECT e.run_id, array_agg(e.id ORDER BY e.id) AS ids
-      FROM trinity.experience e
-      WHERE e.id = ANY(%(ids)s)
-      GROUP BY e.run_id) e
-JOIN trinity.run r ON r.id = e.run_id
+-- name: archived_payloads
+-- Which Lance table has which of these payloads. NULL where the store does not know the table.
+SELECT a.name, array_agg(e.id ORDER BY e.id) AS ids
+FROM trinity.payload p
+JOIN trinity.experience e ON e.id = p.experience_id
+LEFT JOIN trinity.archive a ON a.run_id = e.run_id AND a.number = p.archive_number
+WHERE p.experience_id = ANY(%(ids)s)
+GROUP BY a.name
+
+-- name: archives_of_run
+-- The Lance tables of a run, and whether this very store writes them.
+SELECT a.name, a.store = %(store)s AS is_own FROM trinity.archive a WHERE a.run_id = %(run_id)s ORDER BY a.number

@@ -174,8 +174,8 @@ ORDER BY r.id
 SELECT pg_notification_queue_usage() AS share
 
 -- name: doctor_archives
--- Runs whose archive has rows, by the names of their Lance tables.
-SELECT r.id, r.name AS run, r.created_at, a.num_rows AS rows
+-- Lance tables that have rows of runs.
+SELECT r.name AS run, a.name, a.num_rows AS rows
 FROM trinity.archive a JOIN trinity.run r ON r.id = a.run_id
 WHERE a.num_rows > 0
-ORDER BY r.id
+ORDER BY r.id, a.number

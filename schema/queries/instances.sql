@@ -11,6 +11,13 @@ INSERT INTO trinity.store_instance (system_identifier, database_oid, timeline, h
 VALUES (%(system_identifier)s, %(database_oid)s, %(timeline)s, %(home)s)
 ON CONFLICT DO NOTHING
 
+-- name: read_instance
+SELECT i.id, i.copy_of, i.system_identifier, i.database_oid, i.timeline, i.home FROM trinity.store_instance i
+
+-- name: may_rebind
+-- Whether this login may say which instance the store is. It may read that, and make the first one, all the same.
+SELECT has_table_privilege('trinity.store_instance', 'UPDATE') AS is_so
+
 -- name: hold_instance
 -- Roles that start at once decide one after the other which instance this is.
 SELECT i.id, i.copy_of, i.system_identifier, i.database_oid, i.timeline, i.home, i.created_at
@@ -29,6 +36,7 @@ SET system_identifier = %(system_identifier)s, database_oid = %(database_oid)s, 
 UPDATE trinity.store_instance i
 SET id = coalesce(%(id)s::uuid, gen_random_uuid()), copy_of = %(copy_of)s::uuid, created_at = clock_timestamp()
 
--- name: published_since
--- Whether any run of the store has published a version since a moment.
-SELECT EXISTS (SELECT FROM trinity.policy_version p WHERE p.published_at >= %(moment)s) AS is_so
+-- name: owns_files
+-- Whether any run of the store has published a version since a moment, or has an archive that this instance writes.
+SELECT EXISTS (SELECT FROM trinity.policy_version p WHERE p.published_at >= %(moment)s)
+       OR EXISTS (SELECT FROM trinity.archive a WHERE a.store = %(id)s) AS is_so

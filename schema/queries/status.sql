@@ -108,8 +108,8 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
             WHERE m.run_id = %(run_id)s AND m.name = 'refused/batches')) AS refused,
        (SELECT coalesce(jsonb_agg(to_jsonb(s) - 'run_id' ORDER BY s.id), '[]')
         FROM trinity.setback s WHERE s.run_id = %(run_id)s) AS setbacks,
-       (SELECT jsonb_build_object('payloads', a.num_rows, 'bytes', a.num_bytes)
-        FROM trinity.archive a WHERE a.run_id = %(run_id)s) AS archived
+       (SELECT jsonb_build_object('payloads', sum(a.num_rows), 'bytes', sum(a.num_bytes))
+        FROM trinity.archive a WHERE a.run_id = %(run_id)s HAVING count(*) > 0) AS archived
 
 -- name: status_disk
 -- About how many rows a run has by family of tables, and how many bytes they take with their share of the indexes: an

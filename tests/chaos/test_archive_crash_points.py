@@ -21,7 +21,6 @@ from tests.chaos import archive_lives
 from tests.rows import Scene
 from trinity_db import archive
 from trinity_db.database import Database
-from trinity_db.schema.lance import table_name
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups, runs, workers
 
@@ -115,8 +114,7 @@ def test_at_the_end_everything_is_in_the_archive_and_once(
     store, _ = lives
     assert store.value("SELECT count(*) FROM payload WHERE data IS NOT NULL") == 0
     monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(store.home / "lance"))
-    run = store.rows("SELECT id, created_at FROM run")[0]
-    writer = archive.Writer(table_name(run["id"], run["created_at"]), must_exist=True)
+    writer = archive.Writer(store.value("SELECT name FROM archive"), must_exist=True)
     in_lance = sorted(row for part in writer.archive_rows() for row in part)
     assert in_lance == [(row["archive_row"], row["experience_id"]) for row in store.rows(ARCHIVE_ROWS)]
     assert store.value("SELECT num_rows FROM archive") == len(in_lance) > 0

@@ -1,7 +1,7 @@
 """The archive: payloads move to Lance and back into readers' hands, whatever happens in between."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from tests.disk import fill, small_disk
-from tests.rows import Scene, rollout
-from trinity_db import archive
+from tests.rows import Scene, copy_of, rollout
+from trinity_db import archive, privileges
 from trinity_db.arrays import encode
 from trinity_db.database import Transaction, connect
 from trinity_db.errors import NotFound, TrinityError
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
-from trinity_db.schema.lance import table_name
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, payloads, runs
+from trinity_db.store import batches, instances, payloads, runs
 from trinity_db.store.rows import CLEAN, SCORE
 
 IN_POSTGRES = "SELECT count(*) FROM trinity.payload WHERE data IS NOT NULL"
@@ -42,7 +41,8 @@ def archiver(scene: Scene, min_rows: int = 1) -> Archiver:
 
 
 def name(scene: Scene) -> str:
-    return table_name(scene.run.id, scene.run.created_at)
+    """The run's Lance table, the newest where there are several."""
+    return str(scene.values("SELECT name FROM trinity.archive ORDER BY number")[-1])
 
 
 def folder(scene: Scene, place: Path) -> Path:
@@ -66,10 +66,110 @@ def archive_rows(scene: Scene) -> list[tuple[int, int]]:
 
 
 def assert_each_is_there_once(scene: Scene) -> None:
-    """What Lance holds is what is pointed to."""
-    in_lance = [one for part in archive.Writer(name(scene), must_exist=True).archive_rows() for one in part]
-    assert sorted(in_lance) == sorted(archive_rows(scene))
-    assert scene.value("SELECT num_rows FROM trinity.archive") == len(in_lance)
+    """What each Lance table holds is what is pointed to."""
+    for table, number, num_rows in scene.rows("SELECT name, number, num_rows FROM trinity.archive"):
+        in_lance = [one for part in archive.Writer(table, must_exist=True).archive_rows() for one in part]
+        pointed = scene.rows(
+            "SELECT archive_row, experience_id FROM trinity.payload"
+            " WHERE archive_row IS NOT NULL AND archive_number = %s",
+            number,
+        )
+        assert sorted(in_lance) == sorted(pointed)
+        assert num_rows == len(in_lance)
+
+
+@pytest.fixture
+def copy(scene: Scene, server: str) -> Iterator[Scene]:
+    """A copy of a store that has archived a step, and has another one that is not archived yet."""
+    train(scene, step=1)
+    assert archiver(scene).finish(scene.processor)
+    train(scene, step=2)
+    with copy_of(scene, server) as copy:
+        yield copy
+
+
+def test_a_copy_reads_its_originals_table_and_archives_into_one_of_its_own(
+    scene: Scene, copy: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(scene, step=3)
+    train(copy, step=3, size=4)
+    before = read(scene), read(copy)
+    for one in (copy, scene, copy, scene):
+        assert archiver(one).finish(one.processor)
+        train(one, step=1 + one.value("SELECT max(step) FROM trinity.batch"))
+        assert (read(scene).items() >= before[0].items(), read(copy).items() >= before[1].items()) == (
+            True,
+            True,
+        )
+    assert "removed" not in caplog.text, "no row of the other was taken for an orphan"
+    assert scene.values("SELECT number FROM trinity.archive") == [0]
+    assert copy.values("SELECT number FROM trinity.archive ORDER BY number") == [0, 1]
+    assert_each_is_there_once(scene)
+    own = [one for part in archive.Writer(name(copy), must_exist=True).archive_rows() for one in part]
+    pointed = copy.rows("SELECT archive_row, experience_id FROM trinity.payload WHERE archive_number = 1")
+    assert sorted(own) == sorted(pointed)
+
+
+def test_many_small_files_of_the_original_are_not_merged_by_its_copy(
+    scene: Scene, copy: Scene, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "MERGE_FILES", 1)
+    original = {path: path.stat().st_mtime_ns for path in (place / f"{name(scene)}.lance").rglob("*")}
+    assert archiver(copy).finish(copy.processor)
+    assert {path: path.stat().st_mtime_ns for path in (place / f"{name(scene)}.lance").rglob("*")} == original
+
+
+def test_a_store_that_was_moved_goes_on_with_its_table(scene: Scene, copy: Scene) -> None:
+    table = name(scene)
+    with copy.database.transaction() as tx:
+        assert instances.declare_moved(tx)
+    assert archiver(copy).finish(copy.processor)
+    assert copy.values("SELECT name FROM trinity.archive") == [table]
+    assert_each_is_there_once(copy)
+
+
+def test_a_copy_that_has_archived_stays_a_copy(copy: Scene) -> None:
+    assert archiver(copy).finish(copy.processor)
+    with (
+        pytest.raises(TrinityError, match="archived arrays as a copy"),
+        copy.database.transaction() as tx,
+    ):
+        instances.declare_moved(tx)
+
+
+def test_a_server_that_was_replaced_by_a_copy_moves_nothing_to_the_originals_table(
+    scene: Scene, copy: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = archiver(scene)
+    before = read(scene)
+    after(monkeypatch, archive.Writer, "append", lambda: setattr(works, "_database", copy.database))
+    assert not works.work(scene.processor), "the lease is the original's"
+    assert copy.value(ARCHIVED) == 4
+    assert archiver(scene).finish(scene.processor), "the original finds what was appended, and archives anew"
+    assert read(scene) == before
+    assert_each_is_there_once(scene)
+
+
+def test_a_processor_archives_for_no_store_of_which_it_cannot_say_which_it_is(
+    scene: Scene, copy: Scene, server: str
+) -> None:
+    with closing(connect(copy.database.url)) as owner, owner.transaction():
+        privileges.open_to_roles(owner)
+
+    def claim(one: Scene) -> payloads.Lease | None:
+        with one.database.transaction() as tx:
+            tx.execute("SET LOCAL ROLE trinity_processor")
+            return payloads.claim_archive(tx, one.run.id, one.processor, lease_seconds=30)
+
+    with pytest.raises(TrinityError, match=r"a copy of another one, or was moved.*start its trainer"):
+        claim(copy)
+    with copy.database.transaction() as tx:
+        own = instances.identify(tx)
+    assert (lease := claim(copy)) is not None
+    assert (lease.store, lease.number) == (own.id, 1)
+    with copy.database.transaction() as tx:
+        tx.execute("DELETE FROM trinity.store_instance")
+    assert claim(copy) is not None, "the first role that owns files says which store this is"
 
 
 def test_every_reader_gets_the_same_bytes_from_the_archive(scene: Scene) -> None:
@@ -325,7 +425,7 @@ def test_a_row_that_the_archive_lost_is_named(scene: Scene) -> None:
     archiver(scene).finish(scene.processor)
     [(row, lost), *_] = archive_rows(scene)
     archive.Writer(name(scene), must_exist=True).remove([row])
-    with pytest.raises(NotFound, match=rf"experience {lost} of run 'run' are not in the archive"):
+    with pytest.raises(NotFound, match=rf"experience {lost} are not in the archive"):
         read(scene)
 
 

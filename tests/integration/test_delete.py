@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Scene, demonstration, import_records
-from trinity_db import cli
+from tests.rows import Scene, copy_of, demonstration, import_records
+from trinity_db import archive, cli
 from trinity_db.database import Database
-from trinity_db.errors import ConfigError
+from trinity_db.errors import ConfigError, NotFound
+from trinity_db.processors.archive import Archiver
+from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import deletion, instances, runs, workers
+from trinity_db.store import deletion, instances, payloads, runs, workers
 from trinity_db.trainer import folder
 
 LEFT = """
@@ -141,6 +143,40 @@ def test_a_deletion_that_was_killed_is_repeated_and_finishes(
         workers.register(tx, stopped.run, WorkerRole.TRAIN)
     assert delete(monkeypatch, capsys, stopped, "run", "--yes")[0] == 0
     assert stopped.rows(LEFT) == [(0,) * 8]
+
+
+def test_a_copy_deletes_its_own_archive_and_leaves_the_originals(
+    stopped: Scene,
+    home: Path,
+    server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def archive_all(scene: Scene) -> None:
+        worker = scene.new_worker(WorkerRole.PROCESS)
+        works = Archiver(scene.database, scene.run, ArchiveConfig(), stopping=lambda: False)
+        assert works.finish(worker)
+        with scene.database.transaction() as tx:
+            workers.stop(tx, worker)
+
+    archive_all(stopped)
+    with copy_of(stopped, server) as copy, copy_of(stopped, server) as reading:
+        ids = copy.values("SELECT id FROM trinity.experience")
+        with copy.database.transaction() as tx:
+            runs.finish(tx, copy.run.id)
+        archive_all(copy)
+        (original, own) = copy.values("SELECT name FROM trinity.archive ORDER BY number")
+        code, out = delete(monkeypatch, capsys, copy, "run", "--yes", "--json")
+        assert code == 0
+        assert json.loads(out)["kept"] == [
+            f"table {original} of the archive, which the store that this one was copied from may need"
+        ]
+        assert (archive.exists(original), archive.exists(own)) == (True, False)
+        assert payloads.read(stopped.database, ids).keys() == set(ids)
+        assert delete(monkeypatch, capsys, stopped, "run", "--yes")[0] == 0
+        assert not archive.exists(original)
+        with pytest.raises(NotFound, match=f"no table {original} .*when its original deletes the run"):
+            payloads.read(reading.database, ids)
 
 
 def test_only_a_folder_that_names_the_run_loses_its_checkpoints(

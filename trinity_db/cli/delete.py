@@ -38,7 +38,7 @@ def delete(
     """
     from trinity_db.database import open_database
     from trinity_db.service import LEASE_SECONDS
-    from trinity_db.store import deletion, instances, runs
+    from trinity_db.store import deletion, instances, payloads, runs
 
     with closing(open_database()) as database:
         with database.transaction() as tx:
@@ -50,9 +50,10 @@ def delete(
         with database.transaction() as tx:
             instance = instances.identify(tx)
             checkpoints = deletion.begin(tx, found, LEASE_SECONDS)
+            tables = payloads.archives(tx, found.id, instance.id)
         rows = deletion.delete_rows(database, found, _Progress(run))
         folders, kept = _delete_folders(found, instance, checkpoints)
-        kept += _drop_archive(found, instance)
+        kept += _drop_archives(tables)
         with database.transaction() as tx:
             deletion.finish(tx, found)
     if as_json:
@@ -101,15 +102,15 @@ def _delete_folders(
     return [str(place) for place in own], kept
 
 
-def _drop_archive(run: "Run", instance: "Instance") -> list[str]:
-    """Drop the run's Lance table; of a copied store it may be the original's, and is kept."""
+def _drop_archives(tables: "Sequence[tuple[str, bool]]") -> list[str]:
+    """Drop the run's Lance tables that this very store writes; returns what is kept of the others."""
     from trinity_db import archive
-    from trinity_db.schema.lance import table_name
 
-    name = table_name(run.id, run.created_at)
-    if not archive.exists(name):
-        return []
-    if instance.copy_of is not None:
-        return [f"table {name} of the archive, since this store is a copy and the original may need it"]
-    archive.drop(name)
-    return []
+    for table, is_own in tables:
+        if is_own:
+            archive.drop(table)
+    return [
+        f"table {table} of the archive, which the store that this one was copied from may need"
+        for table, is_own in tables
+        if not is_own and archive.exists(table)
+    ]

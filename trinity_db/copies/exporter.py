@@ -93,7 +93,7 @@ def _export(
         ]
         entries = {}
         for copied in tables.copied_tables():
-            entries[copied.name] = _write_table(tx, copied, values, found, partial, progress)
+            entries[copied.name] = _write_table(tx, copied, values, partial, progress)
         kept = policies.with_checkpoint(tx, run.id) if with_checkpoints else []
         manifest = Manifest(
             schema_version=schema.HEAD,
@@ -137,7 +137,6 @@ def _write_table(
     tx: Transaction,
     copied: Copied,
     values: Mapping[str, Any],
-    found: Sequence[Mapping[str, Any]],
     partial: Path,
     progress: Progress,
 ) -> TableEntry:
@@ -146,7 +145,7 @@ def _write_table(
     id_column = names.index("id") if copied.has_ids else None
     done = 0
     for chunk in _chunks(tx, copied, values):
-        rows = _with_archived(chunk, names, found) if copied.name == "payload" else chunk
+        rows = _with_archived(chunk, names) if copied.name == "payload" else chunk
         writer.write(rows, id_column)
         done += len(rows)
         progress(copied.name, done)
@@ -154,12 +153,12 @@ def _write_table(
 
 
 def _chunks(tx: Transaction, copied: Copied, values: Mapping[str, Any]) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows of a table, as the file has them, some at a time. A payload has its run at the end."""
+    """The rows of a table, as the file has them, some at a time. A payload has its Lance table at the end."""
     forms = [form(column) for column in copied.columns]
     wires = [found.wire for found in forms]
     converters = [(number, found.to_file) for number, found in enumerate(forms) if found.to_file is not None]
     if copied.name == "payload":
-        wires.append("int8")
+        wires.append("text")
     chunk: list[tuple[Any, ...]] = []
     num_bytes = 0
     with tx.cursor() as cursor, cursor.copy(_statement(copied), values) as copy:
@@ -186,30 +185,31 @@ def _statement(copied: Copied) -> sql.SQL:
         for column in copied.columns
     ]
     if copied.name == "payload":
-        chosen.append("(SELECT e.run_id FROM trinity.experience e WHERE e.id = t.experience_id)")
+        chosen.append(
+            "(SELECT a.name FROM trinity.experience e JOIN trinity.archive a ON a.run_id = e.run_id"
+            " WHERE e.id = t.experience_id AND a.number = t.archive_number)"
+        )
     order = ", ".join(f't."{column.name}"' for column in copied.table.primary_key.columns)
     source = f"{tables.quoted(copied)} t WHERE {tables.condition(copied)} ORDER BY {order}"
     return sql.SQL(f"COPY (SELECT {', '.join(chosen)} FROM {source}) TO STDOUT (FORMAT binary)")
 
 
-def _with_archived(
-    chunk: Sequence[tuple[Any, ...]], names: Sequence[str], found: Sequence[Mapping[str, Any]]
-) -> list[tuple[Any, ...]]:
+def _with_archived(chunk: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tuple[Any, ...]]:
     """Payloads with their bytes, those in the archive too; nothing says any more that they were there."""
     owner, data, archived = names.index("experience_id"), names.index("data"), names.index("archive_row")
-    away: dict[int, dict[int, int]] = defaultdict(dict)
+    number = names.index("archive_number")
+    away: dict[str | None, dict[int, int]] = defaultdict(dict)
     for row in chunk:
         if row[archived] is not None:
             away[row[-1]][row[owner]] = row[archived]
     bytes_of: dict[int, bytes] = {}
-    for run in found:
-        if run["id"] in away:
-            bytes_of |= payloads.fetch(run, away[run["id"]])
+    for table, archive_rows in away.items():
+        bytes_of |= payloads.fetch(table, archive_rows)
     rows = []
     for row in chunk:
         cells = list(row[:-1])
         cells[data] = bytes_of.get(row[owner], row[data])
-        cells[archived] = None
+        cells[archived], cells[number] = None, 0
         rows.append(tuple(cells))
     return rows
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from trinity_db import cores
 from trinity_db.diagnosis.finding import Connection, Finding, fail, ok, span, warn
-from trinity_db.schema.lance import table_name
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
@@ -104,18 +103,14 @@ def archives(connection: Connection) -> list[Finding]:
         return [ok("work archive", f"at {uri}; not looked for from here")]
     found, there = [], 0
     for row in connection.execute(query("doctor_archives")):
-        folder = Path(uri, f"{table_name(row['id'], row['created_at'])}.lance")
+        folder = Path(uri, f"{row['name']}.lance")
         if folder.is_dir():
             there += 1
         else:
             text = f"run '{row['run']}' has {row['rows']} archived rows in {folder}, which is not there"
             remedy = "mount or restore it, or say where it is in TRINITY_DB_LANCE_URI"
             found.append(fail("work archive", text, remedy))
-    whole = (
-        f"the table of each of {there} runs with archived rows is there"
-        if there
-        else "no run has archived rows"
-    )
+    whole = f"{there} tables with archived rows are there" if there else "no run has archived rows"
     return found or [ok("work archive", whole)]
 
 

@@ -4,28 +4,37 @@ Whoever reads one reads it here, and does not notice where it was. Bytes move in
 and Postgres after: a payload's row has the bytes until they are safe in Lance, and then their row's id
 there. What an archiver that died or was replaced has left in Lance without a pointer is an orphan, and is
 removed.
+
+A Lance table belongs to the store instance that made it, which alone appends to it, merges its files and
+removes rows. A copy of the store points to rows in it too: it reads them, and archives into its own table.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+from uuid import UUID
 
 from psycopg.rows import DictRow
 
 from trinity_db import archive, arrays
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import LeaseLost, NotFound
-from trinity_db.schema.lance import table_name
 from trinity_db.schema.queries import query
-from trinity_db.store import workers
+from trinity_db.store import instances, workers
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What a run's one archiver holds."""
+    """What the one archiver of a run in this store holds."""
 
     run_id: int
+    store: UUID
+    """The instance that the table belongs to."""
+    number: int
+    """Of the archive, among those of the run."""
+    table: str
+    """Name of the Lance table."""
     worker_id: int
     attempt: int
     has_rows: bool
@@ -65,41 +74,49 @@ def select(database: Database, name: str, values: Mapping[str, Any]) -> list[Dic
         pointers = {row["experience_id"]: row.pop("archive_row") for row in rows}
         archive_rows = {id: row_id for id, row_id in pointers.items() if row_id is not None}
         away = {"ids": list(archive_rows)}
-        archived = tx.execute(query("archived_runs"), away).fetchall() if archive_rows else []
+        tables = tx.execute(query("archived_payloads"), away).fetchall() if archive_rows else []
     found: dict[int, bytes] = {}
-    for run in archived:
-        found |= fetch(run, {id: archive_rows[id] for id in run["ids"]})
+    for table in tables:
+        found |= fetch(table["name"], {id: archive_rows[id] for id in table["ids"]})
     for row in rows:
         row["data"] = found.get(row["experience_id"], row["data"])
     return rows
 
 
-def fetch(run: Mapping[str, Any], archive_rows: Mapping[int, int]) -> dict[int, bytes]:
-    """What the archive of one run has, by experience id.
+def fetch(table: str | None, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
+    """What one Lance table has, by experience id.
 
     Args:
-        run: its `id`, `name` and `created_at`.
-        archive_rows: rows of its table, by experience id.
+        table: its name; None where the store does not know it.
+        archive_rows: rows of the table, by experience id.
 
     Raises:
         NotFound: bytes are not where they should be.
         TrinityError: the archive cannot be read.
     """
-    found = archive.read(table_name(run["id"], run["created_at"]), archive_rows)
+    found = archive.read(table, archive_rows) if table else {}
     if missing := [id for id in archive_rows if id not in found]:
         others = f" and of {len(missing) - 1} others" if len(missing) > 1 else ""
         raise NotFound(
-            f"The arrays of experience {missing[0]} of run '{run['name']}'{others} are not in the "
-            "archive; TRINITY_DB_LANCE_URI says where it is."
+            f"The arrays of experience {missing[0]}{others} are not in the archive "
+            f"(table {table or 'unknown'}); TRINITY_DB_LANCE_URI says where it is."
         )
     return found
 
 
 def claim_archive(tx: Transaction, run_id: int, worker_id: int, lease_seconds: float) -> Lease | None:
-    """Become the run's one archiver; None while another one is."""
-    values = {"run_id": run_id, "worker_id": worker_id, "lease_seconds": lease_seconds}
+    """Become the run's one archiver in this store; None while another one is.
+
+    Raises:
+        TrinityError: the store is in another place than it was, and this login may not say so.
+    """
+    store = instances.identify(tx).id
+    values = {"run_id": run_id, "store": store, "worker_id": worker_id, "lease_seconds": lease_seconds}
+    tx.execute(query("make_archive"), values)
     row = tx.execute(query("claim_archive"), values).fetchone()
-    return Lease(run_id, worker_id, row["attempt"], row["num_rows"] > 0) if row else None
+    if row is None:
+        return None
+    return Lease(run_id, store, row["number"], row["name"], worker_id, row["attempt"], row["num_rows"] > 0)
 
 
 def archivable(tx: Transaction, run_id: int, floor: int, max_rows: int, max_bytes: int) -> Archivable:
@@ -135,13 +152,14 @@ def move(tx: Transaction, lease: Lease, archive_rows: Mapping[int, int], num_byt
         LeaseLost: another archiver has the lease; nothing is moved.
     """
     _hold(tx, lease)
-    values = {"ids": list(archive_rows), "archive_rows": list(archive_rows.values())}
+    place = {"run_id": lease.run_id, "number": lease.number}
+    values = place | {"ids": list(archive_rows), "archive_rows": list(archive_rows.values())}
     moved = tx.execute(query("archive_payloads"), values).rowcount
-    tx.execute(query("count_archived"), {"run_id": lease.run_id, "rows": moved, "bytes": num_bytes})
+    tx.execute(query("count_archived"), place | {"rows": moved, "bytes": num_bytes})
 
 
 def num_archived(tx: Transaction, lease: Lease) -> int:
-    """How many payloads of the run were archived.
+    """How many payloads of the run were archived in this table.
 
     Raises:
         LeaseLost: another archiver has the lease.
@@ -158,15 +176,28 @@ def orphans(tx: Transaction, lease: Lease, archive_rows: Sequence[tuple[int, int
         LeaseLost: another archiver has the lease, and may be about to point to some.
     """
     _hold(tx, lease)
-    values = {"ids": [id for _, id in archive_rows], "archive_rows": [row_id for row_id, _ in archive_rows]}
+    values = {
+        "number": lease.number,
+        "ids": [id for _, id in archive_rows],
+        "archive_rows": [row_id for row_id, _ in archive_rows],
+    }
     return [row["archive_row"] for row in tx.execute(query("archive_orphans"), values)]
 
 
+def archives(tx: Transaction, run_id: int, store: UUID) -> list[tuple[str, bool]]:
+    """The Lance tables of a run by name, and whether this store instance writes them."""
+    rows = tx.execute(query("archives_of_run"), {"run_id": run_id, "store": store})
+    return [(row["name"], row["is_own"]) for row in rows]
+
+
 def _hold(tx: Transaction, lease: Lease) -> int:
-    """Let nobody become the archiver before this transaction ends; how many payloads were archived."""
+    """Let nobody become the archiver before this transaction ends; how many payloads were archived.
+
+    The server may have been replaced by a copy of it since the lease was taken: then the table is another's.
+    """
     workers.hold_place(tx, lease.worker_id)
-    values = {"run_id": lease.run_id, "worker_id": lease.worker_id, "attempt": lease.attempt}
-    row = tx.execute(query("hold_archive"), values).fetchone()
+    values = {"store": instances.identify(tx).id, "run_id": lease.run_id, "worker_id": lease.worker_id}
+    row = tx.execute(query("hold_archive"), values | {"attempt": lease.attempt}).fetchone()
     if row is None:
         raise LeaseLost(f"Another worker archives the payloads of run {lease.run_id}.")
     return int(row["num_rows"])

@@ -18,6 +18,10 @@ from trinity_db.schema.states import Outcome
 from trinity_db.store import rows
 
 ROWS = 12_000  # more than the doctor wants before it speaks of dead rows or statistics
+ARCHIVE_OF_5 = (
+    "INSERT INTO trinity.archive (run_id, number, store, name, num_rows)"
+    " SELECT id, 0, gen_random_uuid(), 'payload_' || id || '_0', 5 FROM trinity.run"
+)
 MEASURED = "INSERT INTO trinity.metric (run_id, role, step, name, value) SELECT 1, 'train', n, 'loss', 0 "
 
 
@@ -155,7 +159,7 @@ def test_what_roles_left_behind_is_found(url: str, examine: Examine, tmp_path: P
         finish_rows(scene, [verdict], max_attempts=1)
         assert examine(url)[0]["found"] == "run 'run': 1 rows were given up (clean_failed)"
         execute(url, "UPDATE trinity.worker SET heartbeat_at = now() - interval '31 s'")
-        execute(url, "INSERT INTO trinity.archive (run_id, num_rows) SELECT id, 5 FROM trinity.run")
+        execute(url, ARCHIVE_OF_5)
         letters, leases, archive = examine(url)
         assert letters["what"] == "work failed"
         assert "is silent for 31 s and holds 1 rows" in leases["found"]
