@@ -20,11 +20,8 @@ def use(tx: "Transaction", run: "Run", num_rows: int) -> dict[str, Any]:
     Args:
         num_rows: its experiences.
     """
-    from trinity_db import archive
-    from trinity_db.schema.lance import table_name
     from trinity_db.schema.queries import query
 
-    place = archive.folder(table_name(run.id, run.created_at))
     values = {"run_id": run.id, "rows": num_rows, "sample": SAMPLE_ROWS}
     tables = {
         row["family"]: {"rows": row["rows"], "bytes": row["bytes"]}
@@ -33,7 +30,7 @@ def use(tx: "Transaction", run: "Run", num_rows: int) -> dict[str, Any]:
     return {
         "tables": tables,
         "checkpoint_bytes": _checkpoint_bytes(tx, run),
-        "archive_bytes": None if place is None else _bytes_in(place),
+        "archive_bytes": _archive_bytes(tx, run),
     }
 
 
@@ -72,6 +69,19 @@ def _checkpoint_bytes(tx: "Transaction", run: "Run") -> int:
         for place in places
         if place.is_absolute() and folder.names(place, json.dumps(identity)) and not place.is_symlink()
     )
+
+
+def _archive_bytes(tx: "Transaction", run: "Run") -> int | None:
+    """Bytes in the Lance tables that this very store writes; None in an object store."""
+    from trinity_db import archive
+    from trinity_db.schema.queries import query
+    from trinity_db.store import payloads
+
+    store = tx.execute(query("store_of_copy")).fetchone()
+    tables = payloads.archives(tx, run.id, store["id"]) if store else []
+    folders = [archive.folder(table) for table, is_own in tables if is_own]
+    found = [_bytes_in(place) for place in folders if place is not None]
+    return sum(found) if len(found) == len(folders) else None
 
 
 def _bytes_in(folder: Path) -> int:
