@@ -163,13 +163,19 @@ class Explorer(Service):
             missing.remove((rollout.group.id, rollout.member))
 
     def _write(self, finished: list[groups.Rollout]) -> None:
-        def write() -> int:
+        def write() -> groups.Unwanted:
             with self.database.transaction() as tx:
                 return groups.write_rollouts(tx, self.run.id, self.worker_id, finished)
 
-        refused = self.database.retry(write, give_up=lambda: self.stopping)
-        if refused:
-            logger.warning("%d rollouts came too late: another explorer has their groups", refused)
+        unwanted = self.database.retry(write, give_up=lambda: self.stopping)
+        if unwanted.refused:
+            logger.warning("%d rollouts came too late: another explorer has their groups", unwanted.refused)
+        if unwanted.lost:
+            logger.warning(
+                "%d rollouts could not be written: the store has no such groups, since the server lost their "
+                "start, as after a failover to a replica behind; their tasks come again",
+                unwanted.lost,
+            )
         self._watch_failures(finished)
 
     def _watch_failures(self, finished: list[groups.Rollout]) -> None:

@@ -121,7 +121,7 @@ class Scene:
 
     def write(self, rollouts: Sequence[groups.Rollout], worker: int | None = None) -> int:
         with self.database.transaction() as tx:
-            return groups.write_rollouts(tx, self.run.id, worker or self.explorer, rollouts)
+            return groups.write_rollouts(tx, self.run.id, worker or self.explorer, rollouts).refused
 
     def explore(
         self, num_groups: int, rewards: Sequence[float] = (1.0, 0.0), version: int = 0

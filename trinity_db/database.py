@@ -341,7 +341,14 @@ def open_reader() -> Database:
         open_database()
         return Database(embedded.reader_url(home()), embedded_home=home())
     url = os.environ.get("TRINITY_DB_READ_URL") or os.environ["TRINITY_DB_URL"]
-    if (found := schema_version(url)) != schema.HEAD:
+    try:
+        found = schema_version(url)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise TrinityError(
+            "This login may not read the store: as its owner GRANT trinity_reader TO it, or name another in "
+            f"TRINITY_DB_READ_URL ({_first_line(error)})"
+        ) from error
+    if found != schema.HEAD:
         raise SchemaMismatch(_mismatch(found))
     return Database(url)
 
@@ -351,6 +358,7 @@ def schema_version(url: str) -> str | None:
 
     Raises:
         DatabaseUnavailable: no server answers.
+        psycopg.errors.InsufficientPrivilege: the login may not read it.
     """
     with connect(url) as connection:
         try:

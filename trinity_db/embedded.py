@@ -383,6 +383,8 @@ class Cluster:
         try:
             address = self.url("postgres")
             with closing(psycopg.connect(address, autocommit=True, row_factory=dict_row)) as connection:
+                if _is_standby(connection):  # it has what its primary has
+                    return
                 found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
                 if not found.rowcount:
                     connection.execute(f"CREATE DATABASE {DATABASE}")
@@ -390,6 +392,24 @@ class Cluster:
         except psycopg.OperationalError as error:
             reason = str(error).partition("\n")[0]
             raise DatabaseUnavailable(f"The embedded database does not let us in: {reason}") from error
+
+    def admit_reader(self) -> None:
+        """Make the login that may only read where it is missing, as in a home that older code started.
+
+        Raises:
+            DatabaseUnavailable: the server is a standby, and its primary has no such login.
+        """
+        with closing(psycopg.connect(self.url(), autocommit=True, row_factory=dict_row)) as connection:
+            if privileges.is_reader(connection, READER):
+                return
+            if _is_standby(connection):
+                raise DatabaseUnavailable(
+                    f"This server is a standby, and its primary has no login '{READER}', which commands that "
+                    "only look come by: with the primary's TRINITY_DB_HOME run once: trinity-db status"
+                )
+            with self._locked():
+                self._make_reader(connection)
+                privileges.let_read(connection)
 
     def _make_reader(self, connection: psycopg.Connection[DictRow]) -> None:
         """A login that is no superuser. The schema's views.sql lets its group read."""
@@ -457,8 +477,10 @@ def ensure_running(home: Path) -> str:
 
 
 def reader_url(home: Path) -> str:
-    """The URL of the home's database for its login that may only read. Says nothing of whether it runs."""
-    return cluster(home).url(login=READER)
+    """The URL of the home's database, which runs, for its login that may only read."""
+    one = cluster(home)
+    one.admit_reader()
+    return one.url(login=READER)
 
 
 def revive(home: Path) -> bool:
@@ -509,6 +531,12 @@ def _hand_over(folder: Path, account: Account) -> None:
     if folder.lstat().st_uid == 0:
         for path in (*folder.rglob("*"), folder):
             os.chown(path, account.uid, account.gid, follow_symlinks=False)
+
+
+def _is_standby(connection: psycopg.Connection[DictRow]) -> bool:
+    row = connection.execute("SELECT pg_is_in_recovery() AS is_so").fetchone()
+    assert row is not None
+    return bool(row["is_so"])
 
 
 def _try_lock(file: IO[str]) -> bool:

@@ -70,6 +70,20 @@ def make_login(
         _limit(connection, login)
 
 
+def is_reader(connection: psycopg.Connection[psycopg.rows.DictRow], login: str) -> bool:
+    """Whether there is such a login, and it may read the store."""
+    row = connection.execute(query("is_reader"), {"login": login, "group": READERS}).fetchone()
+    assert row is not None
+    return bool(row["is_so"])
+
+
+def let_read(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
+    """Let readers read a store that was made before their group role, as the schema's views.sql does."""
+    group = sql.Identifier(READERS)
+    for what in ("USAGE ON SCHEMA", "SELECT ON ALL TABLES IN SCHEMA", "SELECT ON ALL SEQUENCES IN SCHEMA"):
+        connection.execute(sql.SQL(f"GRANT {what} trinity TO {{}}").format(group))
+
+
 def new_login(connection: psycopg.Connection[psycopg.rows.DictRow], place: str, login: str, role: str) -> str:
     """Make a login in one of ROLES; its address of the store, with its password.
 

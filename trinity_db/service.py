@@ -17,8 +17,10 @@ from functools import partial
 from types import FrameType
 from typing import ClassVar, TypeVar
 
+import psycopg
+
 from trinity_db.database import RETRY_SECONDS, Database, Transaction, in_our_words, is_pooled
-from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
+from trinity_db.errors import ConfigError, DatabaseUnavailable, LeaseLost, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs, workers
 
@@ -89,6 +91,7 @@ class Service:
         Raises:
             ConfigError: the role is exclusive, and the run has a worker that is alive.
             LeaseLost: this worker was silent for too long, and another has its place.
+            NotFound: the store has lost the run.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -107,10 +110,15 @@ class Service:
             if not self.stopping:
                 raise
             logger.warning("%s; what was in hand will be done again", error)
+        except (LeaseLost, psycopg.errors.ForeignKeyViolation):
+            self._check_that_the_run_is_there()
+            raise
         finally:
             pulse.stop()
             self._goodbye()
         if pulse.failure is not None:
+            if isinstance(pulse.failure, LeaseLost):
+                self._check_that_the_run_is_there()
             raise pulse.failure
 
     def look_after_supervisor(self) -> None:
@@ -127,6 +135,15 @@ class Service:
             pass
         deadline = time.monotonic() + RELEASE_SECONDS
         self.database.retry(self.release, lambda: self.stopping and time.monotonic() > deadline)
+
+    def _check_that_the_run_is_there(self) -> None:
+        """Where the server forgot the run, it forgot this worker too, which looks as if it were replaced.
+
+        Raises:
+            NotFound: the store has lost the run.
+        """
+        with self.database.transaction() as tx:
+            runs.is_finished(tx, self.run.id)
 
     def _insist(self, decide: Callable[[], Result]) -> Result:
         """Try until the database answers, or until this process shall stop."""

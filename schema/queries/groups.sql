@@ -83,7 +83,7 @@ SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER B
 -- name: write_rollouts
 -- A write, under the lock of its groups, but for further steps. What is stored already is left alone; what comes from a
 -- worker that lost its group is refused, but kept. The last member completes its group and ends the lease. Returns how
--- many are refused, now or before.
+-- many are refused, now or before, and of how many there is a group at all.
 WITH given AS MATERIALIZED (
     SELECT m.*, r.state AS known,
         (g.state = 'open' AND g.worker_id = %(worker_id)s AND g.attempt = m.attempt) IS TRUE AS is_held
@@ -148,7 +148,8 @@ arrived AS (
         FROM new WHERE is_held GROUP BY group_id) m
     WHERE g.id = group_id
 )
-SELECT count(*) FILTER (WHERE CASE WHEN known IS NULL THEN NOT is_held ELSE known = 'refused' END) AS refused
+SELECT count(*) FILTER (WHERE CASE WHEN known IS NULL THEN NOT is_held ELSE known = 'refused' END) AS refused,
+       count(*) AS known
 FROM given
 
 -- name: reserve_ids

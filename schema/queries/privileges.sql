@@ -20,3 +20,9 @@ SELECT session_user AS login,
 -- name: holds_rows
 -- Whether a store has anything that a restored backup would stand beside.
 SELECT EXISTS (SELECT FROM trinity.run) OR EXISTS (SELECT FROM trinity.taskset) AS is_so
+
+-- name: is_reader
+-- Whether a login is there and in the group of those that read, and the group may read this store.
+SELECT coalesce(pg_has_role(to_regrole(%(login)s), to_regrole(%(group)s), 'MEMBER')
+                AND has_schema_privilege(to_regrole(%(group)s), to_regnamespace('trinity'), 'USAGE')
+                AND has_table_privilege(to_regrole(%(group)s), to_regclass('trinity.run'), 'SELECT'), false) AS is_so

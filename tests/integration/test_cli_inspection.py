@@ -650,3 +650,14 @@ def test_show_of_a_row_without_tokens_leaves_them_out(database_url: str, output:
 def test_an_experience_that_is_not_there_is_one_line(url: str, complaint: Say) -> None:
     number = "123456789012345678901234567890"
     assert complaint(url, "show", number) == f"There is no experience {number}."
+
+
+@pytest.mark.parametrize("command", [("show", "1"), ("status",), ("sql", "SELECT 1"), ("batches", "run")])
+def test_a_reader_of_another_schema_hears_which_command_mends_it(
+    database_url: str, complaint: Say, command: tuple[str, ...]
+) -> None:
+    for version, remedy in (("0001", "run: trinity-db db upgrade"), ("9999", "newer than this trinity-db")):
+        execute(database_url, f"UPDATE trinity.alembic_version SET version_num = '{version}'")
+        assert remedy in complaint(database_url, *command)
+    execute(database_url, "REVOKE ALL ON trinity.alembic_version FROM trinity_reader")
+    assert "GRANT trinity_reader" in complaint(database_url, *command)

@@ -18,7 +18,8 @@ import pytest
 import trinity_db
 from tests.postgres import cluster_15, discard, execute, new_home, on_database, start
 from trinity_db import embedded
-from trinity_db.database import Database
+from trinity_db.database import Database, open_reader, upgrade
+from trinity_db.embedded import Cluster
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 
 WAIT_SECONDS = 30.0
@@ -425,3 +426,37 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.005)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    cluster = embedded.cluster(new_home())
+    yield cluster
+    discard(cluster)
+
+
+def test_a_running_server_without_the_login_that_reads_gets_it_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(cluster)
+    upgrade(cluster.url())
+    for statement in ("DROP OWNED BY reader, trinity_reader", "DROP ROLE reader, trinity_reader"):
+        execute(cluster.url(), statement)
+    monkeypatch.delenv("TRINITY_DB_URL", raising=False)
+    monkeypatch.setenv("TRINITY_DB_HOME", str(cluster.home))
+    with closing(open_reader()) as reader, reader.transaction() as tx:
+        row = tx.execute("SELECT session_user::text AS login, count(*) AS runs FROM trinity.run").fetchone()
+        assert row == {"login": "reader", "runs": 0}
+    monkeypatch.setattr(Cluster, "_make_reader", None)  # a second command makes nothing
+    open_reader().close()
+
+
+def test_a_home_that_is_a_standby_starts_and_says_where_the_login_is_made(cluster: Cluster) -> None:
+    start(cluster)
+    execute(cluster.url(), "DROP OWNED BY reader")
+    execute(cluster.url(), "DROP ROLE reader")
+    cluster.stop()
+    (cluster.data / "standby.signal").touch()
+    cluster.ensure_running()
+    with pytest.raises(DatabaseUnavailable, match="is a standby, and its primary has no login 'reader'"):
+        cluster.admit_reader()

@@ -10,8 +10,9 @@ import psycopg
 import pytest
 
 from tests.acceptance.command import wait_until
+from trinity_db import service
 from trinity_db.database import Database, Transaction
-from trinity_db.errors import ConfigError, DatabaseUnavailable
+from trinity_db.errors import ConfigError, DatabaseUnavailable, NotFound
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import runs, workers
@@ -256,6 +257,28 @@ def test_a_role_ends_when_its_run_is_finished(run: tuple[Database, runs.Run]) ->
 
     Idle(*run).serve()
     assert _goodbyes(database) == [True]
+
+
+@pytest.mark.parametrize("notices", ["when it asks", "by a refused row", "by its pulse"])
+def test_a_role_whose_run_the_server_forgot_ends_with_an_error(
+    run: tuple[Database, runs.Run], monkeypatch: pytest.MonkeyPatch, notices: str
+) -> None:
+    database, lost = run
+    monkeypatch.setattr(service, "HEARTBEAT_SECONDS", 0.1)
+
+    class Forgotten(Probe):
+        def work(self) -> bool:
+            with database.transaction() as tx:
+                tx.execute("DELETE FROM trinity.run WHERE id = %s", [lost.id])
+            if notices == "by a refused row":
+                with database.transaction() as tx:
+                    runs.record_metrics(tx, lost.id, self.role, 1, {"loss": 1.0})
+            while notices == "by its pulse" and not self.stopping:
+                time.sleep(0.05)
+            return False
+
+    with pytest.raises(NotFound, match=f"has lost run {lost.id}.*Start the same command again"):
+        Forgotten(*run).serve()
 
 
 def _goodbyes(database: Database) -> list[bool]:

@@ -144,10 +144,20 @@ def test_a_late_write_that_is_said_twice_at_the_same_time_is_kept_once(scene: Sc
     rollouts = [member for group in late for member in members(group)]
 
     def write(rollouts: list[groups.Rollout], tx: Transaction) -> int:
-        return groups.write_rollouts(tx, scene.run.id, scene.explorer, rollouts)
+        return groups.write_rollouts(tx, scene.run.id, scene.explorer, rollouts).refused
 
     assert at_once(scene.database, [partial(write, rollouts), partial(write, rollouts[::-1])]) == [8, 8]
     assert scene.values("SELECT state FROM trinity.rollout") == ["refused"] * 8
+
+
+def test_rollouts_of_a_group_that_the_server_forgot_are_counted_and_the_others_written(scene: Scene) -> None:
+    kept, lost = scene.claim(2)
+    scene.rows("DELETE FROM trinity.rollout_group WHERE id = %s RETURNING id", lost.id)
+    with scene.database.transaction() as tx:
+        rollouts = [member for group in (lost, kept) for member in members(group)]
+        unwanted = groups.write_rollouts(tx, scene.run.id, scene.explorer, rollouts)
+    assert unwanted == groups.Unwanted(refused=0, lost=2)
+    assert scene.values("SELECT group_id FROM trinity.rollout") == [kept.id] * 2
 
 
 def test_a_late_write_does_not_hold_up_the_groups_that_are_still_held(scene: Scene) -> None:

@@ -334,7 +334,9 @@ class OnlineRun(Machine):
         self._send(claim.worker, rollouts)
 
     def _send(self, worker: int, rollouts: list[groups.Rollout]) -> None:
-        refused = self.perform(lambda tx: groups.write_rollouts(tx, self.scene.run.id, worker, rollouts))
+        refused = self.perform(
+            lambda tx: groups.write_rollouts(tx, self.scene.run.id, worker, rollouts).refused
+        )
         found: dict[Name, int | None] = {}
         for group, member, attempt, rollout_id, row_id in self.scene.rows(
             "SELECT m.group_id, m.ordinal, m.attempt, m.id, e.id"

@@ -90,9 +90,9 @@ def test_a_run_is_finished_once(scene: Scene) -> None:
     assert finish() == finish()
 
 
-def test_a_run_that_is_gone_wants_no_work(scene: Scene) -> None:
-    with scene.database.transaction() as tx:
-        assert runs.is_finished(tx, run_id=0)
+def test_a_run_that_is_gone_is_not_finished(scene: Scene) -> None:
+    with scene.database.transaction() as tx, pytest.raises(NotFound, match=r"has lost run 0.*begins anew"):
+        runs.is_finished(tx, run_id=0)
 
 
 def test_news_wakes_those_who_wait_once_a_transaction(scene: Scene) -> None:

@@ -104,6 +104,16 @@ class Rollout:
         return self.steps or ([Step(self.prompt, self.response, self.payload)] if self.payload else [])
 
 
+@dataclass(frozen=True)
+class Unwanted:
+    """How many rollouts of a write are no members of their groups."""
+
+    refused: int
+    """Another worker holds the group by now: they are kept for the record."""
+    lost: int
+    """The store has no such group any more: they are not stored."""
+
+
 def claim(
     tx: Transaction,
     run_id: int,
@@ -147,12 +157,11 @@ def claim(
     ]
 
 
-def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout]) -> int:
-    """Store rollouts with their experiences, texts and arrays; returns how many were refused.
+def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout]) -> Unwanted:
+    """Store rollouts with their experiences, texts and arrays; returns how many were unwanted.
 
-    Refused are those whose group another worker holds by now: they are kept for the record, under the
-    attempt they were made in, and are no members of their group. A rollout that is stored already, as
-    after a commit whose outcome was unclear, is left alone. All statements travel together.
+    Refused ones are kept under the attempt they were made in. A rollout that is stored already, as after a
+    commit whose outcome was unclear, is left alone. All statements travel together.
     """
     group_ids = list({rollout.group.id for rollout in rollouts})
     steps = [(rollout, number, step) for rollout in rollouts for number, step in enumerate(rollout.all_steps)]
@@ -172,7 +181,7 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
         runs.announce(tx, run_id)
     row = written.fetchone()
     assert row is not None
-    return int(row["refused"])
+    return Unwanted(refused=row["refused"], lost=len(rollouts) - row["known"])
 
 
 COLUMNS = (

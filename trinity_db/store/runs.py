@@ -174,9 +174,18 @@ def find_taskset(tx: Transaction, name: str) -> int:
 
 
 def is_finished(tx: Transaction, run_id: int) -> bool:
-    """Whether the trainer has done all that was configured."""
+    """Whether the trainer has done all that was configured, or the run is being deleted.
+
+    Raises:
+        NotFound: the run's own row is gone.
+    """
     row = tx.execute(query("run_state"), {"run_id": run_id}).fetchone()
-    return row is None or row["state"] == RunState.FINISHED
+    if row is None:
+        raise NotFound(
+            f"The store has lost run {run_id}: it was deleted, or the server forgot it with its last commits "
+            "(as after a failover to a replica behind). Start the same command again: the run begins anew."
+        )
+    return bool(row["state"] == RunState.FINISHED)
 
 
 def finish(tx: Transaction, run_id: int) -> None:
