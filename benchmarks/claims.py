@@ -1,9 +1,9 @@
 """Claims: rows per second that processors of empty work claim and finish, and how many came twice or never.
 
-Ours is what processors call: `rows.claim`, which also reads what is to be judged (text and arrays to clean,
-text and task to score), and `rows.finish`, which records each verdict. The floors are statements on a table
-of an id and a state: the bare claim takes rows for good, in one transaction; the bare cycle takes and
-finishes them in two, as a lease needs it. Rows are written after the checkpoint, as explorers write them.
+Ours is what processors call: `processing.claim`, which also reads what is to be judged (text and arrays to
+clean, text and task to score), and `processing.finish`, which records each verdict. The floors are statements
+on a table of an id and a state: the bare claim takes rows for good, in one transaction; the bare cycle takes
+and finishes them in two, as a lease needs it. Rows are written after the checkpoint, as explorers write them.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,16 +24,18 @@ from benchmarks.processes import at_once, elapsed
 from benchmarks.scene import Scene
 from benchmarks.server import Server
 from trinity_db.database import Database
-from trinity_db.processors.front import Front
+from trinity_db.processors import lists
+from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors.scan_position import ScanPosition
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import rows
+from trinity_db.store import processing
 
 MEASURE = "claims"
 ROWS = 16_384  # of one repetition; about a second
 PEER_ROWS = {"trinity_rft": 2048, "agent_lightning": 4096, "transfer_queue": 2048}  # filled slowly
 VARIANTS = ((1, 64), (2, 64), (4, 64), (8, 64), (4, 256))  # claimers, and rows a claim
-STAGES = {stage.processor: stage for stage in (rows.SCORE, rows.CLEAN)}
+STAGES = {stage.processor: stage for stage in reversed(lists.stages(lists.load(ProcessorsConfig())))}
 FLOOR = "bare SKIP LOCKED"
 CYCLE = "bare claim and finish"
 BARS = {
@@ -95,7 +97,7 @@ def run(context: Context) -> list[Result]:
                 found += peer.results(MEASURE, plain, answer)
                 if answer.repetitions:
                     bar = BARS.get(name) if is_barred else None
-                    ours = rates[rows.CLEAN.processor]  # peers hand out whole rows
+                    ours = rates[processing.CLEAN.processor]  # peers hand out whole rows
                     found.append(ratio(MEASURE, plain, ours, answer.rates(), answer.who, bar))
     return found
 
@@ -134,17 +136,17 @@ def _prepare_ours(claimer: _Claimer) -> Callable[[], list[int]]:
     database = Database(scene.url, LEASE_SECONDS)
     worker_id = scene.new_worker(database, WorkerRole.PROCESS)
 
-    front = Front()
+    position = ScanPosition()
 
     def claim(after: int) -> list[DictRow]:
         with database.transaction() as tx:
-            return rows.claim(tx, stage, scene.run_id, worker_id, claimer.size, 3, after)
+            return processing.claim(tx, stage, scene.run_id, worker_id, claimer.size, 3, after)
 
     def cycles() -> Iterator[int]:
-        while found := front.look(claim) or claim(0):
-            verdicts = [rows.Verdict(row["id"], row["attempt"]) for row in found]
+        while found := position.look(claim) or claim(0):
+            verdicts = [processing.Verdict(row["id"], row["attempt"]) for row in found]
             with database.transaction() as tx:
-                yield from rows.finish(tx, stage, scene.run_id, worker_id, verdicts, max_attempts=3)
+                yield from processing.finish(tx, stage, scene.run_id, worker_id, verdicts, max_attempts=3)
 
     return lambda: list(cycles())
 

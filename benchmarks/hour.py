@@ -1,6 +1,6 @@
 """One hour compressed: rows go from raw to trained for minutes, undisturbed and disturbed.
 
-In every phase the same flow: new groups are filled in, one processor with its fronts cleans and scores them,
+In every phase the same flow: new groups are filled in, one processor cleans and scores them as in a run,
 one trainer draws, commits and publishes. First quiet; then four sessions read all of the hot tables once a
 second, each in a transaction of its own with one snapshot; then, besides, a session sits idle in a
 transaction that it began before the phase, so that nothing that dies in it can be removed. Beside each claim
@@ -30,15 +30,17 @@ from benchmarks.filled import fill
 from benchmarks.measure import OURS, Bar, Result, figure, percentile
 from benchmarks.scene import Scene
 from trinity_db.database import Database
-from trinity_db.processors.front import Front
+from trinity_db.processors import lists
+from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors.scan_position import ScanPosition
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import batches, policies, rows
+from trinity_db.store import batches, policies, processing
 
 MEASURE = "hour"
 ROWS = 102_400  # of each phase: 307,200 in all, what 85 rollouts per second make in an hour
 QUIET, AMONG_READERS, PINNED = "quiet", "four readers", "four readers, pinned horizon"
-STAGES = (rows.CLEAN, rows.SCORE)
+STAGES = lists.stages(lists.load(ProcessorsConfig()))
 SLICES = 8  # of each phase
 FILLED = 2048  # rows at a time
 CLAIMED = 64
@@ -117,7 +119,7 @@ class _Flow:
     processor: int
     trainer: int
     step: int = 0
-    fronts: dict[str, Front] = field(default_factory=lambda: defaultdict(Front))
+    positions: dict[str, ScanPosition] = field(default_factory=lambda: defaultdict(ScanPosition))
     seconds: _Seconds = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
@@ -137,21 +139,21 @@ class _Flow:
             for _ in range(num_rows // CLAIMED):
                 judged |= self._judge(stage)
         with self.database.transaction() as tx:
-            rows.settle_groups(tx, self.scene.run_id, 2, len(judged), None, judged)
+            processing.settle_groups(tx, self.scene.run_id, 2, len(judged), None, judged)
         for _ in range(num_rows // data.GROUP_SIZE // DRAWN):
             self._train()
 
-    def _judge(self, stage: rows.Stage) -> set[int]:
+    def _judge(self, stage: processing.Stage) -> set[int]:
         def claim(after: int) -> list[DictRow]:
             with self._timed("claim"), self.database.transaction() as tx:
-                return rows.claim(tx, stage, self.scene.run_id, self.processor, CLAIMED, 3, after)
+                return processing.claim(tx, stage, self.scene.run_id, self.processor, CLAIMED, 3, after)
 
         with self._timed("claim", FLOOR), self.database.transaction() as tx:
             tx.execute(FLOOR_CLAIM.encode(), (CLAIMED,))
-        found = self.fronts[stage.processor].look(claim)
-        verdicts = [rows.Verdict(row["id"], row["attempt"]) for row in found]
+        found = self.positions[stage.processor].look(claim)
+        verdicts = [processing.Verdict(row["id"], row["attempt"]) for row in found]
         with self._timed("finish"), self.database.transaction() as tx:
-            rows.finish(tx, stage, self.scene.run_id, self.processor, verdicts, max_attempts=3)
+            processing.finish(tx, stage, self.scene.run_id, self.processor, verdicts, max_attempts=3)
         return {row["group_id"] for row in found}
 
     def _train(self) -> None:

@@ -23,14 +23,17 @@ from benchmarks.processes import at_once, elapsed
 from benchmarks.scene import Scene, rollouts
 from benchmarks.server import Server
 from trinity_db.database import Database
-from trinity_db.processors.front import Front
+from trinity_db.processors import lists
+from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors.scan_position import ScanPosition
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import batches, groups, policies, rewards, rows, runs
+from trinity_db.store import batches, groups, policies, processing, rewards, runs
 from trinity_db.store.attempts import Advantage
 from trinity_db.trainer.advantage_options import Group
 
 MEASURE = "loop"
+STAGES = lists.stages(lists.load(ProcessorsConfig()))
 BATCH = 1024  # rollouts
 BATCHES = 12  # 12,288 rollouts; all 50,000 would take ten minutes
 IN_FLIGHT = 256  # rollouts, and rows of one claim of a processor
@@ -128,36 +131,38 @@ class _Processor:
     scene: Scene
     database: Database
     worker_id: int
-    fronts: dict[str, Front] = field(default_factory=lambda: defaultdict(Front))
+    positions: dict[str, ScanPosition] = field(default_factory=lambda: defaultdict(ScanPosition))
 
     def work(self) -> None:
         """Clean, score and settle until the run is finished."""
         while True:
-            judged = {group for stage in (rows.CLEAN, rows.SCORE) for group in self._judge(stage)}
+            judged = {group for stage in STAGES for group in self._judge(stage)}
             with self.database.transaction() as tx:
                 if judged:
-                    rows.settle_groups(tx, self.scene.run_id, 2, IN_FLIGHT, None, judged)
+                    processing.settle_groups(tx, self.scene.run_id, 2, IN_FLIGHT, None, judged)
                 elif runs.is_finished(tx, self.scene.run_id):
                     return
             if not judged:
                 time.sleep(IDLE_SECONDS)
 
-    def _judge(self, stage: rows.Stage) -> set[int]:
+    def _judge(self, stage: processing.Stage) -> set[int]:
         """Judge some rows; their groups."""
-        claimed = self.fronts[stage.processor].look(partial(self._claim, stage))
-        is_score = stage is rows.SCORE
+        claimed = self.positions[stage.processor].look(partial(self._claim, stage))
+        is_score = stage.processor == "score"
         verdicts = [
-            rows.Verdict(row["id"], row["attempt"], events=_events(row["rollout_id"]) if is_score else ())
+            processing.Verdict(
+                row["id"], row["attempt"], events=_events(row["rollout_id"]) if is_score else ()
+            )
             for row in claimed
         ]
         if verdicts:
             with self.database.transaction() as tx:
-                rows.finish(tx, stage, self.scene.run_id, self.worker_id, verdicts, max_attempts=3)
+                processing.finish(tx, stage, self.scene.run_id, self.worker_id, verdicts, max_attempts=3)
         return {row["group_id"] for row in claimed}
 
-    def _claim(self, stage: rows.Stage, after: int) -> list[DictRow]:
+    def _claim(self, stage: processing.Stage, after: int) -> list[DictRow]:
         with self.database.transaction() as tx:
-            return rows.claim(tx, stage, self.scene.run_id, self.worker_id, IN_FLIGHT, 3, after)
+            return processing.claim(tx, stage, self.scene.run_id, self.worker_id, IN_FLIGHT, 3, after)
 
 
 def _events(rollout_id: int) -> tuple[rewards.RewardEvent, ...]:

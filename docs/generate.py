@@ -21,9 +21,11 @@ from typer.testing import CliRunner
 from trinity_db import keys
 from trinity_db.cli import app
 from trinity_db.cli.configuration import PER_PROCESS, RunConfig
+from trinity_db.processors.lists import LISTS, List
 from trinity_db.schema.base import Base
 from trinity_db.schema.models import metadata
 from trinity_db.settings import Change, Kept, marked, sections_below, sections_in
+from trinity_db.store import processing
 from trinity_db.trainer.algorithms.columns import COLUMNS
 from trinity_db.trainer.algorithms.parts import KINDS, readable
 from trinity_db.trainer.recipes import PARTS, RECIPES, Composition, choices
@@ -263,6 +265,47 @@ def columns() -> str:
     return "\n".join(["| column | shape | meaning |", "| --- | --- | --- |", *rows])
 
 
+# Processing steps
+
+
+def steps() -> str:
+    """Every built-in step with its options."""
+    return "\n".join(line for processor, kind in LISTS.items() for line in _list(processor, kind))
+
+
+def _list(processor: str, kind: List) -> Iterator[str]:
+    yield f"### {processor}\n"
+    yield f"The word `defaults` stands for {', '.join(f'`{name}`' for name in kind.defaults)}.\n"
+    for name, function in kind.known.items():
+        yield f"#### {name}\n"
+        yield f"{_docstring(inspect.getdoc(function))}\n"
+        reads = inspect.signature(function.__call__ if inspect.isclass(function) else function).parameters
+        columns = [one for one in reads if one in processing.columns()]
+        yield f"Reads {', '.join(f'`{column}`' for column in columns)}.\n"
+        options = [
+            one
+            for one in inspect.signature(function).parameters.values()
+            if one.kind is one.KEYWORD_ONLY and one.name not in columns
+        ]
+        if options:
+            yield "| option | type | default |"
+            yield "| --- | --- | --- |"
+            yield from (_option(one) for one in options)
+            yield ""
+
+
+def _option(parameter: inspect.Parameter) -> str:
+    default = ... if parameter.default is parameter.empty else parameter.default
+    field = FieldInfo.from_annotated_attribute(parameter.annotation, default)
+    return f"| `{parameter.name}` | {keys.type_of(field)} | {keys.default_of(field)} |"
+
+
+def step_columns() -> str:
+    """Every column that a step may read."""
+    rows = [f"| `{name}` | {_text(meaning)} |" for name, meaning in processing.columns().items()]
+    return "\n".join(["| column | what it holds |", "| --- | --- |", *rows, ""])
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "may change": may_change,
@@ -273,6 +316,8 @@ REGIONS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "compositions": compositions,
     "parts": parts,
+    "steps": steps,
+    "step columns": step_columns,
 }
 
 

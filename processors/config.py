@@ -1,67 +1,43 @@
 """Settings of the processors."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from trinity_db.config import ForwardConfig
+from trinity_db.errors import ConfigError
+from trinity_db.processors.lists import LISTS
 from trinity_db.settings import Change, Kept, Settings
 
 
-class CleanConfig(Settings):
-    """Which experiences are unfit to be scored."""
+class StepConfig(Settings):
+    """A step of a list: its name alone, or a mapping of its name and its options."""
 
-    max_response_length: int | None = Field(None, ge=1)
-    """Tokens; a longer response is dropped. None: any length."""
-    drop_truncated: bool = False
-    """Drop responses that ended because no more tokens were allowed (DAPO's overlong filtering). The rest of
-    their group is compared without them."""
+    model_config = ConfigDict(extra="allow")
 
-
-class RewardConfig(Settings):
-    """One reward function and its share in the reward."""
-
-    function: str
-    """exact_match, position_match, regex_match, number_match, overlong_penalty, or one of your own as
-    path/to/file.py:name."""
-    weight: float = Field(1.0, allow_inf_nan=False)
-    """The reward is the sum of each function's value times its weight."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the function, for example {pattern: 'A: (.*)'} for regex_match."""
+    name: str
+    """A built-in step, or one of your own as path/to/file.py:name. The other keys are its options."""
 
     @model_validator(mode="before")
     @classmethod
-    def a_name_alone_is_a_function(cls, value: Any) -> Any:
-        return {"function": value} if isinstance(value, str) else value
+    def a_name_alone_is_a_step(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is in a file of the user's, which is not read here."""
+        return ".py:" in self.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is given to it."""
+        return self.model_extra or {}
 
 
-class ScoreConfig(Settings):
-    """How rewards are computed."""
+class ScoreStepConfig(StepConfig):
+    """A step of `score`, with its share in the reward."""
 
-    functions: list[RewardConfig] = Field(default_factory=lambda: [RewardConfig(function="exact_match")])
-    """Reward functions; each writes a reward event of its name. []: no function. Rewards then come from the
-    workflow, from people or from a teacher."""
-
-    @model_validator(mode="after")
-    def each_function_stands_once(self) -> Self:
-        # Of each name the latest event counts: of two with one name, the first would count for nothing.
-        names = [reward.function for reward in self.functions]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(
-                    f"{name} stands there twice, and of each name one value counts: leave one out, or join "
-                    "them in a function of your own, path/to/file.py:name"
-                )
-        return self
-
-
-class TeacherConfig(ForwardConfig):
-    """Another model that gives its log-probability of each token of a response (on-policy distillation)."""
-
-    path: Path
-    """Folder of a causal language model in Hugging Face format that has the same tokens. Each processor loads
-    it and asks it at explorer.temperature."""
+    weight: float = Field(1.0, allow_inf_nan=False)
+    """The reward is the sum of each step's value times its weight."""
 
 
 class GroupConfig(Settings):
@@ -111,13 +87,16 @@ class ArchiveConfig(Settings):
 class ProcessorsConfig(Settings):
     """Which processors run, and how."""
 
-    clean: Annotated[CleanConfig, Change.DATED] = CleanConfig()
-    """Drops unfit responses."""
-    score: Annotated[ScoreConfig, Change.DATED] = ScoreConfig()
-    """Computes rewards."""
-    teacher: Annotated[TeacherConfig | None, Kept("the stored scores are this teacher's")] = None
-    """A teacher, whose log-probabilities are stored with each row before the row can be drawn. None: no
-    teacher."""
+    clean: Annotated[list[StepConfig], Change.DATED] = Field(
+        default_factory=lambda: [StepConfig(name=name) for name in LISTS["clean"].defaults]
+    )
+    """Steps that drop what is unfit, in order. The word defaults stands for not_empty and finite_logprobs."""
+    score: Annotated[list[ScoreStepConfig], Change.DATED] = Field(
+        default_factory=lambda: [ScoreStepConfig(name=name) for name in LISTS["score"].defaults]
+    )
+    """Steps that say what a response is worth, in order; each number is a reward event of the step's name.
+    The word defaults stands for exact_match. []: rows have no reward, where something else gives them one or
+    none is read. The teacher cannot change during a run."""
     group: GroupConfig = GroupConfig()
     """Makes whole groups ready."""
     pair: Annotated[PairConfig | None, Kept("the stored pairs were derived by it")] = None
@@ -131,3 +110,52 @@ class ProcessorsConfig(Settings):
     max_attempts: Annotated[int, Change.PER_PROCESS] = Field(3, ge=1)
     """A row that fails this often is dropped with its error, and the others go on. May change during a
     run."""
+
+    @field_validator("clean", "score", mode="before")
+    @classmethod
+    def defaults_stand_for_the_built_in_list(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list):
+            return value
+        defaults = LISTS[str(info.field_name)].defaults
+        return [step for one in value for step in (defaults if one == "defaults" else (one,))]
+
+    @field_validator("clean", "score")
+    @classmethod
+    def built_in_steps_take_their_options(
+        cls, value: list[StepConfig], info: ValidationInfo
+    ) -> list[StepConfig]:
+        for step in value:
+            if not step.is_own:
+                try:
+                    LISTS[str(info.field_name)].load(step)
+                except ConfigError as error:
+                    raise ValueError(str(error)) from None
+        return value
+
+    @field_validator("score")
+    @classmethod
+    def each_score_step_stands_once(cls, value: list[ScoreStepConfig]) -> list[ScoreStepConfig]:
+        # Of each name the latest event counts: of two with one name, the first would count for nothing.
+        names = [step.name for step in value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"{name} stands there twice, and of each name one value counts: leave one out, or join "
+                    "them in a function of your own, path/to/file.py:name"
+                )
+        return value
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a built-in step says what another model thinks of each token."""
+        return any(LISTS["score"].says(step.name) is not None for step in self.score)
+
+    @property
+    def may_have_teacher(self) -> bool:
+        """The same, where a step of the user's own may do it."""
+        return self.has_teacher or any(step.is_own for step in self.score)
+
+    @property
+    def may_reward(self) -> bool:
+        """Whether a step may give a reward."""
+        return any(LISTS["score"].says(step.name) is None for step in self.score)

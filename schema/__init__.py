@@ -14,6 +14,7 @@
     archive             archiver         where a run's archive stands, and who may write it
     score               score processor, trainer  what another model says of a row's tokens
     reward_event        score processor, import, people   one statement about a rollout
+    step_list           processors       by which steps a processor worked
     processing          processors       what a processor did with a row
     preference          import, pair processor   two experiences of which one is better
     pairing             whoever changes a group  where the pair processor has to look again
@@ -32,4 +33,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0014"
+HEAD = "0015"

@@ -1,12 +1,39 @@
-"""What processors did with rows, and which rows will not be trained on."""
+"""The steps that processors work by, what they did with rows, and rows that will not be trained on."""
 
 from typing import Any
 
 from sqlalchemy import CheckConstraint, ForeignKey, Index, Integer, Text, UniqueConstraint
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from trinity_db.schema.base import Base, Id, Now, enum
 from trinity_db.schema.states import Outcome
+
+
+class StepList(Base):
+    """The steps that a processor of a run worked by. Written by processors when they start.
+
+    A list that differs from all before, in a step's options or in the version of its code, is the next
+    version.
+    """
+
+    __tablename__ = "step_list"
+
+    run_id: Mapped[int] = mapped_column(
+        ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, comment="The run"
+    )
+    processor: Mapped[str] = mapped_column(Text, primary_key=True, comment="Which processor: clean or score")
+    version: Mapped[int] = mapped_column(
+        Integer,
+        primary_key=True,
+        autoincrement=False,
+        comment="Which of the lists that the processor had in this run, from 1",
+    )
+    steps: Mapped[list[dict[str, Any]]] = mapped_column(
+        JSONB,
+        comment="The steps in order: of each its name, the version of its code, its weight and its options",
+    )
+    created_at: Mapped[Now] = mapped_column(comment="Time at which a processor first worked by it")
 
 
 class Processing(Base):
@@ -21,12 +48,17 @@ class Processing(Base):
     processor: Mapped[str] = mapped_column(
         Text, comment="Which processor: clean, score or another one's name"
     )
-    processor_version: Mapped[int] = mapped_column(Integer, comment="Version of the processor")
+    processor_version: Mapped[int] = mapped_column(
+        Integer, comment="Version of the processor's list of steps, as in step_list"
+    )
     attempt: Mapped[int] = mapped_column(
         Integer, comment="Attempt of the row's lease under which the processor looked at it"
     )
     outcome: Mapped[Outcome] = mapped_column(
         enum(Outcome, "processing_outcome"), comment="passed, dropped, failed or refused"
+    )
+    step: Mapped[str | None] = mapped_column(
+        Text, comment="The step that dropped the row or failed; NULL where no single step did"
     )
     error: Mapped[str | None] = mapped_column(
         Text, comment="What went wrong; NULL unless the outcome is failed"
@@ -71,6 +103,9 @@ class Drop(Base):
     )
     stage: Mapped[str] = mapped_column(
         Text, comment="Where it was dropped: explore, a processor's name, encode or draw"
+    )
+    step: Mapped[str | None] = mapped_column(
+        Text, comment="The processing step that dropped it or failed; NULL where no single step did"
     )
     reason: Mapped[str] = mapped_column(Text, comment="Why, in one word")
     detail: Mapped[dict[str, Any] | None] = mapped_column(comment="Numbers that belong to the reason")

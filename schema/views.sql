@@ -167,6 +167,7 @@ COMMENT ON COLUMN trinity.batch_view.committed_at IS 'Time at which the step was
 CREATE VIEW trinity.drop_view AS
 SELECT r.name AS run,
        d.stage,
+       d.step,
        d.reason,
        s.name AS taskset,
        width_bucket(e.response_length, ARRAY[0, 32, 128, 512, 2048, 8192]) AS length_class,
@@ -183,9 +184,10 @@ LEFT JOIN trinity.rollout_group g ON g.id = coalesce(d.group_id, e.group_id)
 LEFT JOIN trinity.task t ON t.id = g.task_id
 LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
 LEFT JOIN trinity.task_stat f ON f.run_id = d.run_id AND f.task_id = g.task_id AND f.scored > 0
-GROUP BY r.name, d.stage, d.reason, s.name, length_class, difficulty;
+GROUP BY r.name, d.stage, d.step, d.reason, s.name, length_class, difficulty;
 COMMENT ON COLUMN trinity.drop_view.run IS 'Name of the run';
 COMMENT ON COLUMN trinity.drop_view.stage IS 'Where it was dropped';
+COMMENT ON COLUMN trinity.drop_view.step IS 'The processing step that dropped it or failed; NULL where no single step did';
 COMMENT ON COLUMN trinity.drop_view.reason IS 'Why, in one word';
 COMMENT ON COLUMN trinity.drop_view.taskset IS 'Name of the taskset';
 COMMENT ON COLUMN trinity.drop_view.length_class IS 'Class of the response''s length, bounds 0, 32, 128, 512, 2048 and 8192 tokens';

@@ -26,7 +26,7 @@ from trinity_db.database import Database, Transaction, connect
 from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.records import Demonstration, Preference, Task, Trajectory, Unpaired
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, groups, offline, policies, rewards, rows, runs, samplers, workers
+from trinity_db.store import batches, groups, offline, policies, processing, rewards, runs, samplers, workers
 
 Result = TypeVar("Result")
 
@@ -137,18 +137,19 @@ class Scene:
         )
         return claimed
 
-    def judge(self, stage: rows.Stage, limit: int = 1000) -> list[int]:
+    def judge(self, stage: processing.Stage, limit: int = 1000) -> list[int]:
         """Claim rows for a stage and pass them all; returns their ids. The score is the response."""
         with self.database.transaction() as tx:
-            claimed = rows.claim(tx, stage, self.run.id, self.processor, limit)
+            reading = replace(stage, columns=("response", "last_step"))
+            claimed = processing.claim(tx, reading, self.run.id, self.processor, limit)
         with self.database.transaction() as tx:
             verdicts = [
-                rows.Verdict(
-                    row["id"], row["attempt"], events=self._score(row) if stage is rows.SCORE else ()
+                processing.Verdict(
+                    row["id"], row["attempt"], events=self._score(row) if stage is processing.SCORE else ()
                 )
                 for row in claimed
             ]
-            rows.finish(tx, stage, self.run.id, self.processor, verdicts, max_attempts=3)
+            processing.finish(tx, stage, self.run.id, self.processor, verdicts, max_attempts=3)
         return [row["id"] for row in claimed]
 
     def settle(
@@ -159,7 +160,7 @@ class Scene:
         solved_reward: float = 1.0,
     ) -> int:
         with self.database.transaction() as tx:
-            return rows.settle_groups(
+            return processing.settle_groups(
                 tx,
                 self.run.id,
                 min_group_size,
@@ -171,8 +172,8 @@ class Scene:
 
     def process(self) -> None:
         """Clean, score and settle all there is."""
-        self.judge(rows.CLEAN)
-        self.judge(rows.SCORE)
+        self.judge(processing.CLEAN)
+        self.judge(processing.SCORE)
         self.settle()
 
     def make_ready(
@@ -211,7 +212,7 @@ class Scene:
         """Derive preferences until no group is left to look at; how many are new."""
         made = 0
         with self.database.transaction() as tx:
-            while (found := rows.pair_groups(tx, self.run.id, margin, limit=10)) is not None:
+            while (found := processing.pair_groups(tx, self.run.id, margin, limit=10)) is not None:
                 made += found
         return made
 
@@ -359,23 +360,25 @@ def centered(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
 
 
 def claim_rows(
-    scene: Scene, stage: rows.Stage = rows.CLEAN, limit: int = 100, worker: int | None = None
+    scene: Scene, stage: processing.Stage = processing.CLEAN, limit: int = 100, worker: int | None = None
 ) -> list[int]:
     """The ids of rows that are claimed, oldest first."""
     with scene.database.transaction() as tx:
-        return [row["id"] for row in rows.claim(tx, stage, scene.run.id, worker or scene.processor, limit)]
+        return [
+            row["id"] for row in processing.claim(tx, stage, scene.run.id, worker or scene.processor, limit)
+        ]
 
 
 def finish_rows(
     scene: Scene,
-    verdicts: list[rows.Verdict],
-    stage: rows.Stage = rows.CLEAN,
+    verdicts: list[processing.Verdict],
+    stage: processing.Stage = processing.CLEAN,
     worker: int | None = None,
     max_attempts: int = 3,
 ) -> set[int]:
     """The ids of rows that were still the worker's when it gave its verdicts."""
     with scene.database.transaction() as tx:
-        return rows.finish(tx, stage, scene.run.id, worker or scene.processor, verdicts, max_attempts)
+        return processing.finish(tx, stage, scene.run.id, worker or scene.processor, verdicts, max_attempts)
 
 
 @contextmanager

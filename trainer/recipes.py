@@ -39,7 +39,7 @@ class PolicyGradientConfig(Settings):
     kl: Kl | None = None
     """Divergence from the reference, added to the loss or taken off the reward. None: no divergence term."""
     distillation: Distillation | None = None
-    """An advantage for each token from the teacher that processors.teacher names, added to that of the
+    """An advantage for each token from the teacher that processors.score names, added to that of the
     reward. None: no teacher."""
     value: Value | None = None
     """A value head, learned beside the policy, that predicts what a response earns from each token on. A

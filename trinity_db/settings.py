@@ -330,7 +330,7 @@ def _describe(model: type[BaseModel], mistake: dict[str, Any]) -> str:
             mistake["ctx"]["expected_tags"].replace("'", "").split(", "),
         )
         return f"{key}: there is no '{name}'; {hint(name, names)}"
-    if mistake["type"] == "value_error" and isinstance(mistake["input"], dict | BaseModel | str):
+    if mistake["type"] == "value_error" and isinstance(mistake["input"], dict | BaseModel | str | list):
         # A rule of our own: it names the keys or the value, and its input may be the whole section.
         message = f"{mistake['ctx']['error']!s:.{10 * MAX_SHOWN}}"
         return f"{key}: {message}" if key else message

@@ -1,6 +1,6 @@
 """Named SQL: every statement that moves a row.
 
-A file holds queries of one part; `-- name: claim_raw` begins one, the comment below it says what
+A file holds queries of one part; `-- name: claim_rows` begins one, the comment below it says what
 it guarantees. States stand as literals, so that partial indexes serve prepared statements.
 Where rows are found by id or group, their state is asked with IS TRUE, which no partial index serves: by old
 statistics all of one may seem to cost less than a few look-ups.
@@ -27,10 +27,20 @@ def queries() -> dict[str, str]:
 
 
 @cache
-def query(name: str) -> str:
+def query(name: str, **states: str) -> str:
     """A named query as it is sent, with psycopg's %(name)s placeholders, without comments and indentation.
 
     Psycopg remembers how it reads a statement of up to 4,096 characters; a longer one is read anew each time.
+
+    Args:
+        states: Literals that take the place of placeholders. One statement serves all stages that way, and
+            the partial index of each.
     """
     lines = (line.strip() for line in queries()[name].splitlines())
-    return "\n".join(line for line in lines if not line.startswith("--"))
+    text = "\n".join(line for line in lines if not line.startswith("--"))
+    for key, state in states.items():
+        placeholder = f"%({key})s"
+        assert placeholder in text, f"{name} has no place for {key}"
+        assert state.isidentifier(), f"{state} is no state"
+        text = text.replace(placeholder, f"'{state}'")
+    return text

@@ -1,29 +1,10 @@
--- name: claim_raw
--- Lease up to :limit raw rows for the clean processor, oldest first, from the id :after on; skip rows that others
--- hold, and suspects: rows of which so many claims in a row brought no verdict.
+-- name: claim_rows
+-- Lease up to :limit rows that are in a stage's :state, oldest first, from the id :after on; skip rows that others hold,
+-- and suspects: rows of which so many claims in a row brought no verdict. The state is sent as a literal.
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
-    WHERE e.run_id = %(run_id)s AND e.state = 'raw' AND e.worker_id IS NULL AND e.id >= %(after)s
-      AND (e.attempt < %(suspect)s
-           OR e.attempt - coalesce((SELECT max(v.attempt) FROM trinity.processing v
-                                    WHERE v.experience_id = e.id), 0) < %(suspect)s)
-    ORDER BY e.id
-    LIMIT %(limit)s
-    FOR NO KEY UPDATE SKIP LOCKED
-)
-UPDATE trinity.experience e SET worker_id = %(worker_id)s, attempt = e.attempt + 1
-FROM picked
-WHERE e.id = picked.id
-RETURNING e.id, e.attempt
-
--- name: claim_clean
--- Lease up to :limit clean rows for the score processor, oldest first, from the id :after on; skip rows that others
--- hold, and suspects: rows of which so many claims in a row brought no verdict.
-WITH picked AS MATERIALIZED (
-    SELECT e.id
-    FROM trinity.experience e
-    WHERE e.run_id = %(run_id)s AND e.state = 'clean' AND e.worker_id IS NULL AND e.id >= %(after)s
+    WHERE e.run_id = %(run_id)s AND e.state = %(state)s AND e.worker_id IS NULL AND e.id >= %(after)s
       AND (e.attempt < %(suspect)s
            OR e.attempt - coalesce((SELECT max(v.attempt) FROM trinity.processing v
                                     WHERE v.experience_id = e.id), 0) < %(suspect)s)
@@ -37,13 +18,12 @@ WHERE e.id = picked.id
 RETURNING e.id, e.attempt
 
 -- name: claim_suspect
--- Lease one row whatever became of its claims, for when no other is left: a row that kills its processor takes no
--- neighbour with it.
+-- Lease one row in a stage's :state whatever became of its claims, for when no other is left: a row that kills its
+-- processor takes no neighbour with it. The state is sent as a literal.
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
-    WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.state = %(state)s::trinity.experience_state
-      AND e.worker_id IS NULL
+    WHERE e.run_id = %(run_id)s AND e.state = %(state)s AND e.worker_id IS NULL
     ORDER BY e.id
     LIMIT 1
     FOR NO KEY UPDATE SKIP LOCKED
@@ -53,32 +33,58 @@ FROM picked
 WHERE e.id = picked.id
 RETURNING e.id, e.attempt
 
--- name: read_for_cleaning
--- Claimed rows as their judge reads them; how many claims before this one brought no verdict since the last that did.
-SELECT e.id, e.attempt,
+-- name: read_claimed
+-- Claimed rows with everything that a step may read of them: each name has its meaning beside it. A processor selects
+-- from this the columns that its steps ask for. The rest costs nothing: each join finds one row by its key, so the
+-- planner leaves out a join that no selected column needs. `unanswered`: how many claims before this one brought no
+-- verdict since the last that did.
+SELECT e.attempt,
        e.attempt - 1 - coalesce((SELECT max(v.attempt) FROM trinity.processing v WHERE v.experience_id = e.id), 0)
            AS unanswered,
-       e.group_id, x.response, m.finish_reason, p.codec, p.data, p.num_tokens
+       p.codec, p.num_tokens, p.data,
+       e.id AS id, -- the experience
+       e.group_id AS group_id, -- its rollout group
+       e.rollout_id AS rollout_id, -- its rollout
+       x.prompt AS prompt, -- text that the model was given
+       x.response AS response, -- text that the model wrote
+       x.messages AS messages, -- the prompt as a list of messages; None where it was plain text
+       t.payload AS task, -- columns of the imported task, by name
+       m.finish_reason AS finish_reason, -- why the rollout ended; length: no more tokens were allowed
+       e.prompt_length AS prompt_length, -- tokens
+       e.response_length AS response_length, -- tokens
+       e.step AS step, -- place of this response in an attempt of several, from 0
+       (SELECT max(s.step) FROM trinity.experience s WHERE s.rollout_id = e.rollout_id)
+           AS last_step, -- place of the last one; 0 where the attempt has one response
+       e.reward AS reward, -- sum of what was said before, as by the workflow; None where nothing was
+       e.version_min AS version_min, -- oldest policy version that sampled a token of it
+       e.version_max AS version_max -- newest one
 FROM trinity.experience e
-JOIN trinity.experience_text x ON x.experience_id = e.id
-JOIN trinity.payload p ON p.experience_id = e.id
-JOIN trinity.rollout m ON m.id = e.rollout_id
+LEFT JOIN trinity.experience_text x ON x.experience_id = e.id
+LEFT JOIN trinity.payload p ON p.experience_id = e.id
+LEFT JOIN trinity.rollout m ON m.id = e.rollout_id
+LEFT JOIN trinity.rollout_group g ON g.id = e.group_id
+LEFT JOIN trinity.task t ON t.id = g.task_id
 WHERE e.id = ANY(%(ids)s)
-ORDER BY e.id
 
--- name: read_for_scoring
--- Claimed rows as their judge reads them; how many claims before this one brought no verdict since the last that did.
-SELECT e.id, e.attempt,
-       e.attempt - 1 - coalesce((SELECT max(v.attempt) FROM trinity.processing v WHERE v.experience_id = e.id), 0)
-           AS unanswered,
-       e.rollout_id, e.group_id, x.response, e.response_length, e.step,
-       (SELECT max(s.step) FROM trinity.experience s WHERE s.rollout_id = e.rollout_id) AS last_step, t.payload AS task
-FROM trinity.experience e
-JOIN trinity.experience_text x ON x.experience_id = e.id
-JOIN trinity.rollout_group g ON g.id = e.group_id
-JOIN trinity.task t ON t.id = g.task_id
-WHERE e.id = ANY(%(ids)s)
-ORDER BY e.id
+-- name: lock_step_lists
+-- Processors of a run that start at once record their steps one after the other.
+SELECT r.id FROM trinity.run r WHERE r.id = %(run_id)s FOR NO KEY UPDATE
+
+-- name: record_step_list
+-- The version of a processor's list of steps: that of an equal list which the run had before, or else the next number.
+WITH known AS (
+    SELECT max(l.version) AS version FROM trinity.step_list l
+    WHERE l.run_id = %(run_id)s AND l.processor = %(processor)s AND l.steps = %(steps)s::jsonb
+),
+made AS (
+    INSERT INTO trinity.step_list (run_id, processor, version, steps)
+    SELECT %(run_id)s, %(processor)s, coalesce(max(l.version), 0) + 1, %(steps)s::jsonb
+    FROM trinity.step_list l
+    WHERE l.run_id = %(run_id)s AND l.processor = %(processor)s
+    HAVING (SELECT known.version FROM known) IS NULL
+    RETURNING version
+)
+SELECT coalesce((SELECT known.version FROM known), (SELECT made.version FROM made)) AS version
 
 -- name: hold_rows
 -- Which of these rows the worker still holds, and under which attempt; locks them for the verdicts, in the order in
@@ -90,13 +96,10 @@ WHERE e.id = ANY(%(ids)s) AND e.worker_id IS NOT DISTINCT FROM %(worker_id)s AND
 ORDER BY e.id
 FOR NO KEY UPDATE
 
--- name: pass_raw
--- Move held rows from raw to clean.
-UPDATE trinity.experience e SET state = 'clean', worker_id = NULL WHERE e.id = ANY(%(ids)s) AND e.state = 'raw'
-
--- name: pass_clean
--- Move held rows from clean to scored.
-UPDATE trinity.experience e SET state = 'scored', worker_id = NULL WHERE e.id = ANY(%(ids)s) AND e.state = 'clean'
+-- name: pass_rows
+-- Move held rows from a stage's state to the next. The states are sent as literals.
+UPDATE trinity.experience e SET state = %(next_state)s, worker_id = NULL
+WHERE e.id = ANY(%(ids)s) AND e.state = %(state)s
 
 -- name: drop_held
 UPDATE trinity.experience e SET state = 'dropped', worker_id = NULL
@@ -107,7 +110,7 @@ WHERE e.id = ANY(%(ids)s) AND e.state IN ('raw', 'clean')
 UPDATE trinity.experience e SET worker_id = NULL WHERE e.id = ANY(%(ids)s) AND e.state IN ('raw', 'clean')
 
 -- name: count_failures
--- How often this version of a processor has failed on each row.
+-- How often a processor has failed on each row with this version of its list of steps.
 SELECT p.experience_id AS id, count(*) AS failures
 FROM trinity.processing p
 WHERE p.experience_id = ANY(%(ids)s) AND p.processor = %(processor)s
@@ -115,18 +118,21 @@ WHERE p.experience_id = ANY(%(ids)s) AND p.processor = %(processor)s
 GROUP BY p.experience_id
 
 -- name: record_processing
--- One row a verdict; one that was written before, as when its commit was unclear, is left as it is.
-INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, error)
-SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, p.outcome::trinity.processing_outcome, p.error
-FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(errors)s::text[])
-     AS p (id, attempt, outcome, error)
+-- One row a verdict, with the step that dropped or failed the row; one that was written before, as when its commit was
+-- unclear, is left as it is.
+INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, step, error)
+SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, p.outcome::trinity.processing_outcome, p.step, p.error
+FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(steps)s::text[], %(errors)s::text[])
+     AS p (id, attempt, outcome, step, error)
 ON CONFLICT (experience_id, processor, processor_version, attempt) DO NOTHING
 
 -- name: record_drops
--- Why rows will not be trained on; the state changes in the same transaction.
-INSERT INTO trinity."drop" (run_id, experience_id, stage, reason, detail)
-SELECT %(run_id)s, d.id, %(stage)s, d.reason, d.detail
-FROM unnest(%(ids)s::bigint[], %(reasons)s::text[], %(details)s::jsonb[]) AS d (id, reason, detail)
+-- Why rows will not be trained on, and by which processing steps where some said so; the state changes in the same
+-- transaction.
+INSERT INTO trinity."drop" (run_id, experience_id, stage, step, reason, detail)
+SELECT %(run_id)s, d.id, %(stage)s, d.step, d.reason, d.detail
+FROM unnest(%(ids)s::bigint[], %(steps)s::text[], %(reasons)s::text[], %(details)s::jsonb[])
+     AS d (id, step, reason, detail)
 ON CONFLICT (experience_id) DO NOTHING
 
 -- name: pick_groups

@@ -85,12 +85,12 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
               WHERE p.run_id = %(run_id)s
               ORDER BY p.version DESC LIMIT %(versions)s) v) AS rewards,
        (SELECT coalesce(jsonb_agg(to_jsonb(d)), '[]')
-        FROM (SELECT d.stage, d.reason, count(d.experience_id) AS experiences, count(d.group_id) AS groups,
+        FROM (SELECT d.stage, d.step, d.reason, count(d.experience_id) AS experiences, count(d.group_id) AS groups,
                      count(d.preference_id) AS preferences
               FROM trinity."drop" d
               WHERE d.run_id = %(run_id)s
-              GROUP BY d.stage, d.reason
-              ORDER BY count(*) DESC, d.stage, d.reason) d) AS drops,
+              GROUP BY d.stage, d.step, d.reason
+              ORDER BY count(*) DESC, d.stage, d.step, d.reason) d) AS drops,
        (SELECT jsonb_build_object('source', v.source, 'experiences', count(*), 'groups', count(DISTINCT v.group_id))
         FROM trinity.awaited_reward_view v
         WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)
@@ -226,14 +226,14 @@ WHERE e.id = %(id)s
 ORDER BY v.id
 
 -- name: show_processing
-SELECT p.created_at, p.processor, p.processor_version, p.attempt, p.outcome, p.error
+SELECT p.created_at, p.processor, p.processor_version, p.attempt, p.outcome, p.step, p.error
 FROM trinity.processing p
 WHERE p.experience_id = %(id)s
 ORDER BY p.id
 
 -- name: show_drops
 -- Why an experience, or the group of a run's own experience, will not be trained on.
-SELECT d.created_at, d.stage, d.reason, d.detail, d.group_id
+SELECT d.created_at, d.stage, d.step, d.reason, d.detail, d.group_id
 FROM trinity.experience e
 JOIN trinity."drop" d ON d.experience_id = e.id OR (d.group_id = e.group_id AND d.run_id = e.run_id)
 WHERE e.id = %(id)s

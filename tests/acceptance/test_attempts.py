@@ -66,7 +66,7 @@ def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) 
                 taskset="reverse",
                 algorithm=algorithm,
                 explorer={"group_size": GROUP_SIZE, "batch_size": 2, "max_new_tokens": 4, **explorer},
-                processors={"score": {"functions": functions}},
+                processors={"score": functions},
                 trainer={"steps": STEPS, "batch_size": 2, "learning_rate": 1e-3},
             )
             ended = store.run("run", config)

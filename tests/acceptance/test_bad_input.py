@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 def rewarded(function: str, **options: Any) -> dict[str, Any]:
     """A configuration with a reward function."""
-    return GRPO | {"processors": {"score": {"functions": [{"function": function, "options": options}]}}}
+    return GRPO | {"processors": {"score": [{"name": function, **options}]}}
 
 
 ROLLOUT = """
@@ -94,13 +94,14 @@ CASES = {
     "no file of a workflow": Case(
         "there is no file nowhere.py", GRPO | {"explorer": {"workflow": "nowhere.py:f"}}, (), "explore"
     ),
-    "unknown reward function": Case(
-        "no reward function 'exact_mach'; did you mean 'exact_match'?", rewarded("exact_mach")
+    "unknown score step": Case(
+        "processors.score: There is no score step 'exact_mach'; did you mean 'exact_match'?",
+        rewarded("exact_mach"),
     ),
     "no file of rewards": Case("there is no file nowhere.py", rewarded("nowhere.py:f"), (), "process"),
     "no function in the file": Case("has no function 'missing'", rewarded("{folder}/rewards.py:missing")),
     "file of rewards that fails": Case("ZeroDivisionError", rewarded("{folder}/broken.py:f")),
-    "unknown option of a reward": Case("unexpected keyword argument 'x'", rewarded("exact_match", x=1)),
+    "unknown option of a reward": Case("unknown key 'x'; known: name, weight", rewarded("exact_match", x=1)),
     "unreachable database": Case(
         "No database answers at postgresql://me:***@127.0.0.1:1/x",
         GRPO,
@@ -162,7 +163,7 @@ def troubled(store: Store) -> Ended:
         explorer={"group_size": GROUP_SIZE, "batch_size": 4, "order": "sequential", "max_new_tokens": 4},
         processors={
             "max_attempts": MAX_ATTEMPTS,
-            "score": {"functions": [f"{store.folder / 'rewards.py'}:fussy"]},
+            "score": [f"{store.folder / 'rewards.py'}:fussy"],
         },
         trainer={"steps": 3, "batch_size": 2, "learning_rate": 1e-3},
     )

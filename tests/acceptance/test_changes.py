@@ -12,11 +12,11 @@ ONLINE: dict[str, Any] = {
     "taskset": "reverse",
     "algorithm": "grpo",
     "explorer": {"group_size": 4, "batch_size": 4, "max_new_tokens": 4},
-    "processors": {"score": {"functions": ["position_match"]}},
+    "processors": {"score": ["position_match"]},
     "trainer": {"steps": 3, "batch_size": 2, "learning_rate": 1e-3},
 }
 MORE = ("--set", "trainer.steps=6", "--set", "trainer.learning_rate=1e-4", "--set", "trainer.schedule=linear")
-REWARDS = "--set", "processors.score.functions=[{function: exact_match, weight: 2}]"
+REWARDS = "--set", "processors.score=[{name: exact_match, weight: 2}]"
 RATES = """
 SELECT m.step, m.value FROM metric m JOIN run r ON r.id = m.run_id
 WHERE r.name = %(run)s AND m.name = 'learning_rate' ORDER BY m.step
@@ -83,7 +83,7 @@ def test_each_step_says_what_applied_and_what_was_changed_before_it(store: Store
     assert [row["schedule"] for row in steps] == ["constant"] * 3 + ["linear"] * 3
     changes = store.rows("SELECT since_step, key FROM setting_view WHERE run = 'live' ORDER BY key")
     assert [(change["since_step"], change["key"]) for change in changes] == [
-        (4, "processors.score.functions"),
+        (4, "processors.score"),
         (4, "trainer.learning_rate"),
         (4, "trainer.schedule"),
         (4, "trainer.steps"),

@@ -17,7 +17,7 @@ RUN: dict[str, Any] = {
     "max_staleness": 1,
     "algorithm": "grpo",
     "explorer": {"group_size": 4, "batch_size": 2, "max_new_tokens": 4},
-    "processors": {"score": {"functions": ["position_match"]}},
+    "processors": {"score": ["position_match"]},
     "trainer": {"steps": STEPS, "batch_size": 2, "learning_rate": 1e-3},
 }
 COMMITTED = "SELECT array_agg(step ORDER BY step) FROM batch WHERE state = 'committed'"

@@ -32,7 +32,7 @@ def content(path: Path) -> dict[str, Any]:
         "taskset": "reverse",
         "algorithm": "on_policy_distillation",
         "explorer": {"group_size": 2, "batch_size": 4, "max_new_tokens": 4},
-        "processors": {"score": {"functions": []}, "teacher": {"path": str(path)}},
+        "processors": {"score": [{"name": "teacher", "path": str(path)}]},
         "trainer": {"steps": STEPS, "batch_size": BATCH_SIZE, "learning_rate": 1e-3},
     }
 

@@ -14,7 +14,7 @@ ONLINE: dict[str, Any] = {
     "taskset": "reverse",
     "algorithm": "grpo",
     "explorer": {"group_size": GROUP_SIZE, "batch_size": 4, "max_new_tokens": 4},
-    "processors": {"score": {"functions": ["position_match", {"function": "exact_match", "weight": 0.5}]}},
+    "processors": {"score": ["position_match", {"name": "exact_match", "weight": 0.5}]},
 }
 
 

@@ -49,7 +49,7 @@ def configure(store: Store, function: str, **content: Any) -> Path:
         taskset="tasks",
         algorithm="grpo",
         trainer={"steps": 3},
-        processors={"score": {"functions": [f"{store.folder}/functions.py:{function}"]}},
+        processors={"score": [f"{store.folder}/functions.py:{function}"]},
         **content,
     )
     ended = store.run("process", config, "--drain")

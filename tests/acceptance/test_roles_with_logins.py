@@ -19,7 +19,7 @@ ONLINE: dict[str, Any] = {
     "algorithm": "grpo",
     "max_staleness": 1,
     "explorer": {"group_size": 4, "batch_size": 4, "max_new_tokens": 4},
-    "processors": {"score": {"functions": ["position_match"]}, "archive": {}},
+    "processors": {"score": ["position_match"], "archive": {}},
     "trainer": {"steps": STEPS, "batch_size": 4, "learning_rate": 1e-3},
 }
 

@@ -31,7 +31,7 @@ RUN: dict[str, Any] = {
         "max_new_tokens": 4,
         "workflow": f"{Path(workflow.__file__).resolve()}:journaled",
     },
-    "processors": {"score": {"functions": ["position_match"]}, "claim_size": 8},
+    "processors": {"score": ["position_match"], "claim_size": 8},
     # More steps than it can do: it ends when it is stopped.
     "trainer": {"steps": 1_000_000, "batch_size": BATCH_SIZE, "learning_rate": 3e-4},
 }

@@ -24,7 +24,7 @@ RUN: dict[str, Any] = {
     "max_staleness": 1,
     "algorithm": "grpo",
     "explorer": {"group_size": 4, "batch_size": 2, "max_new_tokens": 4},
-    "processors": {"score": {"functions": ["position_match"]}},
+    "processors": {"score": ["position_match"]},
     "trainer": {"steps": STEPS, "batch_size": BATCH_SIZE, "learning_rate": 1e-3, "keep_checkpoints": STEPS},
 }
 VERSION = "SELECT count(*) > %(step)s FROM policy_version"

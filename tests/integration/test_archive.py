@@ -18,7 +18,7 @@ from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, instances, payloads, runs
-from trinity_db.store.rows import CLEAN, SCORE
+from trinity_db.store.processing import CLEAN, SCORE
 
 IN_POSTGRES = "SELECT count(*) FROM trinity.payload WHERE data IS NOT NULL"
 IN_TRANSACTION = """

@@ -12,14 +12,13 @@ import pytest
 from tests.recipes import recipe
 from tests.replays import differences
 from tests.rows import Scene, attempt, claim_rows, finish_rows, members, payload, rollout
+from tests.steps import process
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.service import Explorer
-from trinity_db.processors.config import RewardConfig, ScoreConfig
-from trinity_db.processors.score import Scorer
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import batches, groups, rewards, rows, samplers
+from trinity_db.store import batches, groups, processing, rewards, samplers
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.service import Trainer, TrainerSetup
@@ -154,14 +153,10 @@ def test_each_step_is_judged_by_itself_and_a_function_may_ask_which_it_is(
     scene: Scene, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(REWARD)
-    scorer = Scorer(ScoreConfig(functions=[RewardConfig(function=f"{tmp_path}/mine.py:place")]))
     [group] = scene.claim(1)
     scene.write([attempt(group, 0, ["1", "2"]), rollout(group, 1)])
-    scene.judge(rows.CLEAN)
-    with scene.database.transaction() as tx:
-        claimed = rows.claim(tx, rows.SCORE, scene.run.id, scene.processor, 10)
-        verdicts = [scorer.judge(row) for row in claimed]
-        rows.finish(tx, rows.SCORE, scene.run.id, scene.processor, verdicts, 1)
+    scene.judge(processing.CLEAN)
+    process(scene, {"score": [f"{tmp_path}/mine.py:place"]})
     assert scene.values("SELECT reward FROM trinity.experience ORDER BY rollout_id, step") == [1.0, 11.0, 0.0]
     assert scene.values("SELECT rollout_id IS NULL FROM trinity.reward_event ORDER BY value") == [
         False,
@@ -190,9 +185,9 @@ def test_an_attempt_that_loses_a_step_is_lost_and_groups_count_attempts(scene: S
     [group] = scene.claim(1, group_size=3)
     scene.write([attempt(group, member, ["1", "2"]) for member in group.members])
     [lost, *others] = claim_rows(scene)
-    finish_rows(scene, [rows.Verdict(lost, 1, Outcome.DROPPED, "long")])
-    finish_rows(scene, [rows.Verdict(id, 1) for id in others])
-    scene.judge(rows.SCORE)
+    finish_rows(scene, [processing.Verdict(lost, 1, Outcome.DROPPED, "long")])
+    finish_rows(scene, [processing.Verdict(id, 1) for id in others])
+    scene.judge(processing.SCORE)
     assert scene.settle(min_group_size=3) == 1
     assert scene.rows(DROPS) == [
         ("group", "group_too_small", 5),
@@ -213,9 +208,9 @@ def test_nobody_is_asked_about_what_is_left_of_attempts_that_lost_a_step(scene: 
         small.id,
     )
     assert len(lost) == 4
-    verdicts = {id: rows.Verdict(id, 1, Outcome.DROPPED, "long") for id in lost}
-    finish_rows(asked, [verdicts.get(id, rows.Verdict(id, 1)) for id in claim_rows(asked)])
-    asked.judge(rows.SCORE)
+    verdicts = {id: processing.Verdict(id, 1, Outcome.DROPPED, "long") for id in lost}
+    finish_rows(asked, [verdicts.get(id, processing.Verdict(id, 1)) for id in claim_rows(asked)])
+    asked.judge(processing.SCORE)
     states = "SELECT state::text FROM trinity.rollout_group ORDER BY id"
     assert asked.settle(requires_reward="human") == 1
     assert asked.values(states) == ["dropped", "complete"]
@@ -231,8 +226,8 @@ def test_rewards_are_equal_where_attempts_earned_the_same(scene: Scene) -> None:
     [same, other] = scene.claim(2)
     scene.write([attempt(same, 0, ["0", "1"]), attempt(same, 1, ["0.5", "0", "0.5"])])
     scene.write([attempt(other, 0, ["0", "1"]), attempt(other, 1, ["0", "0"])])
-    scene.judge(rows.CLEAN)
-    scene.judge(rows.SCORE)
+    scene.judge(processing.CLEAN)
+    scene.judge(processing.SCORE)
     assert scene.settle(drop_equal_rewards=True) == 2
     states = "SELECT state::text, reward_variance FROM trinity.rollout_group ORDER BY id"
     assert scene.rows(states) == [("dropped", 0.0), ("ready", 0.5)]

@@ -19,7 +19,7 @@ from trinity_db.config import ScratchConfig
 from trinity_db.database import Database
 from trinity_db.models import build_scratch, load_tokenizer
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import instances, rewards, rows, runs
+from trinity_db.store import instances, processing, rewards, runs
 from trinity_db.trainer import folder
 
 
@@ -90,7 +90,7 @@ def url(server: str, template: str) -> Iterator[str]:
         scene.publish(1, step=1)
         scene.explore(1, rewards=(1.0, 0.0, 0.5))
         drop_last(scene)
-        scene.judge(rows.SCORE)
+        scene.judge(processing.SCORE)
         scene.settle()
         with database.transaction() as tx:
             rewards.record(tx, scene.run.id, "person", [reward(2, 0.25)], created_by="ann")
@@ -102,10 +102,12 @@ def url(server: str, template: str) -> Iterator[str]:
 def drop_last(scene: Scene) -> None:
     """Clean all that is raw, and find nothing in the last row."""
     with scene.database.transaction() as tx:
-        claimed = rows.claim(tx, rows.CLEAN, scene.run.id, scene.processor, limit=10)
-        *verdicts, last = [rows.Verdict(row["id"], row["attempt"]) for row in claimed]
-        empty = rows.Verdict(last.id, last.attempt, Outcome.DROPPED, "empty", {"characters": 0})
-        rows.finish(tx, rows.CLEAN, scene.run.id, scene.processor, [*verdicts, empty], max_attempts=3)
+        claimed = processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, limit=10)
+        *verdicts, last = [processing.Verdict(row["id"], row["attempt"]) for row in claimed]
+        empty = processing.Verdict(last.id, last.attempt, Outcome.DROPPED, "empty", {"characters": 0})
+        processing.finish(
+            tx, processing.CLEAN, scene.run.id, scene.processor, [*verdicts, empty], max_attempts=3
+        )
 
 
 def stop_the_clock(scene: Scene) -> None:
@@ -341,8 +343,8 @@ def test_status_says_whose_rewards_a_run_waits_for_and_a_view_for_which_rows(
     with closing(Database(database_url)) as database:
         scene = Scene.open(database, "asks")
         scene.explore(3)
-        scene.judge(rows.CLEAN)
-        scene.judge(rows.SCORE, limit=5)
+        scene.judge(processing.CLEAN)
+        scene.judge(processing.SCORE, limit=5)
         assert "waits for" not in output(database_url, "status", "asks"), "nothing is required"
         assert json.loads(output(database_url, "status", "asks", "--json"))["awaited"] is None
         execute(database_url, """UPDATE trinity.run SET config = '{{"requires_reward": "human"}}'""")
@@ -401,7 +403,14 @@ def test_status_of_a_run_as_json(url: str, output: Say) -> None:
     assert status["rates"] == rates
     rewards = [(of["version"], of["experiences"], of["reward"]) for of in status["rewards"]]
     assert rewards == [(1, 0, None), (0, 5, (1.0 + 0.25 + 1.0 + 0.0) / 4)]
-    drop = {"stage": "clean", "reason": "empty", "experiences": 1, "groups": 0, "preferences": 0}
+    drop = {
+        "stage": "clean",
+        "step": None,
+        "reason": "empty",
+        "experiences": 1,
+        "groups": 0,
+        "preferences": 0,
+    }
     assert status["drops"] == [drop]
 
 

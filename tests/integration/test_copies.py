@@ -40,7 +40,7 @@ from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.models import metadata
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import groups, policies, rewards, rows, runs, workers
+from trinity_db.store import groups, policies, processing, rewards, runs, workers
 from trinity_db.store.replay import find, first_difference
 
 DATA = ("trajectories", "demonstrations", "preferences")
@@ -128,7 +128,7 @@ def lively(database: Database, name: str = "run") -> Scene:
     scene.write([rollout(late, 0, "late")])
     scene.write([rollout(taken, 1, "1")], worker=again)
     with database.transaction() as tx:
-        rows.claim(tx, rows.CLEAN, scene.run.id, scene.processor, 1)
+        processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 1)
     return scene
 
 

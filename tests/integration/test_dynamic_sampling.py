@@ -4,11 +4,11 @@ import pytest
 from pydantic import ValidationError
 
 from tests.rows import Scene, rollout
-from trinity_db.processors.config import GroupConfig, ProcessorsConfig
-from trinity_db.processors.service import Processors
+from tests.steps import process
+from trinity_db.processors.config import GroupConfig
 from trinity_db.store import rewards
 from trinity_db.store.groups import Pace
-from trinity_db.store.rows import CLEAN, SCORE
+from trinity_db.store.processing import CLEAN, SCORE
 
 GROUPS = "SELECT state FROM trinity.rollout_group ORDER BY id"
 ROWS = "SELECT state, count(*) FROM trinity.experience GROUP BY state ORDER BY state"
@@ -85,14 +85,9 @@ def test_selectors_learn_from_groups_without_difference_too(scene: Scene) -> Non
 
 def test_the_group_processor_does_as_it_is_configured(scene: Scene) -> None:
     for drop, state in ((False, "ready"), (True, "dropped")):
-        config = ProcessorsConfig.model_validate(
-            {"score": {"functions": ["number_match"]}, "group": {"drop_equal_rewards": drop}}
-        )
-        processors = Processors(scene.database, scene.run, config)
-        processors.worker_id = scene.processor
+        config = {"score": ["number_match"], "group": {"drop_equal_rewards": drop}}
         [group] = scene.explore(1, rewards=(-1.0, -1.0))  # no answer, as the first task's is 0
-        while processors.work():
-            pass
+        process(scene, config)
         assert scene.value("SELECT state FROM trinity.rollout_group WHERE id = %s", group.id) == state
 
 

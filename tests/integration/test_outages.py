@@ -474,7 +474,7 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(
         "name: nowhere\ntaskset: a\nmodel: {path: .}\ntrainer: {steps: 1}\nalgorithm: grpo\n"
-        "processors: {score: {functions: [exact_match]}}\n"
+        "processors: {score: [exact_match]}\n"
     )
     return path
 

@@ -2,17 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tests.rows import Scene, rollout
-from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.processors.service import Processors
+from tests.steps import process
 
-PENALTY = {
-    "function": "overlong_penalty",
-    "weight": 0.5,
-    "options": {"max_response_length": 8, "buffer_length": 4},
-}
+PENALTY = {"name": "overlong_penalty", "weight": 0.5, "max_response_length": 8, "buffer_length": 4}
 
 
 def explore(scene: Scene, responses: Sequence[tuple[str, int, str]]) -> None:
@@ -26,16 +20,9 @@ def explore(scene: Scene, responses: Sequence[tuple[str, int, str]]) -> None:
     )
 
 
-def process(scene: Scene, config: dict[str, Any]) -> None:
-    processors = Processors(scene.database, scene.run, ProcessorsConfig.model_validate(config))
-    processors.worker_id = scene.processor
-    while processors.work():
-        pass
-
-
 def test_a_long_response_loses_reward_by_an_event_of_its_own(scene: Scene) -> None:
     explore(scene, [("0", 4, "stop"), ("0", 6, "stop"), ("0", 8, "length"), ("1", 7, "stop")])
-    process(scene, {"score": {"functions": ["exact_match", PENALTY]}})
+    process(scene, {"score": ["exact_match", PENALTY]})
     events = (
         "SELECT e.response_length, v.value, v.weight FROM trinity.reward_event v"
         " JOIN trinity.experience e ON e.rollout_id = v.rollout_id"
@@ -46,7 +33,7 @@ def test_a_long_response_loses_reward_by_an_event_of_its_own(scene: Scene) -> No
 
 
 def test_lengths_make_a_difference_between_answers_that_are_all_right(scene: Scene) -> None:
-    config = {"score": {"functions": ["exact_match", PENALTY]}, "group": {"drop_equal_rewards": True}}
+    config = {"score": ["exact_match", PENALTY], "group": {"drop_equal_rewards": True}}
     for lengths in ((2, 3), (2, 8)):
         [group] = scene.claim(1)
         scene.write(
@@ -61,7 +48,7 @@ def test_lengths_make_a_difference_between_answers_that_are_all_right(scene: Sce
 
 def test_a_truncated_response_is_kept_out_of_training_and_of_the_mean_of_its_group(scene: Scene) -> None:
     explore(scene, [("0", 2, "stop"), ("1", 2, "stop"), ("1", 8, "length")])
-    process(scene, {"clean": {"drop_truncated": True}})
+    process(scene, {"clean": ["defaults", "not_truncated"]})
     assert scene.rows('SELECT stage, reason FROM trinity."drop"') == [("clean", "truncated")]
     assert scene.draw(step=1, size=1) is not None
     drawn = (

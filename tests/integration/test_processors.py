@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.rows import Scene, demonstration, import_records, rollout
+from tests.rows import Scene, at_once, demonstration, import_records, rollout
+from tests.steps import processors
 from trinity_db.errors import TrinityError
 from trinity_db.processors import service
-from trinity_db.processors.config import ArchiveConfig, ProcessorsConfig, RewardConfig, ScoreConfig
 from trinity_db.processors.service import Processors
-from trinity_db.store import runs
+from trinity_db.store import processing, runs
 
 FAILURES_IN_A_ROW = 4
 STATES = "SELECT state::text, count(*) FROM trinity.experience GROUP BY 1 ORDER BY 1"
@@ -25,14 +26,7 @@ def start(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Star
     """Starts processors whose function cannot score what is no number; four such rows in a row end them."""
     monkeypatch.setattr(service, "FAILURES_IN_A_ROW", FAILURES_IN_A_ROW)
     (tmp_path / "mine.py").write_text("def number(response, task):\n    return float(response)\n")
-    score = ScoreConfig(functions=[RewardConfig(function=f"{tmp_path}/mine.py:number")])
-
-    def start() -> Processors:
-        processors = Processors(scene.database, scene.run, ProcessorsConfig(score=score), drain=True)
-        processors.worker_id = scene.processor
-        return processors
-
-    return start
+    return lambda: processors(scene, {"score": [f"{tmp_path}/mine.py:number"]}, drain=True)
 
 
 def explore(scene: Scene, *responses: str) -> None:
@@ -41,8 +35,8 @@ def explore(scene: Scene, *responses: str) -> None:
     scene.write([rollout(group, member, response) for member, response in enumerate(responses)])
 
 
-def drain(processors: Processors) -> None:
-    while processors.work():
+def drain(role: Processors) -> None:
+    while role.work():
         pass
 
 
@@ -75,12 +69,12 @@ def test_rows_that_are_tried_again_side_by_side_are_not_failures_in_a_row(scene:
 
 
 def test_a_function_that_fails_from_some_row_on_ends_the_processors_too(scene: Scene, start: Start) -> None:
-    processors = start()
+    role = start()
     explore(scene, "1.0", "0.0")
-    drain(processors)
+    drain(role)
     explore(scene, *["one"] * FAILURES_IN_A_ROW)
     with pytest.raises(TrinityError, match=r"^score: 4 rows failed in a row"):
-        drain(processors)
+        drain(role)
     assert scene.rows(STATES) == [("clean", FAILURES_IN_A_ROW), ("ready", 2)]
 
 
@@ -91,14 +85,87 @@ def test_processors_of_a_run_over_imported_rows_archive_them_and_end_with_it(
     import_records(scene.database, "set", [demonstration(number) for number in range(4)])
     run = Scene.open(scene.database, "imitation", data=["set"])
     run.encode()
-    config = ProcessorsConfig(archive=ArchiveConfig(min_rows=2))
-    processors = Processors(run.database, run.run, config)
-    processors.worker_id = run.processor
+    role = processors(run, {"archive": {"min_rows": 2}})
     run.commit(run.draw_rows(step=1, size=3))
-    drain(processors)
+    drain(role)
     assert run.rows(ARCHIVED) == [(3, 4)]
-    assert not processors.is_done()
+    assert not role.is_done()
     with run.database.transaction() as tx:
         runs.finish(tx, run.run.id)
-    assert processors.is_done()
+    assert role.is_done()
     assert run.rows(ARCHIVED) == [(4, 4)]
+
+
+PROCESSING = "SELECT processor, processor_version, outcome::text, step FROM trinity.processing ORDER BY id"
+LISTS = "SELECT processor, version, steps FROM trinity.step_list ORDER BY processor, version"
+
+
+def test_a_row_is_recorded_with_the_step_that_dropped_or_failed_it(scene: Scene, tmp_path: Path) -> None:
+    name = f"{tmp_path}/mine.py:number"
+    (tmp_path / "mine.py").write_text("def number(response):\n    return float(response)\n")
+    explore(scene, "1.0", " ", "one")
+    config = {"score": [name], "max_attempts": 1, "group": {"min_size": 1}}
+    drain(processors(scene, config))
+    assert scene.rows(PROCESSING) == [
+        *[("clean", 1, outcome, step) for outcome, step in (("passed", None), ("dropped", "not_empty"))],
+        ("clean", 1, "passed", None),
+        *[("score", 1, outcome, step) for outcome, step in (("passed", None), ("failed", name))],
+    ]
+    assert scene.rows('SELECT stage, step, reason FROM trinity."drop" ORDER BY id') == [
+        ("clean", "not_empty", "empty"),
+        ("score", name, "score_failed"),
+    ]
+    assert scene.rows("SELECT stage, step, reason, rows FROM trinity.drop_view ORDER BY stage") == [
+        ("clean", "not_empty", "empty", 1),
+        ("score", name, "score_failed", 1),
+    ]
+
+
+def test_a_list_that_changes_in_options_or_code_is_a_version_of_its_own(scene: Scene, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    code = "def short(response, *, limit):\n    return float(len(response) <= limit)\n"
+    marked = "from trinity_db.processors.step import step\n@step(version=2)\n" + code
+
+    def pass_one(limit: int) -> int:
+        """The version under which a row is scored by now."""
+        role = processors(scene, {"score": [{"name": f"{path}:short", "weight": 2, "limit": limit}]})
+        explore(scene, "a")
+        drain(role)
+        version: int = scene.value(
+            "SELECT processor_version FROM trinity.processing ORDER BY id DESC LIMIT 1"
+        )
+        return version
+
+    path.write_text(code)
+    versions = [pass_one(1), pass_one(1), pass_one(2)]
+    path.write_text(marked)
+    versions += [pass_one(2), pass_one(1)]
+    path.write_text(code)
+    assert [*versions, pass_one(2)] == [1, 1, 2, 3, 4, 2]
+    [clean, first, *_] = scene.rows(LISTS)
+    assert clean[:2] == ("clean", 1)
+    assert [step["name"] for step in clean[2]] == ["not_empty", "finite_logprobs"]
+    assert first == (
+        *("score", 1),
+        [{"name": f"{path}:short", "version": 1, "weight": 2.0, "options": {"limit": 1}}],
+    )
+
+
+def test_processors_that_start_at_once_agree_on_the_version(scene: Scene) -> None:
+    names = ("one", "two", "one", "two")
+    steps = [[{"name": name}] for name in names]
+    record = partial(processing.record_steps, run_id=scene.run.id, processor="clean")
+    found = at_once(scene.database, [partial(record, steps=one) for one in steps])
+    versions = dict(zip(names, found, strict=True))
+    assert found == [versions[name] for name in names]
+    assert sorted(versions.values()) == [1, 2]
+
+
+def test_a_clean_step_that_can_judge_no_row_ends_the_processors(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FAILURES_IN_A_ROW", FAILURES_IN_A_ROW)
+    (tmp_path / "mine.py").write_text("def broken(response):\n    return 1 / 0\n")
+    explore(scene, *["one"] * FAILURES_IN_A_ROW)
+    with pytest.raises(TrinityError, match=r"^clean: 4 rows failed in a row, .*:broken raised ZeroDivision"):
+        drain(processors(scene, {"clean": [f"{tmp_path}/mine.py:broken"]}))

@@ -14,7 +14,10 @@ from psycopg.rows import DictRow
 import trinity_db
 from tests.postgres import new_database
 from trinity_db.database import connect
+from trinity_db.processors import lists
+from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.schema.queries import queries, query
+from trinity_db.store import processing
 
 ROOT = Path(trinity_db.__file__).parent.parent
 SOURCES = sorted(
@@ -92,8 +95,10 @@ FROM trinity.experience e JOIN trinity.batch b ON b.id = (SELECT min(id) FROM tr
 # What claims, draws and keeps count while rows flow, and the index that finds its rows.
 HOT = {
     "claim_abandoned_groups": "rollout_group_live_idx",
-    "claim_clean": "experience_open_idx",
-    "claim_raw": "experience_open_idx",
+    "claim_rows to clean": "experience_open_idx",
+    "claim_rows to score": "experience_open_idx",
+    "claim_suspect to clean": "experience_open_idx",
+    "claim_suspect to score": "experience_open_idx",
     "count_pace": "rollout_group_live_idx",
     "draw_by_chance": "rollout_group_chance_idx",
     "draw_groups": "rollout_group_live_idx",
@@ -106,7 +111,7 @@ HOT = {
     "pair_groups": "experience_group_idx",
     "pick_groups": "rollout_group_live_idx",
     "read_attempts": "experience_pkey",
-    "read_for_scoring": "experience_rollout_key",
+    "read_claimed to score": "experience_rollout_key",
     "refresh_rewards": "reward_event_rollout",
     "release_leases": "experience_worker_idx",
     "release_own_leases": "experience_worker_idx",
@@ -118,12 +123,29 @@ HOT = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(queries()))
+def forms() -> Iterator[tuple[str, str]]:
+    """Each query as it is sent, by name: once, or for each stage with its states and columns."""
+    stages = lists.stages(lists.load(ProcessorsConfig()))
+    for name in queries():
+        states = [key for key in ("state", "next_state") if f"%({key})s" in query(name)]
+        for stage in stages if states else ():
+            literals = {key: getattr(stage, key) for key in states}
+            yield f"{name} to {stage.processor}", query(name, **literals)
+        if not states:
+            yield name, query(name)
+    for stage in stages:
+        yield f"read_claimed to {stage.processor}", processing.reading(stage.columns)
+
+
+FORMS = dict(forms())
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
 def test_every_query_fits_the_tables(connection: psycopg.Connection[DictRow], name: str) -> None:
-    statement = numbered(query(name))
+    statement = numbered(FORMS[name])
     with connection.transaction(force_rollback=True):
-        connection.execute(f"PREPARE {name} AS {statement}", prepare=False)
-        connection.execute(f"DEALLOCATE {name}")
+        connection.execute(f"PREPARE it AS {statement}", prepare=False)
+        connection.execute("DEALLOCATE it")
         if connection.info.server_version >= 160000:
             connection.execute(f"EXPLAIN (GENERIC_PLAN) {statement}", prepare=False)
 
@@ -161,12 +183,38 @@ def test_psycopg_remembers_how_it_reads_each_query() -> None:
 def test_a_query_of_the_hot_path_reads_no_table_from_end_to_end(
     busy_store: psycopg.Connection[DictRow], name: str
 ) -> None:
-    statement = numbered(query(name))
+    statement = numbered(FORMS[name])
     rows = busy_store.execute(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {statement}", prepare=False).fetchall()
     nodes = list(plan_nodes(rows[0]["QUERY PLAN"][0]["Plan"]))
     scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
     assert scanned.isdisjoint({"experience", "rollout_group", "rollout", "reward_event"})
     assert [node["Index Name"] for node in nodes if node.get("Index Name", "").startswith(HOT[name])]
+
+
+@pytest.mark.parametrize(
+    ("steps", "tables"),
+    [
+        ([], {"experience", "processing"}),
+        (["not_empty"], {"experience", "processing", "experience_text"}),
+        (["finite_logprobs"], {"experience", "processing", "payload"}),
+        (["not_truncated"], {"experience", "processing", "rollout"}),
+    ],
+)
+def test_what_no_step_reads_is_not_read(
+    busy_store: psycopg.Connection[DictRow], steps: list[str], tables: set[str]
+) -> None:
+    config = ProcessorsConfig.model_validate({"clean": steps})
+    clean, _ = lists.stages(lists.load(config))
+    statement = numbered(processing.reading(clean.columns))
+    rows = busy_store.execute(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {statement}", prepare=False).fetchall()
+    nodes = plan_nodes(rows[0]["QUERY PLAN"][0]["Plan"])
+    assert {node["Relation Name"] for node in nodes if "Relation Name" in node} == tables
+
+
+def test_every_column_that_steps_may_read_can_be_read(connection: psycopg.Connection[DictRow]) -> None:
+    assert len(processing.columns()) > 15
+    assert all(processing.columns().values()), "each has its meaning"
+    connection.execute(numbered(processing.reading(tuple(processing.columns()))).replace("$1", "'{}'"))
 
 
 def numbered(statement: str) -> str:

@@ -18,19 +18,19 @@ from tests.rows import (
 )
 from trinity_db.database import connect
 from trinity_db.errors import NotFound, TrinityError
-from trinity_db.store import batches, replay, rewards, rows
+from trinity_db.store import batches, processing, replay, rewards
 
 
 def test_a_draw_waits_for_no_transaction_that_makes_other_groups_ready(scene: Scene) -> None:
     early, late = scene.claim(2)
     for group in (late, early):
         scene.write(members(group))
-        scene.judge(rows.CLEAN)
-        scene.judge(rows.SCORE)
+        scene.judge(processing.CLEAN)
+        scene.judge(processing.SCORE)
         if group is late:
             scene.settle()
     with closing(connect(scene.database.url)) as other:
-        assert rows.settle_groups(other, scene.run.id, 2, limit=10) == 1
+        assert processing.settle_groups(other, scene.run.id, 2, limit=10) == 1
         first = drawn(scene.draw(step=1, size=1))
         other.commit()
     second = drawn(scene.draw(step=2, size=1))

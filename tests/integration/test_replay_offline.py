@@ -4,7 +4,7 @@ import pytest
 
 from tests.replays import adopted, correct, difference, differences, drawn
 from tests.rows import Scene, demonstration, import_records, payload, preference, trajectory
-from trinity_db.store import offline, rows
+from trinity_db.store import offline, processing
 
 
 def two_epochs(scene: Scene, *, pairs: bool, from_step: int = 1, max_uses: int = 2) -> None:
@@ -163,7 +163,7 @@ def test_pairs_that_were_made_later_were_not_there_and_their_rows_not_rejected(s
     for step, pairs in enumerate([4, 8]):
         assert drawn(run.draw_rows(step=3 * step + 1, size=16)).size == 16 - 4 * step
         with run.database.transaction() as tx:
-            assert rows.pair_groups(tx, run.run.id, margin=0.5, limit=4) == 4
+            assert processing.pair_groups(tx, run.run.id, margin=0.5, limit=4) == 4
         assert drawn(run.draw_pairs(step=3 * step + 2, size=8)).size == pairs
         run.reopen(version=0)
     assert differences(run) == []

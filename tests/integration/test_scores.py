@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests import steps as steps_of
 from tests.recipes import recipe
 from tests.rows import UNLIMITED, Scene, finish_rows, import_records, preference, rollout
 from trinity_db.arrays import Payload
@@ -20,11 +21,12 @@ from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch
 from trinity_db.models.frozen_model import FrozenModel
-from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors import lists
 from trinity_db.processors.service import Processors
-from trinity_db.processors.teacher import Teacher
+from trinity_db.processors.step import Step
+from trinity_db.processors.steps.teacher import Ask, Teacher
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import payloads, rows, runs, scores, workers
+from trinity_db.store import payloads, processing, runs, scores, workers
 from trinity_db.trainer import precompute
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.service import Trainer, TrainerSetup
@@ -43,16 +45,21 @@ def constant(asked: Sequence[Payload]) -> Iterator[tuple[int, NDArray[np.float32
         yield place, -asked[place].token_ids[asked[place].action_mask].astype(np.float32)
 
 
-def processors(scene: Scene, teacher: Teacher, **config: Any) -> Processors:
-    role = Processors(scene.database, scene.run, ProcessorsConfig.model_validate(config), teacher=teacher)
-    role.worker_id = scene.processor
-    return role
+class Asked(Teacher):
+    """A teacher whose answers a function gives."""
+
+    def __init__(self, model: scores.Model, context: int, ask: Ask) -> None:
+        self.model, self.context, self.ask = model, context, ask
 
 
-def process(scene: Scene, teacher: Teacher, **config: Any) -> None:
-    role = processors(scene, teacher, **config)
-    while role.work():
-        pass
+def steps(teacher: Teacher, *others: str) -> lists.Steps:
+    """A list of score with a teacher."""
+    asked = Step("teacher", Teacher, ("id", "payload"), {}, call=teacher)
+    return {"score": [*steps_of.load("score", *others), asked]}
+
+
+def process(scene: Scene, teacher: Teacher, *others: str, **config: Any) -> None:
+    steps_of.process(scene, config, steps(teacher, *others))
 
 
 def read(scene: Scene, name: scores.Name, ids: Sequence[int]) -> list[list[float]]:
@@ -63,7 +70,7 @@ def read(scene: Scene, name: scores.Name, ids: Sequence[int]) -> list[list[float
 
 def test_a_row_is_ready_with_what_its_teacher_says(scene: Scene) -> None:
     scene.explore(2)
-    process(scene, Teacher(MODEL, 100, constant))
+    process(scene, Asked(MODEL, 100, constant), "exact_match")
     assert scene.rows(STATES) == [("ready", 4)]
     ids = scene.values(SCORED, "teacher")
     assert ids == scene.values("SELECT id FROM trinity.experience ORDER BY id")
@@ -73,7 +80,7 @@ def test_a_row_is_ready_with_what_its_teacher_says(scene: Scene) -> None:
 
 def test_rows_without_rewards_are_ready_where_nobody_reads_these(scene: Scene) -> None:
     scene.explore(2)
-    process(scene, Teacher(MODEL, 100, constant), score={"functions": []})
+    process(scene, Asked(MODEL, 100, constant))
     assert scene.rows(STATES) == [("ready", 4)]
     assert scene.values("SELECT reward FROM trinity.experience") == [None] * 4
     assert scene.rows("SELECT scored, solved FROM trinity.task_stat ORDER BY task_id") == [(0, 0)] * 2
@@ -88,7 +95,7 @@ def test_a_row_that_the_teacher_cannot_take_is_dropped_with_the_reason(scene: Sc
         for place, said in constant(asked):
             yield place, said if place else np.full_like(said, -np.inf)
 
-    process(scene, Teacher(MODEL, 5, unsure), max_attempts=1, group={"min_size": 1})
+    process(scene, Asked(MODEL, 5, unsure), max_attempts=1, group={"min_size": 1})
     assert sorted(scene.rows(DROPS)) == [
         ("score", "score_failed", {"error": "the teacher gave a log-probability that is not finite"}),
         ("score", "too_long_for_teacher", {"tokens": 6, "context": 5}),
@@ -106,26 +113,26 @@ def test_what_the_teacher_was_not_asked_before_a_stop_is_asked_later(scene: Scen
             role.stop()
             yield answer
 
-    role = processors(scene, Teacher(MODEL, 100, interrupted))
+    role = steps_of.processors(scene, {}, steps=steps(Asked(MODEL, 100, interrupted)))
     role.work()
     assert len(scene.values(SCORED, "teacher")) == 1
     assert scene.rows(STATES) == [("clean", 3), ("scored", 1)]
     scene.lose(scene.processor)
-    process(replace(scene, processor=scene.new_worker(WorkerRole.PROCESS)), Teacher(MODEL, 100, constant))
+    process(replace(scene, processor=scene.new_worker(WorkerRole.PROCESS)), Asked(MODEL, 100, constant))
     assert len(scene.values(SCORED, "teacher")) == 4
     assert scene.rows(STATES) == [("ready", 4)]
 
 
 def test_what_comes_too_late_is_not_stored(scene: Scene) -> None:
     scene.explore(1)
-    scene.judge(rows.CLEAN)
+    scene.judge(processing.CLEAN)
     with scene.database.transaction() as tx:
-        claimed = rows.claim(tx, rows.SCORE, scene.run.id, scene.processor, 10)
+        claimed = processing.claim(tx, processing.SCORE, scene.run.id, scene.processor, 10)
     found = payloads.read(scene.database, [row["id"] for row in claimed])
     scene.lose(scene.processor)
     said = {id: [scores.scored(id, MODEL, one, np.zeros(2))] for id, one in found.items()}
-    late = [rows.Verdict(row["id"], row["attempt"], said=said[row["id"]]) for row in claimed]
-    assert finish_rows(scene, late, rows.SCORE) == set()
+    late = [processing.Verdict(row["id"], row["attempt"], said=said[row["id"]]) for row in claimed]
+    assert finish_rows(scene, late, processing.SCORE) == set()
     assert scene.values(SCORED, "teacher") == []
 
 
@@ -202,10 +209,10 @@ class Distillation:
 def test_a_run_learns_from_its_teacher_alone(scene: Scene, tmp_path: Path) -> None:
     run = Distillation(scene, tmp_path)
     trainer, explorer = run.trainer(), run.explorer()
-    config = {"score": {"functions": []}, "group": {"min_size": 1}}
+    config = {"group": {"min_size": 1}}
     for _ in range(3):
         assert explorer.work()
-        process(run.scene, Teacher(scores.Model("teacher", "seven"), 64, run.teacher.scores), **config)
+        process(run.scene, Asked(scores.Model("teacher", "seven"), 64, run.teacher.scores), **config)
         assert trainer.work()
     assert len(run.scene.values(SCORED, "teacher")) == 6
     distances = run.scene.values(METRIC, run.scene.run.id, "teacher_kl")

@@ -9,7 +9,7 @@ from tests.rows import WAIT_SECONDS, Scene, centered, in_a_thread, reward, wait_
 from trinity_db.database import connect
 from trinity_db.errors import LeaseLost
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, policies, rewards, rows, runs
+from trinity_db.store import batches, policies, processing, rewards, runs
 
 STATES = "SELECT state, use_count, count(*) FROM trinity.experience GROUP BY 1, 2 ORDER BY 1, 2"
 GROUP_STATES = "SELECT state FROM trinity.rollout_group ORDER BY id"
@@ -129,8 +129,8 @@ def test_a_group_that_becomes_ready_too_late_is_not_drawn_though_it_was_not_ther
 ) -> None:
     _, stale = scene.make_ready(2)
     late = scene.explore(1)
-    scene.judge(rows.CLEAN)
-    scene.judge(rows.SCORE)
+    scene.judge(processing.CLEAN)
+    scene.judge(processing.SCORE)
     scene.train(step=1, size=1)
     scene.publish(1, step=1)
     with closing(connect(scene.database.url)) as tx:

@@ -10,8 +10,8 @@ import psycopg
 from tests.rows import WAIT_SECONDS, Scene, in_a_thread, reward, rollout
 from trinity_db.database import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import rows
-from trinity_db.store.rows import CLEAN, SCORE, Stage, Verdict
+from trinity_db.store import processing
+from trinity_db.store.processing import CLEAN, SCORE, Stage, Verdict
 
 ROUNDS = 30
 GROUP_SIZE = 8
@@ -51,7 +51,7 @@ class Flow:
         self.judge(SCORE)
         ids = [group.id for group in claimed]
         with self.counted("settle"), scene.database.transaction() as tx:
-            assert rows.settle_groups(tx, scene.run.id, 2, SIZE, None, ids) == SIZE
+            assert processing.settle_groups(tx, scene.run.id, 2, SIZE, None, ids) == SIZE
         with self.counted("draw"):
             batch = scene.draw(step, SIZE, max_staleness=10)
         with self.counted("commit"):
@@ -61,7 +61,7 @@ class Flow:
         scene, size = self.scene, SIZE * GROUP_SIZE
         with self.counted(f"claim for {stage.processor}"), scene.database.transaction() as tx:
             after = self.after[stage.processor]
-            claimed = rows.claim(tx, stage, scene.run.id, scene.processor, size, 3, after)
+            claimed = processing.claim(tx, stage, scene.run.id, scene.processor, size, 3, after)
         assert len(claimed) == size
         self.after[stage.processor] = max(row["id"] for row in claimed) + 1
         verdicts = [
@@ -73,7 +73,7 @@ class Flow:
             for row in claimed
         ]
         with self.counted(f"finish {stage.processor}"), scene.database.transaction() as tx:
-            rows.finish(tx, stage, scene.run.id, scene.processor, verdicts, max_attempts=3)
+            processing.finish(tx, stage, scene.run.id, scene.processor, verdicts, max_attempts=3)
 
     @contextmanager
     def counted(self, verb: str) -> Iterator[None]:
@@ -110,12 +110,12 @@ def test_processors_at_once_finish_each_row_once_and_miss_none(scene: Scene) -> 
         done: list[int] = []
         while True:
             with scene.database.transaction() as tx:
-                claimed = rows.claim(tx, CLEAN, scene.run.id, worker, 7)
+                claimed = processing.claim(tx, CLEAN, scene.run.id, worker, 7)
             if not claimed:
                 return done
             verdicts = [Verdict(row["id"], row["attempt"]) for row in claimed]
             with scene.database.transaction() as tx:
-                done += rows.finish(tx, CLEAN, scene.run.id, worker, verdicts, max_attempts=3)
+                done += processing.finish(tx, CLEAN, scene.run.id, worker, verdicts, max_attempts=3)
 
     working = [in_a_thread(scene.database, partial(work, worker)) for worker in workers]
     finished = [row for future in working for row in future.result(WAIT_SECONDS)]

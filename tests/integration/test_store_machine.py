@@ -25,7 +25,7 @@ from tests.rows import centered, reward, rollout
 from trinity_db.database import Database, Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import batches, groups, rewards, rows, workers
+from trinity_db.store import batches, groups, processing, rewards, workers
 
 LEASE_SECONDS = 3600.0  # nobody is silent for so long but by the rule that says so
 MAX_ATTEMPTS = 2
@@ -36,7 +36,7 @@ VALUES = st.sampled_from([0.0, 1.0, 0.3, -2.0, 1e6])
 OUTCOMES = st.sampled_from([Outcome.PASSED, Outcome.PASSED, Outcome.DROPPED, Outcome.FAILED])
 JUDGEMENTS = st.lists(st.tuples(OUTCOMES, VALUES), min_size=1, max_size=4)
 SCORES = st.lists(VALUES, min_size=1, max_size=4)
-STAGES = st.sampled_from([rows.CLEAN, rows.SCORE])
+STAGES = st.sampled_from([processing.CLEAN, processing.SCORE])
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Work:
     """Rows that a processor believes to hold: ids and attempts."""
 
     worker: int
-    stage: rows.Stage
+    stage: processing.Stage
     rows: list[tuple[int, int]]
     is_done: bool = False
 
@@ -146,7 +146,7 @@ class OnlineRun(Machine):
 
     @precondition(lambda self: self.model.unprocessed())
     @rule(processor=WHICH, stage=STAGES, limit=st.integers(1, 4), heard=HEARD)
-    def claim_rows(self, processor: int, stage: rows.Stage, limit: int, heard: bool) -> None:
+    def claim_rows(self, processor: int, stage: processing.Stage, limit: int, heard: bool) -> None:
         work = self._claim_rows(pick(self.processors, processor), stage, limit)
         if heard and work.rows:
             self.works.append(work)
@@ -165,7 +165,7 @@ class OnlineRun(Machine):
     @rule()
     def settle(self) -> None:
         settled = self.perform(
-            lambda tx: rows.settle_groups(
+            lambda tx: processing.settle_groups(
                 tx,
                 self.scene.run.id,
                 self.min_group_size,
@@ -180,7 +180,7 @@ class OnlineRun(Machine):
     @rule(processor=WHICH, num_stages=st.sampled_from([1, 2, 2]), values=SCORES)
     def process(self, processor: int, num_stages: int, values: list[float]) -> None:
         """A good day: all rows, then whole groups."""
-        for stage in (rows.CLEAN, rows.SCORE)[:num_stages]:
+        for stage in (processing.CLEAN, processing.SCORE)[:num_stages]:
             work = self._claim_rows(pick(self.processors, processor), stage, limit=100)
             self._finish(work, [(Outcome.PASSED, value) for value in values])
         self.settle()
@@ -226,7 +226,7 @@ class OnlineRun(Machine):
 
     @precondition(lambda self: self.model.unprocessed())
     @rule(processor=WHICH, stage=STAGES, is_silent=st.booleans())
-    def lose_processor(self, processor: int, stage: rows.Stage, is_silent: bool) -> None:
+    def lose_processor(self, processor: int, stage: processing.Stage, is_silent: bool) -> None:
         """It claims, and is given up."""
         worker = pick(self.processors, processor)
         self.works.append(self._claim_rows(worker, stage, limit=4))
@@ -255,7 +255,7 @@ class OnlineRun(Machine):
 
     @precondition(lambda self: self._holders())
     @rule(which=WHICH, stage=STAGES)
-    def lose_track(self, which: int, stage: rows.Stage) -> None:
+    def lose_track(self, which: int, stage: processing.Stage) -> None:
         """A worker that missed an answer gives back what it holds, and claims again, maybe the same."""
         worker = pick(self._holders(), which)
         released = self.perform(lambda tx: workers.release_own(tx, worker))
@@ -348,9 +348,9 @@ class OnlineRun(Machine):
             self.rollout_ids[row_id] = rollout_id
         assert refused == self.model.write(worker, rollouts, found)
 
-    def _claim_rows(self, worker: int, stage: rows.Stage, limit: int) -> Work:
+    def _claim_rows(self, worker: int, stage: processing.Stage, limit: int) -> Work:
         claimed = self.perform(
-            lambda tx: rows.claim(tx, stage, self.scene.run.id, worker, limit, MAX_ATTEMPTS)
+            lambda tx: processing.claim(tx, stage, self.scene.run.id, worker, limit, MAX_ATTEMPTS)
         )
         found = [(row["id"], row["attempt"]) for row in claimed]
         assert found == self.model.claim_rows(stage, worker, limit, MAX_ATTEMPTS)
@@ -362,11 +362,14 @@ class OnlineRun(Machine):
             detail = {"error": "broken"} if outcome == Outcome.FAILED else None
             reason = None if outcome == Outcome.PASSED else "unfit"
             events = []
-            if work.stage is rows.SCORE and outcome == Outcome.PASSED:
+            if work.stage is processing.SCORE and outcome == Outcome.PASSED:
                 events, values[row_id] = [reward(self.rollout_ids[row_id], value)], value
-            verdicts.append(rows.Verdict(row_id, attempt, outcome, reason, detail, events))
+            step = None if outcome == Outcome.PASSED else "strict"
+            verdicts.append(processing.Verdict(row_id, attempt, outcome, reason, detail, events, step=step))
         held = self.perform(
-            lambda tx: rows.finish(tx, work.stage, self.scene.run.id, work.worker, verdicts, MAX_ATTEMPTS)
+            lambda tx: processing.finish(
+                tx, work.stage, self.scene.run.id, work.worker, verdicts, MAX_ATTEMPTS
+            )
         )
         assert held == self.model.finish(work.stage, work.worker, verdicts, MAX_ATTEMPTS)
         for row_id in held & values.keys():

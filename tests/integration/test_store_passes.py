@@ -24,7 +24,7 @@ from tests.rows import (
 )
 from trinity_db.database import connect
 from trinity_db.schema.queries import queries, query
-from trinity_db.store import offline, rows
+from trinity_db.store import offline, processing
 
 # The definitions: who may be drawn, and in which order.
 ROWS = """
@@ -239,7 +239,7 @@ def test_a_group_is_looked_at_for_pairs_when_something_changed_in_it_and_not_oth
     correct(scene, first, -1.0)
     assert scene.value(MARKS) == 1
     with rolled_back(scene.database) as tx:
-        rows.pair_groups(tx, scene.run.id, 0.1, limit=10)
+        processing.pair_groups(tx, scene.run.id, 0.1, limit=10)
     assert scene.value(MARKS) == 1, "what was undone is to be done"
     assert (scene.pair(margin=0.1), scene.value(MARKS)) == (1, 0)
 
@@ -247,7 +247,7 @@ def test_a_group_is_looked_at_for_pairs_when_something_changed_in_it_and_not_oth
 def test_processors_that_pair_at_once_make_each_pair_once(scene: Scene) -> None:
     scene.make_ready(8, rewards=(1.0, 0.0))
     made = at_once(
-        scene.database, [lambda tx: rows.pair_groups(tx, scene.run.id, 0.0, limit=5) for _ in range(3)]
+        scene.database, [lambda tx: processing.pair_groups(tx, scene.run.id, 0.0, limit=5) for _ in range(3)]
     )
     assert sum(pairs or 0 for pairs in made) + scene.pair() == 8
     assert scene.value("SELECT count(*) FROM trinity.preference") == 8

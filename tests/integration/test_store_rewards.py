@@ -20,11 +20,10 @@ from tests.rows import (
     trajectory,
     wait_until_blocked,
 )
+from tests.steps import process
 from trinity_db.database import Database, Transaction, connect
 from trinity_db.errors import NotFound
-from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.processors.service import Processors
-from trinity_db.store import rewards, rows, runs
+from trinity_db.store import processing, rewards, runs
 from trinity_db.store.rewards import RewardEvent
 
 GROUP = "SELECT reward_count, reward_mean, reward_variance FROM trinity.rollout_group ORDER BY id"
@@ -291,16 +290,12 @@ def test_a_reward_of_absurd_size_does_not_stop_the_processors(
     scene.explore(1, rewards=(1.0, 0.0))
     function = tmp_path / "function.py"
     function.write_text("def said(response, task):\n    return float(response)\n")
-    score = {"functions": [{"function": f"{function}:said", "weight": 10.0}]}
-    config = ProcessorsConfig.model_validate({"score": score, "max_attempts": 1})
-    processors = Processors(scene.database, scene.run, config)
-    processors.worker_id = scene.processor
-    while processors.work():
-        pass
+    score = [{"name": f"{function}:said", "weight": 10.0}]
+    process(scene, {"score": score, "max_attempts": 1})
     assert scene.values("SELECT state FROM trinity.rollout_group ORDER BY id") == ["dropped", "ready"]
 
 
 def test_a_row_without_a_judge_keeps_no_reward(scene: Scene) -> None:
     scene.explore(1)
-    scene.judge(rows.CLEAN)
+    scene.judge(processing.CLEAN)
     assert scene.values(REWARDS) == [None, None]

@@ -1,5 +1,6 @@
 """Experiences on their way through the processors: claimed once, judged once, settled by whole groups."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,12 +19,11 @@ from tests.rows import (
     rollout,
     trajectory,
 )
+from tests.steps import processors
 from trinity_db.database import Transaction
-from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.processors.service import Processors
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import rewards, rows
-from trinity_db.store.rows import CLEAN, SCORE, Verdict
+from trinity_db.store import processing, rewards
+from trinity_db.store.processing import CLEAN, SCORE, Verdict
 
 STATES = "SELECT state, count(*) FROM trinity.experience GROUP BY state ORDER BY state"
 DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE experience_id IS NOT NULL ORDER BY id'
@@ -50,7 +50,8 @@ def test_a_row_moves_from_raw_to_clean_to_scored_to_ready(scene: Scene) -> None:
 def test_a_claim_takes_the_oldest_rows_and_what_their_judge_reads(scene: Scene) -> None:
     scene.explore(3)
     with scene.database.transaction() as tx:
-        first, second = rows.claim(tx, CLEAN, scene.run.id, scene.processor, 2)
+        reading = replace(CLEAN, columns=("response", "finish_reason", "payload"))
+        first, second = processing.claim(tx, reading, scene.run.id, scene.processor, 2)
     assert [first["id"], second["id"]] == scene.values(
         "SELECT id FROM trinity.experience ORDER BY id LIMIT 2"
     )
@@ -65,7 +66,7 @@ def test_claims_at_the_same_time_are_disjoint_and_miss_nothing(scene: Scene) -> 
 
     def claim_all(worker: int, tx: Transaction) -> list[int]:
         taken: list[int] = []
-        while claimed := rows.claim(tx, CLEAN, scene.run.id, worker, 7):
+        while claimed := processing.claim(tx, CLEAN, scene.run.id, worker, 7):
             taken += [row["id"] for row in claimed]
         return taken
 
@@ -78,7 +79,7 @@ def test_a_claim_does_not_wait_for_rows_that_another_is_claiming(scene: Scene) -
     scene.explore(4)
     other = scene.new_worker(WorkerRole.PROCESS)
     with scene.database.transaction() as tx:
-        first = rows.claim(tx, CLEAN, scene.run.id, scene.processor, 5)
+        first = processing.claim(tx, CLEAN, scene.run.id, scene.processor, 5)
         second = in_a_thread(scene.database, lambda: claim_rows(scene, worker=other)).result(WAIT_SECONDS)
     assert len(first) == 5
     assert len(second) == 3
@@ -205,7 +206,7 @@ def test_a_group_keeps_the_transaction_that_made_it_ready(scene: Scene) -> None:
     scene.judge(CLEAN)
     scene.judge(SCORE)
     with scene.database.transaction() as tx:
-        rows.settle_groups(tx, scene.run.id, 2, limit=10)
+        processing.settle_groups(tx, scene.run.id, 2, limit=10)
         current = tx.execute("SELECT pg_current_xact_id()::text::bigint AS xact").fetchone()
     assert current is not None
     groups = "SELECT state, ready_xact FROM trinity.rollout_group ORDER BY id"
@@ -271,7 +272,7 @@ def test_settling_at_the_same_time_counts_each_group_once(scene: Scene) -> None:
     scene.judge(SCORE)
 
     def settle(tx: Transaction) -> int:
-        return rows.settle_groups(tx, scene.run.id, min_group_size=2, limit=4)
+        return processing.settle_groups(tx, scene.run.id, min_group_size=2, limit=4)
 
     assert sum(at_once(scene.database, [settle] * 3)) == 6
     assert scene.value("SELECT sum(scored) FROM trinity.task_stat") == 12
@@ -379,31 +380,29 @@ def test_a_claim_that_was_rolled_back_took_nothing(scene: Scene) -> None:
     [group] = scene.claim(1)
     scene.write(members(group))
     with rolled_back(scene.database) as tx:
-        rows.claim(tx, CLEAN, scene.run.id, scene.processor, 10)
+        processing.claim(tx, CLEAN, scene.run.id, scene.processor, 10)
     assert len(claim_rows(scene)) == 2
     assert scene.values("SELECT attempt FROM trinity.experience") == [1, 1]
 
 
 def test_a_drain_settles_groups_that_others_left_complete(scene: Scene) -> None:
-    processors = Processors(scene.database, scene.run, ProcessorsConfig(), drain=True)
-    processors.worker_id = scene.processor
-    assert not processors.work()
-    assert processors.is_done()
+    role = processors(scene, {}, drain=True)
+    assert not role.work()
+    assert role.is_done()
     [group] = scene.claim(1)
     scene.write([rollout(group, member, error="out of memory") for member in group.members])
-    assert not processors.is_done()
+    assert not role.is_done()
     assert scene.values("SELECT state FROM trinity.rollout_group") == ["dropped"]
-    assert processors.is_done()
+    assert role.is_done()
 
 
 def test_a_drain_ends_though_nobody_explores_the_rest_of_a_group(scene: Scene) -> None:
     [group] = scene.claim(1)
     scene.write([rollout(group, 0)])
     scene.lose(scene.explorer)
-    processors = Processors(scene.database, scene.run, ProcessorsConfig(), drain=True)
-    processors.worker_id = scene.processor
+    role = processors(scene, {}, drain=True)
     scene.judge(CLEAN)
-    assert not processors.is_done()
+    assert not role.is_done()
     scene.judge(SCORE)
     assert scene.rows(STATES) == [("scored", 1)]
-    assert processors.is_done()
+    assert role.is_done()

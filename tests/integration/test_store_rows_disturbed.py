@@ -5,15 +5,15 @@ import pytest
 from tests.rows import WAIT_SECONDS, Scene, claim_rows, finish_rows, in_a_thread, reward, wait_until_blocked
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import rewards, rows
-from trinity_db.store.rows import CLEAN, SCORE, Verdict
+from trinity_db.store import processing, rewards
+from trinity_db.store.processing import CLEAN, SCORE, Verdict
 
 STATES = "SELECT state, count(*) FROM trinity.experience GROUP BY state ORDER BY state"
 DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE experience_id IS NOT NULL ORDER BY id'
 GROUP_DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE group_id IS NOT NULL'
 
 
-def crash(scene: Scene, stage: rows.Stage = CLEAN) -> list[int]:
+def crash(scene: Scene, stage: processing.Stage = CLEAN) -> list[int]:
     """A worker claims rows and is gone; their ids."""
     worker = scene.new_worker(WorkerRole.PROCESS)
     claimed = claim_rows(scene, stage, worker=worker)
@@ -41,13 +41,13 @@ def test_a_row_that_ends_every_claim_is_given_up_and_its_neighbours_go_on(scene:
     assert crash(scene, SCORE) == [killer], "alone this time"
 
     with scene.database.transaction() as tx:
-        [row] = rows.claim(tx, SCORE, scene.run.id, scene.processor, 100)
-        verdict = rows.give_up(SCORE, row, max_attempts=3)
+        [row] = processing.claim(tx, SCORE, scene.run.id, scene.processor, 100)
+        verdict = processing.give_up(SCORE, row, max_attempts=3)
         assert verdict is not None
-        rows.finish(tx, SCORE, scene.run.id, scene.processor, [verdict], max_attempts=3)
-        [row] = rows.claim(tx, SCORE, scene.run.id, scene.processor, 100)
+        processing.finish(tx, SCORE, scene.run.id, scene.processor, [verdict], max_attempts=3)
+        [row] = processing.claim(tx, SCORE, scene.run.id, scene.processor, 100)
         assert row["id"] == neighbour
-        assert rows.give_up(SCORE, row, max_attempts=3) is None
+        assert processing.give_up(SCORE, row, max_attempts=3) is None
     error = "3 times in a row the score processor ended before its verdict"
     assert scene.rows(DROPS) == [("score", "score_crashed", {"error": error})]
     assert scene.values("SELECT state FROM trinity.experience ORDER BY id") == ["dropped", "clean"]
@@ -66,12 +66,12 @@ def test_a_verdict_forgives_the_claims_before_it(scene: Scene) -> None:
 def test_the_fewest_attempts_do_not_make_every_row_a_suspect(scene: Scene) -> None:
     scene.explore(1)
     with scene.database.transaction() as tx:
-        claimed = rows.claim(tx, CLEAN, scene.run.id, scene.processor, 100, max_attempts=1)
-    assert [rows.give_up(CLEAN, row, max_attempts=1) for row in claimed] == [None, None]
+        claimed = processing.claim(tx, CLEAN, scene.run.id, scene.processor, 100, max_attempts=1)
+    assert [processing.give_up(CLEAN, row, max_attempts=1) for row in claimed] == [None, None]
     scene.lose(scene.processor)
     with scene.database.transaction() as tx:
-        [row] = rows.claim(tx, CLEAN, scene.run.id, scene.processor, 100, max_attempts=1)
-    assert rows.give_up(CLEAN, row, max_attempts=1) is None, "a neighbour may have been at fault"
+        [row] = processing.claim(tx, CLEAN, scene.run.id, scene.processor, 100, max_attempts=1)
+    assert processing.give_up(CLEAN, row, max_attempts=1) is None, "a neighbour may have been at fault"
 
 
 def say(scene: Scene, *rollouts: int, source: str = "human") -> None:
@@ -101,7 +101,7 @@ def test_groups_that_wait_do_not_take_the_place_of_others(scene: Scene) -> None:
     scene.judge(SCORE)
     say(scene, *scene.values("SELECT id FROM trinity.rollout ORDER BY id DESC LIMIT 2"))
     with scene.database.transaction() as tx:
-        assert rows.settle_groups(tx, scene.run.id, 2, limit=1, requires_reward="human") == 1
+        assert processing.settle_groups(tx, scene.run.id, 2, limit=1, requires_reward="human") == 1
 
 
 def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
@@ -153,7 +153,7 @@ def test_a_reward_that_comes_before_the_lock_is_in_the_statistics_of_the_group(
     lock = "SELECT pg_advisory_xact_lock(1)"
     picks = "WHERE g.run_id = %(run_id)s AND g.state = 'complete'"
     held_up = f"{picks} AND ({lock})::text IS NOT NULL"
-    monkeypatch.setattr(rows, "query", lambda name: query(name).replace(picks, held_up))
+    monkeypatch.setattr(processing, "query", lambda name: query(name).replace(picks, held_up))
     with scene.database.transaction() as tx:
         tx.execute(lock)
         settling = in_a_thread(scene.database, scene.settle)
@@ -167,11 +167,11 @@ def test_rows_that_wait_for_a_reward_are_not_left_to_process(scene: Scene) -> No
     scene.explore(1)
     scene.judge(CLEAN)
     with scene.database.transaction() as tx:
-        assert rows.count_unprocessed(tx, scene.run.id, "human") == 2
+        assert processing.count_unprocessed(tx, scene.run.id, "human") == 2
     scene.judge(SCORE)
     with scene.database.transaction() as tx:
-        assert rows.count_unprocessed(tx, scene.run.id, "human") == 0
-        assert rows.count_unprocessed(tx, scene.run.id) == 2
+        assert processing.count_unprocessed(tx, scene.run.id, "human") == 0
+        assert processing.count_unprocessed(tx, scene.run.id) == 2
 
 
 def test_a_reward_that_comes_while_the_row_is_scored_does_not_wait_in_a_circle(scene: Scene) -> None:
@@ -179,7 +179,7 @@ def test_a_reward_that_comes_while_the_row_is_scored_does_not_wait_in_a_circle(s
     scene.explore(1)
     scene.judge(CLEAN)
     with scene.database.transaction() as tx:
-        claimed = rows.claim(tx, SCORE, scene.run.id, scene.processor, 100)
+        claimed = processing.claim(tx, SCORE, scene.run.id, scene.processor, 100)
     verdicts = [Verdict(row["id"], 2, events=[reward(row["rollout_id"], 1.0)]) for row in claimed]
     with scene.database.transaction() as tx:
         tx.execute("SELECT id FROM trinity.rollout_group FOR NO KEY UPDATE")

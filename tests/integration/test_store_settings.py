@@ -128,6 +128,7 @@ def test_a_change_that_nobody_asked_for_is_refused_with_the_flag_that_asks(live:
         ("algorithm.loss.clip_high", {"algorithm": {"name": "grpo", "clip_high": 0.3}}),
         ("explorer.temperature", {"explorer": {"temperature": 0.5}}),
         ("trainer.lora", {"trainer": {"lora": {}}}),
+        ("processors.score", {"processors": {"score": ["exact_match", {"name": "teacher", "path": "t"}]}}),
     ],
 )
 def test_a_key_that_rows_depend_on_may_not_change_and_the_error_says_why(

@@ -16,7 +16,7 @@ from trinity_db.errors import DatabaseUnavailable, LeaseLost
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import rows, workers
+from trinity_db.store import processing, workers
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def take(scene: Scene, explorer: int, processor: int) -> None:
     scene.explore(2)
     scene.claim(2, worker=explorer)
     with scene.database.transaction() as tx:
-        assert len(rows.claim(tx, rows.CLEAN, scene.run.id, processor, 3)) == 3
+        assert len(processing.claim(tx, processing.CLEAN, scene.run.id, processor, 3)) == 3
 
 
 def test_a_worker_is_entered_with_its_host_and_process(scene: Scene) -> None:

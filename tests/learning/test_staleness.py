@@ -14,7 +14,7 @@ from tests.acceptance.command import Store
 from tests.learning import task
 from tests.recipes import recipe
 from trinity_db.explorer.transformers_engine import TransformersEngine
-from trinity_db.processors.rewards import position_match
+from trinity_db.processors.steps.rewards import position_match
 from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.step import Learner

@@ -58,13 +58,13 @@ ONLINE: Snapshot = HISTORY | {
     ),
     "processing": (
         3,
-        "SELECT p.experience_id, p.processor, p.attempt, p.outcome"
+        "SELECT p.experience_id, p.processor, p.attempt, p.outcome, p.step"
         " FROM trinity.processing p JOIN trinity.experience e ON e.id = p.experience_id WHERE e.run_id = %s",
     ),
     "drops": (
         2,
         "SELECT CASE WHEN group_id IS NULL THEN 'row' ELSE 'group' END, coalesce(group_id, experience_id),"
-        ' stage, reason FROM trinity."drop" WHERE run_id = %s',
+        ' stage, step, reason FROM trinity."drop" WHERE run_id = %s',
     ),
     "tasks": (
         1,

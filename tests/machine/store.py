@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.machine.history import Batch, Group, History, Name, Row, Table
 from trinity_db.arrays import encode
 from trinity_db.schema.states import Outcome
-from trinity_db.store import groups, rows
+from trinity_db.store import groups, processing
 
 UNPROCESSED = {"clean": ("raw", "clean"), "score": ("clean", "scored")}  # the states each stage moves between
 LIVE = ("open", "complete", "ready", "leased")
@@ -39,10 +39,10 @@ class Store(History):
         self.groups: dict[int, Group] = {}
         self.rollouts: dict[Name, tuple[str, int]] = {}
         """State and worker."""
-        self.processing: dict[tuple[int, str, int], str] = {}
-        """The outcome for a row at a processor in an attempt."""
-        self.drops: dict[tuple[str, int], tuple[str, str]] = {}
-        """Stage and reason, of a row or a group."""
+        self.processing: dict[tuple[int, str, int], tuple[str, str | None]] = {}
+        """The outcome for a row at a processor in an attempt, and the step that it is by."""
+        self.drops: dict[tuple[str, int], tuple[str, str | None, str]] = {}
+        """Stage, step and reason, of a row or a group."""
 
     def ahead(self, version: int) -> int:
         """Groups that were started and are neither dropped nor in a version up to this one."""
@@ -101,7 +101,7 @@ class Store(History):
         return in_time.count(False) + known.count("refused")
 
     def claim_rows(
-        self, stage: rows.Stage, worker: int, limit: int, max_attempts: int
+        self, stage: processing.Stage, worker: int, limit: int, max_attempts: int
     ) -> list[tuple[int, int]]:
         """Ids and attempts of the oldest rows; one whose claims brought no verdict comes last, and alone."""
         state, _ = UNPROCESSED[stage.processor]
@@ -113,7 +113,7 @@ class Store(History):
         return [(row.id, row.attempt) for row in chosen]
 
     def finish(
-        self, stage: rows.Stage, worker: int, verdicts: Sequence[rows.Verdict], max_attempts: int
+        self, stage: processing.Stage, worker: int, verdicts: Sequence[processing.Verdict], max_attempts: int
     ) -> set[int]:
         """The rows that were still the worker's; of the others it is only noted that they came late."""
         before, after = UNPROCESSED[stage.processor]
@@ -121,17 +121,17 @@ class Store(History):
         for verdict in verdicts:
             row, name = self.rows[verdict.id], (verdict.id, stage.processor, verdict.attempt)
             if (row.state, row.holder, row.attempt) != (before, worker, verdict.attempt):
-                self.processing.setdefault(name, "refused")
+                self.processing.setdefault(name, ("refused", None))
                 continue
             held.add(row.id)
             row.holder = None
-            self.processing[name] = verdict.outcome.value
+            self.processing[name] = (verdict.outcome.value, verdict.step)
             if verdict.outcome == Outcome.PASSED:
                 row.state = after
             elif verdict.outcome == Outcome.DROPPED:
-                self._drop(row, "dropped", stage.processor, str(verdict.reason))
+                self._drop(row, "dropped", stage.processor, str(verdict.reason), verdict.step)
             elif self._failures(row, stage) >= max_attempts:
-                self._drop(row, "dropped", stage.processor, f"{stage.processor}_failed")
+                self._drop(row, "dropped", stage.processor, f"{stage.processor}_failed", verdict.step)
         return held
 
     def settle(self, min_group_size: int, drop_equal_rewards: bool, solved_reward: float) -> int:
@@ -152,7 +152,7 @@ class Store(History):
                 if reason is not None:
                     self._drop(row, "dropped", "group", reason)
             if reason is not None:
-                self.drops["group", key] = ("group", reason)
+                self.drops["group", key] = ("group", None, reason)
         return len(whole)
 
     def release(self, workers: set[int]) -> tuple[int, int]:
@@ -212,7 +212,7 @@ class Store(History):
                 if group.state in DRAWABLE
             },
             "rollouts": dict(self.rollouts),
-            "processing": {name: (outcome,) for name, outcome in self.processing.items()},
+            "processing": dict(self.processing),
             "drops": dict(self.drops),
             "tasks": {
                 key: (task.issued, task.scored, task.solved, 1 + task.solved, 1 + task.scored - task.solved)
@@ -233,16 +233,16 @@ class Store(History):
         self.rows[row_id] = row
         return row
 
-    def _drop(self, row: Row, state: str, stage: str, reason: str) -> None:
+    def _drop(self, row: Row, state: str, stage: str, reason: str, step: str | None = None) -> None:
         row.state = state
-        self.drops["row", row.id] = (stage, reason)
+        self.drops["row", row.id] = (stage, step, reason)
 
     def _unanswered(self, row: Row) -> int:
         """Claims since the last that brought a verdict."""
         return row.attempt - max((attempt for key, _, attempt in self.processing if key == row.id), default=0)
 
-    def _failures(self, row: Row, stage: rows.Stage) -> int:
-        found = (k for k, outcome in self.processing.items() if outcome == "failed")
+    def _failures(self, row: Row, stage: processing.Stage) -> int:
+        found = (k for k, (outcome, _) in self.processing.items() if outcome == "failed")
         return sum((row_id, processor) == (row.id, stage.processor) for row_id, processor, _ in found)
 
 

@@ -23,7 +23,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers.reward_manager.dapo import DAPORewardManager
 
 from tests.peers.cases import GROUPS, LENGTHS, Case, agree, every_case
-from trinity_db.processors import rewards
+from trinity_db.processors.steps import rewards
 from trinity_db.trainer.algorithms import advantages
 
 MAX_LENGTH, BUFFER = 20, 8
@@ -302,9 +302,9 @@ def test_remax(case: Case) -> None:
 
 def penalties(lengths: list[int]) -> Tensor:
     """[n] Ours of responses of these lengths."""
-    function = rewards.load("overlong_penalty", SHAPING)
-    rows = [{"response": "", "task": {}, "response_length": length} for length in lengths]
-    return torch.tensor([function(row) for row in rows], dtype=torch.float64)
+    return torch.tensor(
+        [rewards.overlong_penalty(length, **SHAPING) for length in lengths], dtype=torch.float64
+    )
 
 
 def test_overlong_penalty_up_to_the_longest_response() -> None:

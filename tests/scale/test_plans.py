@@ -15,10 +15,10 @@ import pytest
 from psycopg import sql
 from psycopg.rows import DictRow
 
-from tests.integration.test_queries import numbered, plan_nodes
+from tests.integration.test_queries import FORMS, numbered, plan_nodes
 from tests.postgres import new_database
 from trinity_db.database import connect
-from trinity_db.schema.queries import queries, query
+from trinity_db.schema.queries import query
 
 HOT_TABLES = {"experience", "rollout_group", "rollout", "payload", "batch_item", "processing", "reward_event"}
 # How the names of their indexes begin.
@@ -82,11 +82,16 @@ class Store:
         """Something that fits, for each parameter of the statements."""
         rows = [8 * self.groups - 8 * 100 - n for n in range(64)]
         groups = [self.groups - 2001 - n for n in range(64)]
-        columns = {"attempts": [1] * 64, "outcomes": ["passed"] * 64, "errors": [None] * 64}
+        columns = {
+            "attempts": [1] * 64,
+            "outcomes": ["passed"] * 64,
+            "errors": [None] * 64,
+            "steps": [None] * 64,
+        }
         last = self.groups // 64 - 62
         return columns | {
             "run_id": 1, "worker_id": 1, "limit": 64, "size": 64, "after": 8 * (self.groups - 2000),
-            "suspect": 2, "state": "raw", "ids": rows, "among": None, "group_ids": groups,
+            "suspect": 2, "ids": rows, "among": None, "group_ids": groups,
             "experience_ids": rows, "rollout_ids": rows, "batch_id": last, "batch_ids": [last],
             "processor": "clean", "processor_version": 1, "requires_reward": None, "min_group_size": 2,
             "drop_equal_rewards": True, "solved_reward": 1.0,
@@ -117,8 +122,9 @@ def store15(server15: str, template15: str) -> Iterator[Store]:
 
 
 STATEMENTS = (
-    "claim_raw", "claim_clean", "claim_suspect", "read_for_cleaning", "read_for_scoring", "hold_rows",
-    "pass_raw", "pass_clean", "drop_held", "release_held", "record_processing", "count_failures",
+    "claim_rows to clean", "claim_rows to score", "claim_suspect to clean", "claim_suspect to score",
+    "read_claimed to clean", "read_claimed to score", "hold_rows", "pass_rows to clean", "pass_rows to score",
+    "drop_held", "release_held", "record_processing", "count_failures",
     "pick_groups", "settle_groups", "ready_members", "drop_members", "count_unprocessed",
     "count_pace", "claim_abandoned_groups", "hold_groups",
     "lock_groups", "lock_rewarded", "refresh_rewards", "refresh_groups",
@@ -153,7 +159,7 @@ def offences(
     """Statements that read too much, and how; explained with these options."""
     found = []
     for name in STATEMENTS:
-        statement = queries()[name]
+        statement = FORMS[name]
         names = list(dict.fromkeys(re.findall(r"%\((\w+)\)[sb]", statement)))
         for mode in modes:
             values = [literal(store.values()[parameter]) for parameter in names]

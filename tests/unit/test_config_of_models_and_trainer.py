@@ -206,27 +206,30 @@ def test_a_wrong_adapter_or_reference_is_explained(trainer: dict[str, Any], mess
 
 
 DISTILLED = ONLINE | {"algorithm": "on_policy_distillation"}
-TEACHER = {"teacher": {"path": "teacher"}}
-NO_REWARDS: dict[str, Any] = {"score": {"functions": []}}
+TEACHER = {"name": "teacher", "path": "teacher"}
+NO_REWARDS: dict[str, Any] = {"score": []}
 
 
 def test_a_run_that_learns_from_a_teacher_alone_needs_no_rewards() -> None:
-    for processors in (TEACHER, TEACHER | NO_REWARDS):
-        assert validate(RunConfig, DISTILLED | {"processors": processors}, "run.yaml").processors.teacher
+    for score in ([TEACHER], ["defaults", TEACHER], ["mine.py:Teacher"]):
+        validate(RunConfig, DISTILLED | {"processors": {"score": score}}, "run.yaml")
     human = ONLINE | {"processors": NO_REWARDS, "requires_reward": "human"}
-    assert validate(RunConfig, human, "run.yaml").processors.score.functions == []
+    assert validate(RunConfig, human, "run.yaml").processors.score == []
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (DISTILLED, "learns from a teacher: name it, processors.teacher.path"),
-        (OFFLINE | {"processors": TEACHER}, "of which no teacher is asked: leave out processors.teacher"),
-        (ONLINE | {"processors": NO_REWARDS}, "algorithm grpo learns from rewards, and nobody gives any"),
+        (DISTILLED, "learns from a teacher: name one, as in processors: {score: "),
+        (
+            OFFLINE | {"processors": {"score": ["defaults", TEACHER]}},
+            "of which no teacher is asked: leave it out of processors.score",
+        ),
+        (ONLINE | {"processors": NO_REWARDS}, "algorithm grpo learns from rewards, and nothing gives any"),
         (
             ONLINE
-            | {"algorithm": {"name": "grpo", "distillation": "jsd"}, "processors": TEACHER | NO_REWARDS},
-            "learns from rewards, and nobody gives any",
+            | {"algorithm": {"name": "grpo", "distillation": "jsd"}, "processors": {"score": [TEACHER]}},
+            "learns from rewards, and nothing gives any",
         ),
         (
             DISTILLED | {"algorithm": {"name": "on_policy_distillation", "distillation": None}},
@@ -260,6 +263,6 @@ def test_of_every_key_it_is_said_whether_it_may_change_and_if_not_why() -> None:
     keys = {key for key in leaves(RunConfig) if key != "name"}  # the name is what a run is found by
     rules = {key: rule(RunConfig, key) for key in keys}
     assert all(mark.because for mark in rules.values() if isinstance(mark, Kept))
-    assert rules["trainer.learning_rate"] is rules["processors.score.functions.weight"] is Change.DATED
+    assert rules["trainer.learning_rate"] is rules["processors.score.weight"] is Change.DATED
     assert rules["metrics.wandb.project"] is Change.PER_PROCESS
     assert isinstance(rules["algorithm.advantage.scale_rewards"], Kept)

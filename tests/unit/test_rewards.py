@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from tests.steps import load, value, verdicts
 from trinity_db.errors import ConfigError
-from trinity_db.processors import rewards
-from trinity_db.processors.config import RewardConfig, ScoreConfig
-from trinity_db.processors.score import Scorer
+from trinity_db.processors.steps import rewards
 
 
 def row(response: str, length: int = 0) -> dict[str, Any]:
-    """What a function is given of a claimed row."""
+    """What a step may read of a claimed row."""
     return {"response": response, "task": {}, "response_length": length}
 
 
@@ -67,9 +67,9 @@ def test_a_regex_match_compares_its_group_with_the_answer() -> None:
 
 @pytest.mark.parametrize("name", ["exact_match", "position_match", "regex_match", "number_match"])
 def test_a_task_without_an_answer_is_told_how_to_have_one(name: str) -> None:
-    function = rewards.load(name, {"pattern": "{answer}"} if name == "regex_match" else {})
-    with pytest.raises(ValueError, match=r"no 'answer'; .*--map answer=COLUMN"):
-        function(row("3"))
+    options = {"pattern": "{answer}"} if name == "regex_match" else {}
+    with pytest.raises(AssertionError, match=r"no 'answer'; .*--map answer=COLUMN"):
+        value(name, row("3"), **options)
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,28 @@ def test_a_task_without_an_answer_is_told_how_to_have_one(name: str) -> None:
     [(0, 0.0), (12, 0.0), (13, -0.125), (16, -0.5), (19, -0.875), (20, -1.0), (21, -1.0), (999, -1.0)],
 )
 def test_an_overlong_response_is_punished_from_the_buffer_on(length: int, value: float) -> None:
-    options = {"max_response_length": 20, "buffer_length": 8}
-    given = rewards.load("overlong_penalty", options)(row("", length))
+    given = rewards.overlong_penalty(length, max_response_length=20, buffer_length=8)
     assert (given, str(given)) == (value, str(value)), "and never by minus nothing"
 
 
 @pytest.mark.parametrize("buffer_length", [0, -8, 21])
 def test_a_buffer_that_is_none_punishes_nobody(buffer_length: int) -> None:
-    function = rewards.load("overlong_penalty", {"max_response_length": 20, "buffer_length": buffer_length})
     with pytest.raises(ValueError, match="not between 1 and 20 tokens"):
-        function(row("", 3))
+        rewards.overlong_penalty(3, max_response_length=20, buffer_length=buffer_length)
 
 
 def test_an_unknown_function_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'exact_match'"):
-        rewards.load("exactmatch", {})
+    with pytest.raises(ValidationError, match="did you mean 'exact_match'"):
+        load("score", "exactmatch")
 
 
 def test_options_that_a_function_does_not_take_are_refused_before_the_first_row() -> None:
-    with pytest.raises(ConfigError, match=r"regex_match.*pattern"):
-        rewards.load("regex_match", {})
-    with pytest.raises(ConfigError, match=r"exact_match.*colour"):
-        rewards.load("exact_match", {"colour": "red"})
-    with pytest.raises(ConfigError, match=r"overlong_penalty.*buffer_length"):
-        rewards.load("overlong_penalty", {"max_response_length": 20})
+    with pytest.raises(ValidationError, match=r"regex_match.*pattern"):
+        load("score", "regex_match")
+    with pytest.raises(ValidationError, match=r"exact_match.*colour"):
+        load("score", {"name": "exact_match", "colour": "red"})
+    with pytest.raises(ValidationError, match=r"overlong_penalty.*buffer_length"):
+        load("score", {"name": "overlong_penalty", "max_response_length": 20})
 
 
 def test_a_function_of_ones_own_imports_what_lies_beside_its_file(tmp_path: Path) -> None:
@@ -109,24 +107,23 @@ def test_a_function_of_ones_own_imports_what_lies_beside_its_file(tmp_path: Path
     mine.write_text(
         "from length_of_text import measure\n\ndef length(response, task): return measure(response)"
     )
-    assert rewards.load(f"{mine}:length", {})(row("four")) == 4
+    assert value(f"{mine}:length", row("four")) == 4
 
 
 def test_a_function_of_ones_own_is_given_the_length_where_it_asks_for_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def share(response, task, response_length, of):\n    return response_length / of\n")
-    assert rewards.load(f"{path}:share", {"of": 8})(row("", 6)) == 0.75
+    assert value(f"{path}:share", row("", 6), of=8) == 0.75
 
 
 def test_a_function_of_ones_own_is_loaded_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def short(response, task, limit=3):\n    return float(len(response) <= limit)\n")
-    function = rewards.load(f"{path}:short", {"limit": 5})
-    assert [function(row("12345")), function(row("123456"))] == [1.0, 0.0]
+    assert [value(f"{path}:short", row(text), limit=5) for text in ("12345", "123456")] == [1.0, 0.0]
     with pytest.raises(ConfigError, match="no function 'long'"):
-        rewards.load(f"{path}:long", {})
+        load("score", f"{path}:long")
     with pytest.raises(ConfigError, match="no file"):
-        rewards.load(f"{tmp_path}/other.py:short", {})
+        load("score", f"{tmp_path}/other.py:short")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +143,7 @@ def test_a_function_that_was_written_for_another_trainer_is_told_how_ours_look(
         rf"mine.py:score' has a signature of {trainer}'s.* def reward\(response, task, \*\*options\) -> float"
     )
     with pytest.raises(ConfigError, match=ours) as error:
-        rewards.load(f"{path}:score", {})
+        load("score", f"{path}:score")
     assert "\n" not in str(error.value)
 
 
@@ -168,15 +165,13 @@ def test_what_is_wrong_with_a_function_of_ones_own_is_said_with_its_place(
         "import json\ndef helper(response):\n    raise ValueError('two\\nlines')\n"
         f"def score(response, task):\n    {body}\n"
     )
-    scorer = Scorer(ScoreConfig(functions=[RewardConfig(function=f"{path}:score")]))
-    verdict = scorer.judge({"id": 1, "attempt": 1, **row("text")})
+    [verdict] = verdicts("score", load("score", f"{path}:score"), row("text"))
     assert verdict.error is not None
     assert re.search(said, verdict.error)
 
 
 def test_an_error_in_a_function_of_ours_names_no_place() -> None:
-    scorer = Scorer(ScoreConfig())
-    verdict = scorer.judge({"id": 1, "attempt": 1, **row("text")})
+    [verdict] = verdicts("score", load("score", "defaults"), row("text"))
     assert str(verdict.error).endswith("under another --name")
 
 
@@ -186,7 +181,7 @@ def test_a_file_that_cannot_be_loaded_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"cannot be loaded: JSONDecodeError: .*mine.py, line 2, in <module>"
     ):
-        rewards.load(f"{path}:score", {})
+        load("score", f"{path}:score")
     path.write_text("import json\ndef score(:\n")
     with pytest.raises(ConfigError, match=r"cannot be loaded: SyntaxError: .*mine.py, line 2"):
-        rewards.load(f"{path}:score", {})
+        load("score", f"{path}:score")

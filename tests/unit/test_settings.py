@@ -80,13 +80,11 @@ def test_a_run_that_was_stored_with_keys_that_it_did_not_read_goes_on(read: Any)
 
 
 def test_of_two_reward_functions_of_one_name_none_is_lost_in_silence(read: Any) -> None:
-    twice = (
-        "[{function: regex_match, options: {pattern: a}}, exact_match, {function: regex_match, weight: 2}]"
-    )
-    said = mistake(read, ONLINE, f"processors.score.functions={twice}")
+    twice = "[{name: regex_match, pattern: a}, exact_match, {name: regex_match, pattern: b, weight: 2}]"
+    said = mistake(read, ONLINE, f"processors.score={twice}")
     assert "processors.score: regex_match stands there twice" in said
     assert "a function of your own, path/to/file.py:name" in said
-    read(ONLINE, "processors.score.functions=[regex_match, exact_match]")
+    read(ONLINE, "processors.score=[{name: regex_match, pattern: a}, exact_match]")
 
 
 def test_no_step_can_be_computed_at_temperature_zero(read: Any) -> None:
@@ -121,12 +119,7 @@ def test_a_file_becomes_typed_settings(read: Any) -> None:
     [
         ("traner: {}", "traner", "trainer"),
         ("explorer: {grup_size: 2}", "explorer.grup_size", "group_size"),
-        ("processors: {score: {funtions: []}}", "processors.score.funtions", "functions"),
-        (
-            "processors: {score: {functions: [{function: exact_match, weigth: 2}]}}",
-            "processors.score.functions.0.weigth",
-            "weight",
-        ),
+        ("processors: {group: {min_sise: 1}}", "processors.group.min_sise", "min_size"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_right_one(

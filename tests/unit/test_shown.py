@@ -18,7 +18,7 @@ from trinity_db import settings
 from trinity_db.cli import app
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.explorer import workflow
-from trinity_db.processors import rewards
+from trinity_db.processors import lists
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.recipes import RECIPES
 
@@ -63,8 +63,7 @@ def test_a_function_that_a_configuration_names_is_on_its_page_and_fits(
             Path(other.file).write_text(other.text)
     for content in yaml.safe_load_all(block.text):
         config = settings.validate(RunConfig, completed(content), str(block))
-        for reward in config.processors.score.functions:
-            rewards.load(reward.function, reward.options)
+        lists.load(config.processors)
         workflow.load(config.explorer.workflow)
         create(config.algorithm)
 

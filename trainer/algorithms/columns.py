@@ -99,7 +99,7 @@ _DECLARED = (
     Column(
         "teacher",
         "[B, K]",
-        "log-probabilities of a teacher, as processors.teacher stored them",
+        "log-probabilities of a teacher, as the step teacher stored them",
         Origin.SCORES,
         readers=("policy loss", "distillation"),
     ),

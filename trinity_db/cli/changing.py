@@ -1,13 +1,15 @@
 """Another configuration for a run that exists: which keys may have one, and what is said of the rest."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError
+from trinity_db.processors.lists import LISTS
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.settings import Kept, rule
+from trinity_db.settings import Change, Kept, rule
 from trinity_db.store import runs, settings
 
 logger = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ def _check(run: runs.Run, differences: Sequence[runs.Difference], use: settings.
     Raises:
         ConfigError: one may not, or steps were made and nobody asked for a change.
     """
-    rules = {difference.key: rule(RunConfig, difference.key) for difference in differences}
+    rules = {difference.key: _rule(difference) for difference in differences}
     kept = {
         key: mark.because
         for key, mark in rules.items()
@@ -67,6 +69,17 @@ def _check(run: runs.Run, differences: Sequence[runs.Difference], use: settings.
         said.append(f"{', '.join(free)} may change for what follows, with --change.")
     said += [f"{key} may not change: {because}." for key, because in list(kept.items())[:MENTIONED]]
     raise ConfigError(f"{' '.join(said)} For a new run choose another name with --set name=...")
+
+
+def _rule(difference: runs.Difference) -> Change | Kept:
+    """Whether a key may change, which for a list of steps depends on the steps."""
+    if difference.key == "processors.score" and _teachers(difference.before) != _teachers(difference.after):
+        return Kept("the stored scores are its teacher's")
+    return rule(RunConfig, difference.key)
+
+
+def _teachers(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [step for step in steps if LISTS["score"].says(step["name"]) is not None]
 
 
 def _all(differences: Sequence[runs.Difference]) -> str:

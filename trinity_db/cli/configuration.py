@@ -135,21 +135,24 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def rows_have_what_is_learned_from(self) -> Self:
-        teacher, name = self.processors.teacher, self.algorithm.name
+        processors, name = self.processors, self.algorithm.name
         distils = isinstance(self.algorithm, PolicyGradientConfig) and self.algorithm.distillation is not None
-        if distils and teacher is None:
-            raise ValueError(f"algorithm {name} learns from a teacher: name it, processors.teacher.path")
-        if teacher is not None and not self.is_online:
+        if distils and not processors.may_have_teacher:
+            raise ValueError(
+                f"algorithm {name} learns from a teacher: name one, as in "
+                "processors: {score: [{name: teacher, path: models/teacher}]}"
+            )
+        if processors.has_teacher and not self.is_online:
             raise ValueError(
                 f"algorithm {name} trains on imported rows, of which no teacher is asked: "
-                "leave out processors.teacher"
+                "leave it out of processors.score"
             )
         reads = not isinstance(self.algorithm, PolicyGradientConfig) or self.algorithm.reads_rewards
-        told = self.processors.score.functions or self.requires_reward or ".py:" in self.explorer.workflow
+        told = processors.may_reward or self.requires_reward or ".py:" in self.explorer.workflow
         if self.is_online and reads and not told:
             raise ValueError(
-                f"algorithm {name} learns from rewards, and nobody gives any: name a function under "
-                "processors.score.functions, a source under requires_reward, or a workflow of your own"
+                f"algorithm {name} learns from rewards, and nothing gives any: name a step under "
+                "processors.score, a source under requires_reward, or a workflow of your own"
             )
         return self
 

@@ -43,7 +43,7 @@ GRPO: dict[str, Any] = {
     "max_staleness": 1,
     "algorithm": {"name": "grpo", "clip_high": 0.28},
     "explorer": {"group_size": 8, "batch_size": 32, "max_new_tokens": LENGTH + 1},
-    "processors": {"score": {"functions": ["position_match"]}},
+    "processors": {"score": ["position_match"]},
     "trainer": {
         "steps": 400,
         "batch_size": 32,

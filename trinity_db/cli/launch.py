@@ -94,19 +94,16 @@ def check_fits(config: RunConfig) -> None:
     """Find what would stop the roles of a run right after their start, as far as it needs no store.
 
     Raises:
-        TrinityError: the model, the workflow, a reward function or a part of the algorithm does not exist or
-            does not fit, or an extra is missing.
+        TrinityError: the model, the workflow, a step of the processors or a part of the algorithm does not
+            exist or does not fit, or an extra is missing.
     """
     from trinity_db.explorer.workflow import load
     from trinity_db.models import check_source
-    from trinity_db.processors import teacher
-    from trinity_db.processors.score import Scorer
+    from trinity_db.processors import lists
 
     check_source(config.model)
     load(config.explorer.workflow)
-    Scorer(config.processors.score)
-    if config.processors.teacher is not None:
-        teacher.check(config.processors.teacher, config.model)
+    lists.check(config.processors, config.model)
     if _may_not_fit(config):
         _trainer_setup(config)
 
@@ -178,19 +175,15 @@ def explore(config: RunConfig, change: bool = False) -> None:
 
 def process(config: RunConfig, drain: bool, change: bool = False) -> bool:
     """Be the processors until the run is finished or nothing is left (drain); False if a signal came."""
-    from trinity_db.processors import teacher
-    from trinity_db.processors.score import Scorer
+    from trinity_db.processors import lists
     from trinity_db.processors.service import Processors
+    from trinity_db.processors.step import Context
 
-    Scorer(config.processors.score)  # both before the run is created
-    if config.processors.teacher is not None:
-        teacher.check(config.processors.teacher, config.model)
+    lists.check(config.processors, config.model)  # before the run is created
     database, run = open_run(config, change)
-    teaches = None
-    if config.processors.teacher is not None:
-        temperature = config.explorer.temperature
-        teaches = teacher.load(database, config.processors.teacher, config.model, temperature)
-    processors = Processors(database, run, config.processors, drain, config.requires_reward, teaches)
+    context = Context(database, config.model, config.explorer.temperature)
+    steps = lists.prepare(lists.load(config.processors), context)
+    processors = Processors(database, run, config.processors, steps, drain, config.requires_reward)
     processors.serve()
     return not processors.stopping
 

@@ -228,7 +228,8 @@ def _drop(drop: Mapping[str, Any]) -> str:
     rows = ", ".join(
         f"{kind} {drop[kind]}" for kind in ("experiences", "groups", "preferences") if drop[kind]
     )
-    return f"{drop['reason']} ({drop['stage']}): {rows}"
+    where = drop["stage"] if drop["step"] is None else f"{drop['stage']}, {drop['step']}"
+    return f"{drop['reason']} ({where}): {rows}"
 
 
 def _awaited(rewards: Mapping[str, Any] | None) -> str | None:

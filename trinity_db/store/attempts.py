@@ -33,7 +33,7 @@ def compare(
     if (unknown := np.isnan(values)).any():
         raise TrinityError(
             f"Experience {members[int(unknown.argmax())]['id']} has no advantage, since nobody said what it "
-            "or another of its group earned: name a function under processors.score.functions."
+            "or another of its group earned: name a step under processors.score."
         )
     return values.tolist(), known.get("greedy", np.zeros(len(members), np.bool_))
 

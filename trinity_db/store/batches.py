@@ -436,6 +436,7 @@ def _expire(tx: Transaction, run_id: int, version: int, max_staleness: int) -> N
             "run_id": run_id,
             "stage": "draw",
             "ids": [member["id"] for member in members],
+            "steps": None,
             "reasons": ["stale"] * len(members),
             "details": [json.dumps({"staleness": member["staleness"]}) for member in members],
         },

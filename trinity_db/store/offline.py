@@ -83,6 +83,7 @@ def drop(tx: Transaction, run_id: int, rows: Sequence[tuple[int, str, str]]) -> 
             "run_id": run_id,
             "stage": "encode",
             "ids": ids,
+            "steps": None,
             "reasons": [reason for _, reason, _ in rows],
             "details": [json.dumps({"error": explanation}) for _, _, explanation in rows],
         },

@@ -21,7 +21,7 @@ Name = Literal["reference", "teacher"]
 
 REMEDIES: dict[Name, str] = {
     "reference": "start the trainer again, which asks it.",
-    "teacher": "name one under processors.teacher, in a new run.",
+    "teacher": "name one under processors.score, in a new run.",
 }
 
 

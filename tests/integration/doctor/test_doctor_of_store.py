@@ -15,7 +15,7 @@ from trinity_db import cli, cores
 from trinity_db.database import Database
 from trinity_db.diagnosis import tables, work
 from trinity_db.schema.states import Outcome
-from trinity_db.store import rows
+from trinity_db.store import processing
 
 ROWS = 12_000  # more than the doctor wants before it speaks of dead rows or statistics
 ARCHIVE_OF_5 = (
@@ -155,7 +155,7 @@ def test_what_roles_left_behind_is_found(url: str, examine: Examine, tmp_path: P
         scene = Scene.open(store)
         scene.explore(1)
         failed, held = claim_rows(scene)
-        verdict = rows.Verdict(failed, 1, Outcome.FAILED, "error", {"error": "no such function"})
+        verdict = processing.Verdict(failed, 1, Outcome.FAILED, "error", {"error": "no such function"})
         finish_rows(scene, [verdict], max_attempts=1)
         assert examine(url)[0]["found"] == "run 'run': 1 rows were given up (clean_failed)"
         execute(url, "UPDATE trinity.worker SET heartbeat_at = now() - interval '31 s'")

@@ -1,9 +1,8 @@
 """Where a processor looks for its next rows: just ahead of those it has taken, seldom from the beginning.
 
-Everything that was ever claimed leaves a dead entry at the beginning of an index, for as long as somebody's
-old transaction could still see it; a look from there passes all of them. Nothing that is right depends on
-this: what lies behind the front (given back, or committed late by a slow explorer) is found by the next look
-from there.
+Every claim leaves a dead entry at the beginning of an index, for as long as an old transaction could still
+see it; a look from there passes all of them. Nothing that is right depends on this: rows behind the position
+(given back, or committed late by a slow explorer) are found by the next look from the beginning.
 """
 
 import time
@@ -43,7 +42,7 @@ class Sweep:
         self._due_at = end + min(SHARE * (end - start), LEASE_SECONDS)
 
 
-class Front:
+class ScanPosition:
     """The lowest id of a stage's rows that is worth looking at, as far as this process knows."""
 
     def __init__(self) -> None:

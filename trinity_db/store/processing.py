@@ -1,32 +1,68 @@
 """Experiences as processors handle them: claim, pass on, drop, try again; whole groups at the end."""
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from psycopg.rows import DictRow
 
 from trinity_db.database import Transaction
-from trinity_db.schema.queries import query
+from trinity_db.schema.queries import queries, query
 from trinity_db.schema.states import Outcome
 from trinity_db.store import rewards, runs, scores
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A processor that moves rows from one state to the next, and the statements it does it with."""
+    """What one processor does: it moves rows from a state to the next, by the steps of its list.
+
+    The names of the states are the statements' own text, so that each stage is served by the partial index.
+    """
 
     processor: str
-    version: int
     state: str
-    claim: str
-    read: str
-    move: str
+    next_state: str
+    version: int = 1
+    """Of its list of steps in this run: step_list.version."""
+    columns: tuple[str, ...] = ()
+    """What its steps read: names of `columns()`."""
 
 
-CLEAN = Stage("clean", 1, "raw", "claim_raw", "read_for_cleaning", "pass_raw")
-SCORE = Stage("score", 1, "clean", "claim_clean", "read_for_scoring", "pass_clean")
+CLEAN = Stage("clean", "raw", "clean")
+SCORE = Stage("score", "clean", "scored")
+STAGES = (CLEAN, SCORE)
+"""All of them, in the order in which they take a row."""
+
+ARRAYS = {
+    "payload": "the arrays of the row together, as trinity_db.arrays.Payload",
+    "token_ids": "[n] tokens of prompt and response",
+    "action_mask": "[n] true for a token that is trained",
+    "logprobs": "[k] log-probability with which each trained token was sampled; None where nobody sampled it",
+    "versions": "[k] policy version that sampled each trained token; None where nobody sampled it",
+}
+"""Columns that are decoded from the bytes of the row's payload, with their meaning."""
+
+_COLUMN = re.compile(r" AS (\w+),? -- (.*)$", re.MULTILINE)
+_ALWAYS = ("id", "attempt", "unanswered", "group_id", "rollout_id")
+_PACKED = ("codec", "num_tokens", "data")
+
+
+@cache
+def columns() -> dict[str, str]:
+    """Everything that a step may read of a row, with its meaning. The statement that reads it declares it."""
+    return dict(_COLUMN.findall(queries()["read_claimed"])) | ARRAYS
+
+
+@cache
+def reading(wanted: tuple[str, ...]) -> str:
+    """The statement that reads these columns of claimed rows, and the payload's bytes only for its arrays."""
+    stored = [name for name in wanted if name not in ARRAYS]
+    packed = _PACKED if len(stored) < len(wanted) else ()
+    selected = ", ".join(dict.fromkeys((*_ALWAYS, *stored, *packed)))
+    return f"SELECT {selected} FROM ({query('read_claimed')}) AS claimed ORDER BY id"
 
 
 @dataclass(frozen=True)
@@ -42,6 +78,8 @@ class Verdict:
     """Rewards that are recorded with it."""
     said: Sequence[scores.Score] = ()
     """What other models say of the row; recorded with it."""
+    step: str | None = None
+    """Which step dropped or failed the row."""
 
     @property
     def error(self) -> str | None:
@@ -58,7 +96,7 @@ def claim(
     max_attempts: int = 3,
     after: int = 0,
 ) -> list[DictRow]:
-    """Lease up to `limit` rows for a stage, oldest first from the id `after` on, and read what judging needs.
+    """Lease up to `limit` rows for a stage, oldest first from the id `after` on; read what its steps ask for.
 
     A row whose claims end without a verdict may be killing the process that judges it. It goes to the end of
     the line, and its last attempt is made alone, so that it takes no neighbour with it; only a claim from the
@@ -70,13 +108,12 @@ def claim(
         "worker_id": worker_id,
         "limit": limit,
         "suspect": max(max_attempts - 1, 1),
-        "state": stage.state,
     }
-    claimed = tx.execute(query(stage.claim), values).fetchall()
+    claimed = tx.execute(query("claim_rows", state=stage.state), values).fetchall()
     if not claimed and not after:
-        claimed = tx.execute(query("claim_suspect"), values).fetchall()
+        claimed = tx.execute(query("claim_suspect", state=stage.state), values).fetchall()
     ids = [row["id"] for row in claimed]
-    return tx.execute(query(stage.read), {"ids": ids}, binary=True).fetchall() if ids else []
+    return tx.execute(reading(stage.columns), {"ids": ids}, binary=True).fetchall() if ids else []
 
 
 def give_up(stage: Stage, row: DictRow, max_attempts: int) -> Verdict | None:
@@ -84,7 +121,22 @@ def give_up(stage: Stage, row: DictRow, max_attempts: int) -> Verdict | None:
     if row["unanswered"] < max(max_attempts, 2):  # one may be the fault of a neighbour
         return None
     error = f"{row['unanswered']} times in a row the {stage.processor} processor ended before its verdict"
-    return Verdict(row["id"], row["attempt"], Outcome.DROPPED, f"{stage.processor}_crashed", {"error": error})
+    return Verdict(
+        row["id"],
+        row["attempt"],
+        Outcome.DROPPED,
+        reason=f"{stage.processor}_crashed",
+        detail={"error": error},
+    )
+
+
+def record_steps(tx: Transaction, run_id: int, processor: str, steps: Sequence[Mapping[str, Any]]) -> int:
+    """Record by which steps a processor works; returns the version of its list in this run."""
+    tx.execute(query("lock_step_lists"), {"run_id": run_id})
+    values = {"run_id": run_id, "processor": processor, "steps": json.dumps(steps)}
+    row = tx.execute(query("record_step_list"), values).fetchone()
+    assert row is not None
+    return int(row["version"])
 
 
 def finish(
@@ -102,12 +154,12 @@ def finish(
         _record(tx, stage, verdicts, held)
         judged = _bury(tx, stage, [verdict for verdict in verdicts if verdict.id in held], max_attempts)
         for statement, outcome in (
-            (stage.move, Outcome.PASSED),
-            ("drop_held", Outcome.DROPPED),
-            ("release_held", Outcome.FAILED),
+            (query("pass_rows", state=stage.state, next_state=stage.next_state), Outcome.PASSED),
+            (query("drop_held"), Outcome.DROPPED),
+            (query("release_held"), Outcome.FAILED),
         ):
             if chosen := [verdict.id for verdict in judged if verdict.outcome == outcome]:
-                tx.execute(query(statement), {"ids": chosen})
+                tx.execute(statement, {"ids": chosen})
         _record_drops(tx, stage, run_id, [v for v in judged if v.outcome == Outcome.DROPPED])
         rewards.record(tx, run_id, stage.processor, [event for verdict in judged for event in verdict.events])
         if said := [score for verdict in judged for score in verdict.said]:
@@ -215,7 +267,7 @@ def _bury(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], max_attemp
     )
     failures = {row["id"]: row["failures"] for row in rows}
     return [
-        Verdict(v.id, v.attempt, Outcome.DROPPED, f"{stage.processor}_failed", {"error": v.error})
+        replace(v, outcome=Outcome.DROPPED, reason=f"{stage.processor}_failed", detail={"error": v.error})
         if v.outcome == Outcome.FAILED and failures[v.id] >= max_attempts
         else v
         for v in verdicts
@@ -232,6 +284,7 @@ def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], held: Co
             "ids": [v.id for v in verdicts],
             "attempts": [v.attempt for v in verdicts],
             "outcomes": [(v.outcome if v.id in held else Outcome.REFUSED).value for v in verdicts],
+            "steps": [v.step if v.id in held else None for v in verdicts],
             "errors": [v.error if v.id in held else None for v in verdicts],
         },
     )
@@ -245,6 +298,7 @@ def _record_drops(tx: Transaction, stage: Stage, run_id: int, verdicts: Sequence
                 "run_id": run_id,
                 "stage": stage.processor,
                 "ids": [v.id for v in verdicts],
+                "steps": [v.step for v in verdicts],
                 "reasons": [v.reason for v in verdicts],
                 "details": [json.dumps(v.detail) if v.detail else None for v in verdicts],
             },
@@ -268,6 +322,7 @@ def _drop_groups(tx: Transaction, run_id: int, groups: Sequence[DictRow], min_gr
             "run_id": run_id,
             "stage": "group",
             "ids": [member["id"] for member in members],
+            "steps": None,
             "reasons": [reasons[member["group_id"]] for member in members],
             "details": [None] * len(members),
         },

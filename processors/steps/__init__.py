@@ -1,0 +1,1 @@
+"""The built-in steps, one file a duty, each marked by `@step`; `lists.py` says which list has which file."""
