@@ -18,7 +18,7 @@ from sqlalchemy import Table
 from sqlalchemy.dialects import postgresql
 from typer.testing import CliRunner
 
-from trinity_db import keys
+from trinity_db import keys, signatures
 from trinity_db.cli import app
 from trinity_db.cli.configuration import PER_PROCESS, RunConfig
 from trinity_db.processors.lists import LISTS, List
@@ -282,22 +282,14 @@ def _list(processor: str, kind: List) -> Iterator[str]:
         reads = inspect.signature(function.__call__ if inspect.isclass(function) else function).parameters
         columns = [one for one in reads if one in processing.columns()]
         yield f"Reads {', '.join(f'`{column}`' for column in columns)}.\n"
-        options = [
-            one
-            for one in inspect.signature(function).parameters.values()
-            if one.kind is one.KEYWORD_ONLY and one.name not in columns
-        ]
-        if options:
+        if options := signatures.declared(function, columns):
             yield "| option | type | default |"
             yield "| --- | --- | --- |"
-            yield from (_option(one) for one in options)
+            yield from (
+                f"| `{option}` | {keys.type_of(field)} | {_default(field)} |"
+                for option, field in options.items()
+            )
             yield ""
-
-
-def _option(parameter: inspect.Parameter) -> str:
-    default = ... if parameter.default is parameter.empty else parameter.default
-    field = FieldInfo.from_annotated_attribute(parameter.annotation, default)
-    return f"| `{parameter.name}` | {keys.type_of(field)} | {keys.default_of(field)} |"
 
 
 def step_columns() -> str:

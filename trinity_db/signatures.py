@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import create_model
 from pydantic.errors import PydanticUndefinedAnnotation
+from pydantic.fields import FieldInfo
 
 from trinity_db.errors import ConfigError
 from trinity_db.settings import Settings, hint, validate
@@ -63,6 +64,17 @@ def options(
         ) from error
     found = validate(section, dict(given), name)
     return {key: getattr(found, key) for key in (*section.model_fields, *(found.model_extra or {}))}
+
+
+def declared(function: Callable[..., Any], columns: Collection[str]) -> dict[str, FieldInfo]:
+    """The options of a function as fields, with their types, limits and defaults."""
+    return {
+        one.name: FieldInfo.from_annotated_attribute(
+            one.annotation, ... if one.default is one.empty else one.default
+        )
+        for one in inspect.signature(function).parameters.values()
+        if one.kind is one.KEYWORD_ONLY and one.name not in columns
+    }
 
 
 class _Options(Settings, arbitrary_types_allowed=True, protected_namespaces=()):

@@ -147,6 +147,16 @@ def test_recipes_and_parts_are_explained_by_name(run: Run) -> None:
     assert dapo["below"]["loss"].startswith("ppo_clip (clip_high: 0.28)")
 
 
+def test_processing_steps_are_explained_by_name_with_their_options(run: Run) -> None:
+    (one,) = explanation(run, "max_length")
+    assert one["type"] == "clean step"
+    assert one["below"] == {"tokens": "(whole number ≥ 1; required)"}
+    (score,) = explanation(run, "processors.score")
+    assert "exact_match" in score["below"]
+    steps = {(one["kind"], one["part"]) for one in json.loads(run("list", "parts", "--json").stdout)["parts"]}
+    assert {("clean step", "not_empty"), ("score step", "exact_match")} <= steps
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [
@@ -207,6 +217,12 @@ def test_a_recipe_of_the_command_line_takes_the_place_of_the_one_in_the_file(run
     shown = origins(run, content, "algorithm=grpo")
     assert shown["algorithm.name"] == ("grpo", "--set")
     assert shown["algorithm.loss.clip_low"] == (0.2, "default")
+
+
+def test_a_list_of_steps_is_one_value_that_comes_from_who_wrote_it(run: Run) -> None:
+    shown = origins(run, ONLINE | {"processors": {"score": ["number_match"]}})
+    assert shown["processors.score"] == ([{"name": "number_match", "weight": 1.0}], "file")
+    assert shown["processors.clean"][1] == "default"
 
 
 def test_several_losses_are_one_value_that_comes_from_who_chose_them(run: Run) -> None:
@@ -291,6 +307,7 @@ FORMS: list[dict[str, Any]] = [
     {"algorithm": {"name": "rloo", "loss": "cispo", "correction": {"name": "m2po", "threshold": 2}}},
     {"algorithm": {"name": "grpo", "loss": {"clip_high": 0.3}}},
     {"algorithm": {"name": "mix", "expert_loss": "phi", "mu": 0.2}, "data": ["d"]},
+    {"processors": {"score": ["defaults", {"name": "regex_match", "pattern": "a", "weight": 2}]}},
     {"sampler": "newest"},
     {"sampler": {"name": "prioritized", "alpha": 1}},
     {"trainer": {"steps": 3, "lora": {"targets": "q_proj"}, "publish_every": None}},

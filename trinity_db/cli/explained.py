@@ -1,18 +1,22 @@
 """What there is to say of a key, a recipe or a part."""
 
+import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from trinity_db import keys
+from trinity_db import keys, signatures
 from trinity_db.cli import output
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.errors import NotFound
+from trinity_db.processors.lists import LISTS
 from trinity_db.settings import Change, Kept, sections_in
+from trinity_db.store import processing
 from trinity_db.trainer.config import ReferenceConfig, SamplerConfig
 from trinity_db.trainer.recipes import PARTS, RECIPES, choices
 
@@ -65,6 +69,7 @@ def explain(key: str) -> list[Explanation]:
     """
     found = [_recipe(key)] if key in RECIPES else []
     found += [_part(kind, one) for kind, one in _parts() if keys.name_of(one) == key]
+    found += [_step(what, name, function) for what, name, function in _steps() if name == key]
     wrong: NotFound | None = None
     try:
         found = [*_key(key), *found]
@@ -85,7 +90,8 @@ def top() -> list[Explanation]:
 def names() -> list[str]:
     """Everything that can be explained."""
     parts = (keys.name_of(one) for _, one in _parts())
-    return list(dict.fromkeys([*keys.every(RunConfig), *RECIPES, *parts]))
+    steps = (name for _, name, _ in _steps())
+    return list(dict.fromkeys([*keys.every(RunConfig), *RECIPES, *parts, *steps]))
 
 
 def recipes() -> list[dict[str, Any]]:
@@ -97,15 +103,17 @@ def recipes() -> list[dict[str, Any]]:
 
 
 def parts() -> list[dict[str, Any]]:
-    """Every part, with its options and their defaults."""
+    """Every part and every processing step, with its options and their defaults."""
+    known = [(kind, keys.name_of(one), keys.options_of(one), one.__doc__) for kind, one in _parts()]
+    known += [(what, name, _options(one), inspect.getdoc(one)) for what, name, one in _steps()]
     return [
         {
             "kind": kind,
-            "part": keys.name_of(one),
-            "options": {name: keys.default_of(field) for name, field in keys.options_of(one).items()},
-            "meaning": keys.line(one.__doc__),
+            "part": name,
+            "options": {option: keys.default_of(field) for option, field in options.items()},
+            "meaning": keys.line(text),
         }
-        for kind, one in _parts()
+        for kind, name, options, text in known
     ]
 
 
@@ -117,6 +125,15 @@ def _parts() -> list[tuple[str, type[BaseModel]]]:
         for one in sections_in(union)
         if keys.name_of(one) != "own"
     ]
+
+
+def _steps() -> list[tuple[str, str, Callable[..., Any]]]:
+    """Every built-in processing step, with its kind."""
+    return [(one.what, name, function) for one in LISTS.values() for name, function in one.known.items()]
+
+
+def _options(step: Callable[..., Any]) -> dict[str, FieldInfo]:
+    return signatures.declared(step, processing.columns())
 
 
 def _key(key: str) -> Iterator[Explanation]:
@@ -132,6 +149,9 @@ def _key(key: str) -> Iterator[Explanation]:
             name = keys.alternative(section)
             is_one = name is None or key.endswith(f".{name}")
             below |= _below(section) if is_one else {str(name): keys.line(section.__doc__)}
+        above, _, last = key.rpartition(".")
+        if above == "processors" and last in LISTS:
+            below |= {one: keys.line(inspect.getdoc(step)) for one, step in LISTS[last].known.items()}
         yield Explanation(key, meaning.text, facts, below)
 
 
@@ -164,14 +184,22 @@ def _part(kind: str, section: type[BaseModel]) -> Explanation:
     return Explanation(keys.name_of(section), text, {"type": f"part ({kind})"}, _below(section))
 
 
+def _step(what: str, name: str, step: Callable[..., Any]) -> Explanation:
+    return Explanation(name, keys.line(inspect.getdoc(step)), {"type": what}, _texts(_options(step)))
+
+
 def _below(section: type[BaseModel]) -> dict[str, str]:
+    return _texts(keys.options_of(section))
+
+
+def _texts(options: dict[str, FieldInfo]) -> dict[str, str]:
     return {
-        name: f"{keys.line(field.description)} ({_in_short(field)})"
-        for name, field in keys.options_of(section).items()
+        name: f"{keys.line(field.description)} ({_in_short(field)})".strip()
+        for name, field in options.items()
     }
 
 
-def _in_short(field: Any) -> str:
+def _in_short(field: FieldInfo) -> str:
     default = keys.default_of(field)
     return f"{keys.type_of(field)}; {default}" if default else keys.type_of(field)
 
