@@ -104,6 +104,8 @@ class Archiver:
     def _move(self, lease: payloads.Lease, writer: Writer, ids: Sequence[int]) -> None:
         with self._database.transaction() as tx:
             rows = payloads.to_archive(tx, ids)
+        if not rows:  # they were pruned just now
+            return
         archive_rows = writer.append(rows)
         with self._database.transaction() as tx:
             payloads.move(tx, lease, archive_rows, sum(len(row.data) for row in rows))

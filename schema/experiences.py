@@ -1,6 +1,7 @@
 """What is trained on: the narrow hot row, the text for people, the arrays for the trainer."""
 
 import uuid
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -223,7 +224,7 @@ class ExperienceText(Base):
 class Payload(Base):
     """An experience's arrays, packed as in trinity_db.arrays; immutable. Written by explorer and trainer.
 
-    The archiver moves the bytes to Lance and leaves their row's id there.
+    The archiver moves the bytes to Lance and leaves their row's id there. Once it is pruned it has no bytes.
     """
 
     __tablename__ = "payload"
@@ -240,23 +241,26 @@ class Payload(Base):
         LargeBinary,
         comment=(
             "Token ids, action mask, log-probabilities and policy versions, packed; NULL once "
-            "they are in the archive"
+            "they are in the archive or pruned"
         ),
     )
     # Such ids are stable: compaction keeps them.
     archive_row: Mapped[int | None] = mapped_column(
-        comment="Row id in a Lance table of the experience's run; NULL while the arrays are here",
+        comment="Row id in a Lance table of the experience's run; NULL while they are here, or pruned",
         info=LOCAL,
     )
     archive_number: Mapped[int] = mapped_column(
         SmallInteger,
         server_default="0",
-        comment="Which archive of the run has that table; says nothing while the arrays are here",
+        comment="Which archive of the run has that table; says nothing while they are here, or pruned",
+    )
+    pruned_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which trinity-db prune removed the arrays for good; NULL while there are any"
     )
 
     __table_args__ = (
         CheckConstraint("num_tokens > 0", "has_tokens"),
-        CheckConstraint("num_nonnulls(data, archive_row) = 1", "in_one_place"),
+        CheckConstraint("num_nonnulls(data, archive_row, pruned_at) = 1", "in_one_place"),
         # What was archived leaves its bytes behind in the TOAST table; a few gigabytes are used again soon.
         {"postgresql_with": {"toast.autovacuum_vacuum_scale_factor": "0.05"}},
     )
@@ -292,9 +296,11 @@ class Archive(Base):
         server_default="0",
         comment=("How many times the right to write was given; what an earlier holder says later is refused"),
     )
-    num_rows: Mapped[int] = mapped_column(server_default="0", comment="Payloads that were archived in all")
+    num_rows: Mapped[int] = mapped_column(
+        server_default="0", comment="Payloads that were archived, less those that were pruned since"
+    )
     num_bytes: Mapped[int] = mapped_column(
-        server_default="0", comment="Bytes of payloads that were archived in all"
+        server_default="0", comment="Bytes of these payloads; after a prune in proportion to their number"
     )
     created_at: Mapped[Now] = mapped_column(comment="Time at which the run's archive was begun")
 

@@ -64,6 +64,7 @@ GRANT UPDATE (state, ready_xact, ready_at, reward_count, reward_mean, reward_var
 GRANT UPDATE (scored, solved, alpha, beta) ON trinity.task_stat TO trinity_processor;
 GRANT UPDATE (state, seed) ON trinity.preference TO trinity_processor;
 GRANT UPDATE (worker_id, attempt, num_rows, num_bytes) ON trinity.archive TO trinity_processor;
+-- Not pruned_at: only the owner prunes.
 GRANT UPDATE (data, archive_row, archive_number) ON trinity.payload TO trinity_processor;
 -- The first role that owns files makes the store's instance. What it is later, a trainer alone says.
 GRANT INSERT (system_identifier, database_oid, timeline, home) ON trinity.store_instance TO trinity_processor;

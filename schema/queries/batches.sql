@@ -221,7 +221,7 @@ WHERE p.id = held.id AND p.state = 'ready'
 -- name: read_batch
 -- The rows of a batch with the numbers recorded for them and their arrays, in the order of the draw.
 SELECT i.ordinal, i.experience_id, i.preference_id, e.group_id, i.reward, i.advantage, i.weight, i.probability,
-       i.staleness, p.codec, p.num_tokens, p.data, p.archive_row
+       i.staleness, p.codec, p.num_tokens, p.data, p.archive_row, p.pruned_at
 FROM trinity.batch_item i
 JOIN trinity.experience e ON e.id = i.experience_id
 LEFT JOIN trinity.payload p ON p.experience_id = i.experience_id
@@ -229,8 +229,8 @@ WHERE i.batch_id = %(batch_id)s
 ORDER BY i.ordinal
 
 -- name: read_payloads
--- Bytes that are archived are NULL here, and in that row of the run's Lance table.
-SELECT p.experience_id, p.codec, p.num_tokens, p.data, p.archive_row
+-- Bytes that are archived are NULL here, and in that row of the run's Lance table; pruned ones are nowhere.
+SELECT p.experience_id, p.codec, p.num_tokens, p.data, p.archive_row, p.pruned_at
 FROM trinity.payload p
 WHERE p.experience_id = ANY(%(ids)s)
 

@@ -23,6 +23,7 @@ from . import (
     demo,
     doctor,
     metrics,
+    prune,
     replay,
     reward,
     roles,
@@ -51,6 +52,7 @@ app.command("metrics")(metrics.metrics)
 app.command("reward", context_settings=reward.CONTEXT)(reward.reward)
 app.command("doctor")(doctor.doctor)
 app.command("delete")(delete.delete)
+app.command("prune")(prune.prune)
 app.add_typer(config.app, name="config")
 app.add_typer(db.app, name="db")
 

@@ -79,6 +79,8 @@ def _read(database: "Database", experience_id: int, with_texts: bool) -> dict[st
         for part in HISTORY:
             found[part] = tx.execute(query(f"show_{part}"), about).fetchall()
         model = tx.execute(query("show_tokenizer"), about).fetchone()
+    if found["arrays_pruned_at"] is not None:
+        return {**found, "tokens": None}
     payload = payloads.read(database, [experience_id]).get(experience_id)
     if payload is None:
         return {**found, "tokens": None}

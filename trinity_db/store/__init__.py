@@ -11,6 +11,7 @@
     batches     draw, read, commit, reopen                          (trainer)
     payloads    read arrays wherever they are, archive them         (trainer, archiver)
     scores      what other models say of rows                       (score processor, trainer)
+    pruning     take away what runs need no more                    (command line)
     replay      run a draw again                                    (command line)
     policies    publish versions, find whole checkpoints            (trainer, explorer)
     offline     give adopted rows their tokens, count them          (trainer)

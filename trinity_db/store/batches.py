@@ -252,12 +252,20 @@ def reopen(tx: Transaction, run_id: int, worker_id: int, version: int) -> int:
     Later versions, which include some of them, are withdrawn.
 
     Raises:
+        TrinityError: rows of these batches have been pruned. Nothing is changed then.
         LeaseLost: another trainer has this one's place, and the batches may be its own.
     """
     workers.hold_place(tx, worker_id)
     values = {"run_id": run_id, "version": version}
     batches = tx.execute(query("open_batches"), values).fetchall()
     tx.execute(query("withdraw_later_versions"), values)
+    # After it: whoever prunes holds the oldest checkpoint meanwhile.
+    row = tx.execute(query("count_pruned_rows"), {"batch_ids": [batch["id"] for batch in batches]}).fetchone()
+    if row is not None and row["rows"]:
+        raise TrinityError(
+            f"The run cannot go back to version {version}: the arrays of {row['rows']} rows that it does not "
+            "include were pruned; restore a later checkpoint, or start a run of another name."
+        )
     _reopen(tx, run_id, batches)
     return len(batches)
 

@@ -66,11 +66,12 @@ def select(database: Database, name: str, values: Mapping[str, Any]) -> list[Dic
     the archive may take. Nothing is lost in between, since pointers to the archive stay what they are.
 
     Raises:
-        NotFound: bytes are not where they should be in the archive.
+        NotFound: bytes were pruned, or are not where they should be in the archive.
         TrinityError: the archive cannot be read.
     """
     with database.transaction() as tx:
         rows = tx.execute(query(name), values, binary=True).fetchall()
+        _none_is_pruned(rows)
         pointers = {row["experience_id"]: row.pop("archive_row") for row in rows}
         archive_rows = {id: row_id for id, row_id in pointers.items() if row_id is not None}
         away = {"ids": list(archive_rows)}
@@ -81,6 +82,16 @@ def select(database: Database, name: str, values: Mapping[str, Any]) -> list[Dic
     for row in rows:
         row["data"] = found.get(row["experience_id"], row["data"])
     return rows
+
+
+def _none_is_pruned(rows: Sequence[DictRow]) -> None:
+    moments = {row["experience_id"]: row.pop("pruned_at") for row in rows}
+    if pruned := [id for id, moment in moments.items() if moment is not None]:
+        others = f" and of {len(pruned) - 1} others" if len(pruned) > 1 else ""
+        raise NotFound(
+            f"The arrays of experience {pruned[0]}{others} were pruned on {moments[pruned[0]]:%Y-%m-%d} "
+            "(trinity-db prune) and cannot be read any more; text, reward and history stay."
+        )
 
 
 def fetch(table: str | None, archive_rows: Mapping[int, int]) -> dict[int, bytes]:

@@ -1,0 +1,107 @@
+-- name: pruning_limits
+-- What may be pruned of a run: rows that are older than so many seconds, and of versions before the newest few. The
+-- version and the last step that may go, -1 for none; NULL where it does not matter.
+SELECT now() - make_interval(secs => %(seconds)s::double precision) AS before, v.version,
+       CASE WHEN v.version IS NOT NULL
+            THEN coalesce((SELECT max(p.step) FROM trinity.policy_version p
+                           WHERE p.run_id = %(run_id)s AND p.version <= v.version), -1) END AS step
+FROM (SELECT CASE WHEN %(keep_versions)s::integer IS NOT NULL
+                  THEN greatest(coalesce((SELECT max(p.version) FROM trinity.policy_version p
+                                          WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL), -1)
+                                - %(keep_versions)s::integer, -1) END AS version) v
+
+-- name: hold_run_archive
+-- Before payloads of the run are pruned: whoever archives waits, as the archive's row is always locked before payloads.
+SELECT a.num_rows FROM trinity.archive a WHERE a.run_id = %(run_id)s ORDER BY a.number FOR NO KEY UPDATE
+
+-- name: hold_oldest_checkpoint
+-- While a transaction has this, the run does not go back behind the version, nor forget its checkpoint.
+SELECT p.version
+FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
+ORDER BY p.version
+LIMIT 1
+FOR SHARE
+
+-- name: oldest_checkpoint
+-- The same for one who only counts.
+SELECT min(p.version) AS version
+FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
+
+-- name: prunable_runs
+SELECT r.name FROM trinity.run r WHERE r.kind = 'train' AND r.deleting_at IS NULL ORDER BY r.id
+
+-- name: prunable_payloads
+-- Arrays that no step of the run will read again, of its own rows in a range of ids. A row must be done with, and not be
+-- held out, adopted by another run, or part of a pair that is not dropped; every batch that it was drawn for, unless it
+-- was reopened, must be included in the oldest checkpoint above version 0: a run goes back to none before it. Imported
+-- rows that a run adopted stay, as more epochs may use them again. Bytes that are archived are not known here.
+SELECT e.id, octet_length(p.data)::bigint AS bytes
+FROM trinity.experience e
+JOIN trinity.payload p ON p.experience_id = e.id
+WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
+  AND e.state IN ('trained', 'dropped', 'expired') AND NOT e.held_out AND e.source_id IS NULL
+  AND e.worker_id IS NULL AND p.pruned_at IS NULL
+  AND (%(before)s::timestamptz IS NULL OR e.created_at < %(before)s)
+  AND (%(version)s::integer IS NULL OR e.version_max <= %(version)s)
+  AND NOT EXISTS (SELECT FROM trinity.experience a WHERE a.source_id = e.id)
+  AND NOT EXISTS (SELECT FROM trinity.preference q WHERE q.chosen_id = e.id AND q.state <> 'dropped')
+  AND NOT EXISTS (SELECT FROM trinity.preference q WHERE q.rejected_id = e.id AND q.state <> 'dropped')
+  AND NOT EXISTS (SELECT FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id
+                  WHERE i.experience_id = e.id AND b.state <> 'reopened'
+                    AND (b.included_version <= %(oldest)s::integer) IS NOT TRUE)
+ORDER BY e.id
+
+-- name: prune_payloads
+-- The rows stay and say when. What was archived has no pointer from now on, so that it is an orphan in Lance.
+UPDATE trinity.payload p SET data = NULL, archive_row = NULL, pruned_at = now()
+WHERE p.experience_id = ANY(%(ids)s) AND p.pruned_at IS NULL
+
+-- name: discount_archived
+-- Before these payloads are pruned: the archiver finds by this number that there are orphans. Bytes go down in proportion.
+UPDATE trinity.archive a
+SET num_rows = a.num_rows - n.rows, num_bytes = a.num_bytes - (a.num_bytes::numeric * n.rows / a.num_rows)::bigint
+FROM (SELECT p.archive_number AS number, count(*) AS rows
+      FROM trinity.payload p
+      WHERE p.experience_id = ANY(%(ids)s) AND p.archive_row IS NOT NULL
+      GROUP BY p.archive_number) n
+WHERE a.run_id = %(run_id)s AND a.number = n.number AND a.num_rows >= n.rows
+
+-- name: prunable_processing
+-- What processors did with a run's rows in a range of ids that are done with: no retry counts them any more.
+SELECT c.id, pg_column_size(c.*)::bigint AS bytes
+FROM trinity.experience e
+JOIN trinity.processing c ON c.experience_id = e.id
+WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
+  AND e.state IN ('trained', 'dropped', 'expired')
+  AND (%(before)s::timestamptz IS NULL OR c.created_at < %(before)s)
+  AND (%(version)s::integer IS NULL OR e.version_max <= %(version)s)
+ORDER BY c.id
+
+-- name: prune_processing
+DELETE FROM trinity.processing c WHERE c.id = ANY(%(ids)s)
+
+-- name: prunable_metrics
+-- A run's metrics in a range of ids. A checkpoint needs none. An explorer counts in versions, not in steps.
+SELECT m.id, pg_column_size(m.*)::bigint AS bytes
+FROM trinity.metric m
+WHERE m.run_id = %(run_id)s AND m.id > %(after)s AND m.id <= %(until)s
+  AND (%(before)s::timestamptz IS NULL OR m.created_at < %(before)s)
+  AND (%(version)s::integer IS NULL
+       OR m.step <= CASE m.role WHEN 'explore' THEN %(version)s ELSE %(step)s::integer END)
+ORDER BY m.id
+
+-- name: prune_metrics
+DELETE FROM trinity.metric m WHERE m.id = ANY(%(ids)s)
+
+-- name: last_metric
+-- The highest id there is: where pruning by ranges ends.
+SELECT coalesce(max(m.id), 0) AS id FROM trinity.metric m
+
+-- name: count_pruned_rows
+-- How many rows of batches have been pruned, so that no step can be made with them again.
+SELECT count(DISTINCT i.experience_id) AS rows
+FROM trinity.batch_item i
+JOIN trinity.payload p ON p.experience_id = i.experience_id
+WHERE i.batch_id = ANY(%(batch_ids)s) AND p.pruned_at IS NOT NULL

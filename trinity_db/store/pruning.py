@@ -1,0 +1,136 @@
+"""What a run needs no more, taken away: payloads, metrics and processing records, in short transactions.
+
+A payload goes only where no kept checkpoint can give its row back to be drawn; its row stays and says when
+it was pruned. What is pruned stays so: a prune that was killed is repeated, and goes on.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.rows import DictRow
+
+from trinity_db.database import Database, Transaction
+from trinity_db.errors import TrinityError
+from trinity_db.schema.queries import query
+from trinity_db.store import runs
+
+
+@dataclass(frozen=True)
+class Family:
+    """Rows of one kind, and the statements that look for them and take them away."""
+
+    name: str
+    """What people call them."""
+    find: str
+    prune: str
+    last: str
+    """Says where the ids end by which it is looked for."""
+    size: int
+    """Ids that one transaction looks at: some tenths of a second, and few enough that locks stall no role."""
+
+
+PAYLOADS = Family("payloads", "prunable_payloads", "prune_payloads", "last_experience", 5_000)
+METRICS = Family("metrics", "prunable_metrics", "prune_metrics", "last_metric", 10_000)
+PROCESSING = Family("processing records", "prunable_processing", "prune_processing", "last_experience", 5_000)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be pruned of a run: what both limits allow."""
+
+    before: datetime | None
+    """Written before this moment; None: at any."""
+    version: int | None
+    """Of this policy version or an older one; None: of any."""
+    step: int | None
+    """The last trainer step of that version."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """How much was found, or is gone."""
+
+    rows: int = 0
+    bytes: int = 0
+    """In Postgres."""
+    archived: int = 0
+    """How many of the rows have their bytes in the archive."""
+
+
+def limits(tx: Transaction, run: runs.Run, older_than: timedelta | None, keep_versions: int | None) -> Limits:
+    """What these limits mean for a run now."""
+    seconds = older_than.total_seconds() if older_than is not None else None
+    values = {"run_id": run.id, "seconds": seconds, "keep_versions": keep_versions}
+    row = tx.execute(query("pruning_limits"), values).fetchone()
+    assert row is not None
+    return Limits(**row)
+
+
+def prune(
+    database: Database,
+    run: runs.Run,
+    family: Family,
+    allowed: Limits,
+    dry_run: bool,
+    progress: Callable[[str, int], None] = lambda name, count: None,
+) -> Pruned:
+    """Take away what the limits allow of a family; may be repeated.
+
+    Args:
+        dry_run: only count it.
+        progress: called with the family's name and the number of rows so far.
+
+    Raises:
+        TrinityError: the login may not.
+    """
+    with database.transaction() as tx:
+        row = tx.execute(query(family.last)).fetchone()
+    assert row is not None
+    total = Pruned()
+    for after in range(0, row["id"], family.size):
+        found = _prune_range(database, run, family, allowed, after, dry_run)
+        total = Pruned(total.rows + found.rows, total.bytes + found.bytes, total.archived + found.archived)
+        progress(family.name, total.rows)
+    return total
+
+
+def _prune_range(
+    database: Database, run: runs.Run, family: Family, allowed: Limits, after: int, dry_run: bool
+) -> Pruned:
+    values = {"run_id": run.id, "after": after, "until": after + family.size, **asdict(allowed)}
+
+    def decide() -> Pruned:
+        with database.transaction() as tx:
+            if family is PAYLOADS and not dry_run:
+                tx.execute(query("hold_run_archive"), values)
+            found = _find(tx, family, values, hold=not dry_run)
+            archived = sum(row["bytes"] is None for row in found)
+            if found and not dry_run:
+                ids = {"ids": [row["id"] for row in found]}
+                if archived:
+                    tx.execute(query("discount_archived"), {"run_id": run.id, **ids})
+                tx.execute(query(family.prune), ids)
+            return Pruned(len(found), sum(row["bytes"] or 0 for row in found), archived)
+
+    try:
+        return database.retry(decide)
+    except TrinityError as error:
+        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise
+        raise TrinityError(
+            f"This login may not prune ({error.__cause__.diag.message_primary}): only the tables' owner "
+            "may; say its URL in TRINITY_DB_URL."
+        ) from error
+
+
+def _find(tx: Transaction, family: Family, values: dict[str, Any], hold: bool) -> list[DictRow]:
+    if family is PAYLOADS:
+        # In a statement before: what it waited for has to be seen by the next one.
+        oldest = tx.execute(
+            query("hold_oldest_checkpoint" if hold else "oldest_checkpoint"), values
+        ).fetchone()
+        values = values | {"oldest": oldest["version"] if oldest else None}
+    return tx.execute(query(family.find), values).fetchall()
