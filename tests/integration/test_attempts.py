@@ -17,6 +17,7 @@ from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.service import Explorer
+from trinity_db.models import folder_digest
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import batches, groups, processing, rewards, samplers
 from trinity_db.trainer.algorithms import create
@@ -51,14 +52,18 @@ def explore(scene: Scene, made: list[groups.Rollout], greedy: bool = False) -> l
         asked.extend(claimed)
         yield [replace(one, group=claimed[0]) for one in made]
 
-    engine: Any = SimpleNamespace(load=lambda path, version: None)  # a workflow with it samples nothing
+    engine: Any = SimpleNamespace(
+        version=0, load=lambda path, version: None
+    )  # a workflow with it samples nothing
     config = ExplorerConfig(workflow="mine.py:workflow", group_size=2, batch_size=1)
     pace = groups.Pace(max_staleness=None, per_version=1)
     role = Explorer(
         scene.database, scene.run, config, workflow, engine, pace, scene.selection, "{prompt}", greedy
     )
     role.worker_id = scene.explorer
-    assert role.work()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_digest, "verify", lambda folder, digest: True)  # there are no files
+        assert role.work()
     return asked
 
 

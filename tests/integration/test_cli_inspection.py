@@ -657,7 +657,7 @@ def test_show_of_a_row_without_tokens_leaves_them_out(database_url: str, output:
 
 
 def test_an_experience_that_is_not_there_is_one_line(url: str, complaint: Say) -> None:
-    number = "123456789012345678901234567890"
+    number = str(2**63 - 1)
     assert complaint(url, "show", number) == f"There is no experience {number}."
 
 
