@@ -51,6 +51,7 @@ OTHERS: dict[str, list[str]] = {
     "batches": ["run"],
     "replay": ["--check"],
     "reward": ["{experience}", "0.5"],
+    "prune": ["run", "--yes"],
     "db start": [],
 }
 """What else each command needs: the words before its number, or before its option."""

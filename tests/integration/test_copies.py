@@ -128,6 +128,7 @@ def lively(database: Database, name: str = "run") -> Scene:
     scene.write([rollout(late, 0, "late")])
     scene.write([rollout(taken, 1, "1")], worker=again)
     with database.transaction() as tx:
+        processing.record_steps(tx, scene.run.id, "clean", [{"name": "not_empty", "version": 1}])
         processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 1)
     return scene
 

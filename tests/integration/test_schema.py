@@ -81,6 +81,11 @@ REFUSED = [
     ("store_instance_one_row_check", NEW_INSTANCE + "(false, 1, 1, 1)"),
     ("store_instance_pkey", NEW_INSTANCE + "(true, 1, 1, 1), (true, 1, 1, 1)"),
     ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET step = -1"),
+    (
+        "archive_of_the_run_check",
+        "INSERT INTO trinity.archive (run_id, number, store, name)"
+        " VALUES (1, 0, gen_random_uuid(), 'payload_2_ab')",
+    ),
     # tasks
     ("taskset_name_key", "INSERT INTO trinity.taskset (name) VALUES ('tasks')"),
     (
