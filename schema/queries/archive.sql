@@ -2,9 +2,9 @@
 -- A run has one archive for each store that it was archived in: this store's own, and those of the stores that this one
 -- was copied from. The name of the Lance table is one that no other store gives, nor this store to another run.
 INSERT INTO trinity.archive (run_id, number, store, name)
-SELECT r.id, (SELECT coalesce(max(a.number) + 1, 0) FROM trinity.archive a WHERE a.run_id = r.id), %(store)s,
+SELECT r.id, (SELECT coalesce(max(a.number) + 1, 0) FROM trinity.archive a WHERE a.run_id = r.id), %(store)s::uuid,
        format('payload_%%s_%%s_%%s', r.id, (extract(epoch FROM r.created_at) * 1000000)::bigint,
-              replace(%(store)s::text, '-', ''))
+              replace(%(store)s::uuid::text, '-', ''))
 FROM trinity.run r
 WHERE r.id = %(run_id)s
 ON CONFLICT DO NOTHING

@@ -156,7 +156,7 @@ def name(path: str) -> str:
 
 def _import_what_lives_need() -> None:
     """Everything slow, and nothing that starts a thread, since a fork keeps only one."""
-    for module in ("trainer.service", "processors.score"):
+    for module in ("trainer.service", "processors.steps.rewards"):
         importlib.import_module(f"trinity_db.{module}")
     for module in ("modeling_qwen2", "tokenization_qwen2"):
         importlib.import_module(f"transformers.models.qwen2.{module}")

@@ -19,7 +19,7 @@ from tests.rows import (
 )
 from trinity_db import arrays
 from trinity_db.database import Transaction
-from trinity_db.schema.queries import queries
+from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups
 from trinity_db.store.groups import Pace
@@ -269,7 +269,7 @@ def test_what_was_refused_before_is_counted_again_beside_what_is_new(scene: Scen
 
 
 def test_the_driver_remembers_the_statement_of_a_write() -> None:
-    statement = queries()["write_rollouts"]
+    statement = query("write_rollouts")
     assert len(statement) <= MAX_CACHED_STATEMENT_LENGTH, "the driver would translate it anew each time"
 
 

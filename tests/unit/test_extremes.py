@@ -49,9 +49,12 @@ def with_value(key: tuple[str, ...], value: Any) -> dict[str, Any]:
     return content
 
 
+SHARES = 3  # each key is given every third extreme, its neighbours the others: a third of the time
+
+
 @pytest.mark.parametrize("key", KEYS, ids=".".join)
 def test_every_key_takes_what_can_be_stored_and_refuses_the_rest(key: tuple[str, ...]) -> None:
-    for value in EXTREMES:
+    for value in EXTREMES[KEYS.index(key) % SHARES :: SHARES]:
         config = taken(with_value(key, value))
         if isinstance(config, str):
             assert len(config.splitlines()) == 1
