@@ -11,7 +11,7 @@ from trinity_db.settings import validate
 
 ONLINE = {"algorithm": "grpo", "taskset": "tasks", "trainer": {"steps": 1}}
 OFFLINE = {"algorithm": "sft", "data": ["rows"]}
-TAUGHT: dict[str, Any] = {"processors": {"teacher": {"path": "teacher"}}}
+TAUGHT: dict[str, Any] = {"processors": {"score": ["defaults", {"name": "teacher", "path": "t"}]}}
 ARCHIVING: dict[str, Any] = {"processors": {"archive": {}}}
 
 

@@ -104,7 +104,7 @@ def roles_of(config: RunConfig) -> list[str]:
 
 def threads_of(config: RunConfig) -> dict[str, int]:
     """The cores of this machine, shared among the roles that compute; processors do so for a teacher."""
-    computing = {"explore", "train"} | ({"process"} if config.processors.may_have_teacher else set())
+    computing = {"explore", "train"} | ({"process"} if config.processors.has_teacher else set())
     return cores.shares(roles_of(config), computing, cores.available())
 
 
