@@ -150,8 +150,9 @@ def place() -> str:
 
 
 def name(path: str) -> str:
-    """A file's name without what differs from version to version."""
-    return re.sub(r"^version-.*", "version", Path(path).name)
+    """A file's name without what differs from version to version, or from write to write."""
+    written = re.sub(r"\.[0-9a-f]{8}\.tmp$", ".tmp", Path(path).name)
+    return re.sub(r"^version-.*", "version", written)
 
 
 def _import_what_lives_need() -> None:
