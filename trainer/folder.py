@@ -232,7 +232,10 @@ def _take(folder: Path, owner: str) -> bool:
         # Versions that nobody owns are of a run whose file was lost: a copy of its store knows them too.
         if not file.exists() and not any(folder.glob("version-*")):
             _write_once(file, owner)
-        return file.is_file() and file.read_bytes() == owner.encode()
+        is_owners = file.is_file() and file.read_bytes() == owner.encode()
+        if is_owners:
+            checkpoint.flush(folder)  # each time, since a crash may have come before it
+        return is_owners
     except OSError as error:
         raise checkpoint.unwritable(str(folder), error) from error
 
@@ -256,7 +259,7 @@ def _write_whole(file: Path, content: str) -> None:
 
 
 def _write_once(file: Path, content: str) -> None:
-    """Write a file whole and on disk; one that is there by now stays as it is."""
+    """Write a file whole; one that is there by now stays as it is. The caller flushes the folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f"{file.name}.{uuid4().hex[:8]}.tmp")
     try:
@@ -267,7 +270,6 @@ def _write_once(file: Path, content: str) -> None:
         pass
     finally:
         aside.unlink(missing_ok=True)
-    checkpoint.flush(file.parent)
 
 
 def _link(aside: Path, file: Path) -> None:
