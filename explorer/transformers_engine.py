@@ -52,10 +52,12 @@ class TransformersEngine:
         """
         if not self._takes(path / "model.safetensors"):
             self._model = None  # rather than two in memory
-            self._model = load_model(path, self.device)
-            self.tokenizer = load_tokenizer(path)
-            self.context = context_of(self._model.config)
-            self._end_tokens = _end_tokens(self._model, self.tokenizer)
+            model, self.tokenizer = load_model(path, self.device), load_tokenizer(path)
+            self.context = context_of(model.config)
+            self._end_tokens = _end_tokens(model, self.tokenizer)
+            self._model = (
+                model  # last: a folder that is pruned meanwhile leaves no model without its tokenizer
+            )
         self.version = version
 
     def _takes(self, weights: Path) -> bool:

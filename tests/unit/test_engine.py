@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trinity_db.config import ScratchConfig
+from trinity_db.errors import ConfigError
 from trinity_db.explorer.engine import Completion, Request
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch, load_model, load_tokenizer
@@ -163,6 +164,22 @@ def test_loading_again_takes_the_new_weights(
     before = run(engine, PROMPTS, temperature=0.0)
     engine.load(tmp_path, version=5)
     assert run(engine, PROMPTS, temperature=0.0) == run(fresh, PROMPTS, temperature=0.0) != before
+
+
+def test_a_folder_that_is_pruned_while_it_is_loaded_leaves_an_engine_that_takes_the_next(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pruned(path: Path) -> None:
+        raise ConfigError(f"{path}: holds no tokenizer")
+
+    engine = TransformersEngine("cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr("trinity_db.explorer.transformers_engine.load_tokenizer", pruned)
+        with pytest.raises(ConfigError, match="holds no tokenizer"):
+            engine.load(model_folder, version=1)
+    engine.load(model_folder, version=2)
+    assert len(run(engine, PROMPTS)) == len(PROMPTS)
+    assert engine.fits([1, 2])
 
 
 def test_a_completion_becomes_a_payload_whose_response_is_trained(engine: TransformersEngine) -> None:
