@@ -34,8 +34,8 @@ learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, G
 scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million rows (about two minutes)
 	$(BIN)/python -m pytest tests/scale
 
-chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make chaos MINUTES=10 SEED=7 REPORT=file.json
-	$(BIN)/python -m pytest tests/chaos -s $(MINUTES:%=--minutes %) $(SEED:%=--seed %) $(REPORT:%=--report %)
+chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make chaos MINUTES=10 SEED=7 REPORT=file.json ONLY=pgbouncer
+	$(BIN)/python -m pytest tests/chaos -s $(MINUTES:%=--minutes %) $(SEED:%=--seed %) $(REPORT:%=--report %) $(if $(ONLY),-k "$(ONLY)")
 
 bench: $(VENV)/.demo $(BENCH)/.bench $(PEERS)/.peers ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"
 	$(BIN)/python -m benchmarks $(ARGUMENTS)
