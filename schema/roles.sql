@@ -44,8 +44,8 @@ GRANT UPDATE (worker_id) ON trinity.rollout_group, trinity.experience
     TO trinity_explorer, trinity_processor, trinity_trainer;
 
 -- An explorer: groups that it holds, and what comes of them; no reward. run.seed is generated, so that a right to update
--- it is a right to lock the row, which is how explorers take turns.
-GRANT UPDATE (seed) ON trinity.run TO trinity_explorer;
+-- it is a right to lock the row, which is how explorers take turns, and processors that record their steps.
+GRANT UPDATE (seed) ON trinity.run TO trinity_explorer, trinity_processor;
 GRANT INSERT (run_id, task_id, issued, issued_at), UPDATE (issued, issued_at) ON trinity.task_stat TO trinity_explorer;
 GRANT INSERT (run_id, task_id, expected, worker_id), UPDATE (attempt, arrived, failed, version_min, version_max, state, completed_at)
     ON trinity.rollout_group TO trinity_explorer;
@@ -57,7 +57,7 @@ GRANT USAGE ON SEQUENCE trinity.rollout_id_seq, trinity.experience_id_seq TO tri
 
 -- A processor: verdicts, rewards, states up to ready, pairs, the archive; no batch and no version.
 GRANT INSERT ON trinity.processing, trinity.reward_event, trinity."drop", trinity.pairing, trinity.preference, trinity.score,
-    trinity.task_stat, trinity.archive TO trinity_processor;
+    trinity.task_stat, trinity.archive, trinity.step_list TO trinity_processor;
 GRANT UPDATE (state, attempt, reward, seed) ON trinity.experience TO trinity_processor;
 GRANT UPDATE (state, ready_xact, ready_at, reward_count, reward_mean, reward_variance, priority)
     ON trinity.rollout_group TO trinity_processor;
