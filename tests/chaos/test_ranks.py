@@ -77,7 +77,9 @@ def lives(stores: list[Store], configs: list[Path]) -> Lives:
     wait_until(lambda: not is_alive(trainer), "the trainer ends")
 
     finished = store.start_ranks(2, "train", config).wait()
-    changes = ("--set", "name=diverges", "--set", "trainer.learning_rate=1e30")
+    # AdamW multiplies the weights by 1 - 100 · 1e7 at each step, and float32 ends at 3e38.
+    divergent = ("trainer.learning_rate=100", "trainer.weight_decay=1e7")
+    changes = ("--set", "name=diverges", *(word for one in divergent for word in ("--set", one)))
     diverged = store.start_ranks(2, "train", config, *changes).wait()
     return Lives(stopped, stopped_at, bereft, finished, diverged)
 
