@@ -23,9 +23,9 @@ from benchmarks.processes import at_once
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.models import build_scratch
-from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
 
 MEASURE = "trainer"
 PYTHON = peer.ROOT / ".venv-peers" / "bin" / "python"  # TRL is there, for the tests against it

@@ -8,9 +8,9 @@ from tests.rows import Scene, import_records, trajectory
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, runs, workers
+from trinity_db.trainer.checkpoints.recovery import Allowed
 from trinity_db.trainer.config import LoraConfig, TrainerConfig
 from trinity_db.trainer.service import Trainer, TrainerSetup
-from trinity_db.trainer.start import Allowed
 
 TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from trinity_db.config import ForwardConfig
 from trinity_db.settings import Change, Kept, Settings
+from trinity_db.trainer.recipe_parser import composed, composition_of
 from trinity_db.trainer.recipes import (
     LabelsConfig,
     MixConfig,
@@ -18,7 +19,6 @@ from trinity_db.trainer.recipes import (
     PreferenceConfig,
     SupervisedConfig,
 )
-from trinity_db.trainer.spelling import composed, composition_of
 
 AlgorithmConfig = Annotated[
     Annotated[PolicyGradientConfig, Tag("policy_gradient")]

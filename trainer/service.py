@@ -21,8 +21,10 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import batches, offline, policies, runs, samplers, scores
 from trinity_db.store.metrics import outcomes_of
-from trinity_db.trainer import checkpoint, measures, start, stored, together
+from trinity_db.trainer import lead_follow
 from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.checkpoints import checkpoint, recovery
+from trinity_db.trainer.checkpoints.folder import Folder, Publication
 from trinity_db.trainer.config import (
     AlgorithmConfig,
     FifoConfig,
@@ -30,12 +32,12 @@ from trinity_db.trainer.config import (
     SamplerConfig,
     TrainerConfig,
 )
-from trinity_db.trainer.encode import encode_adopted
-from trinity_db.trainer.folder import Folder, Publication
-from trinity_db.trainer.precompute import score_adopted
-from trinity_db.trainer.ranks import ALONE, Ranks
+from trinity_db.trainer.distribution.ranks import ALONE, Ranks
+from trinity_db.trainer.learner.learner import Abandoned, NonFiniteLoss
 from trinity_db.trainer.recipes import MixConfig
-from trinity_db.trainer.step import Abandoned, NonFiniteLoss
+from trinity_db.trainer.rows import batch_from_store, step_metrics
+from trinity_db.trainer.rows.encode import encode_adopted
+from trinity_db.trainer.rows.precompute import score_adopted
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class TrainerSetup:
     checkpoints: Path
     sampler: SamplerConfig = field(default_factory=FifoConfig)
     max_uses: int = 1
-    allowed: start.Allowed = field(default_factory=start.Allowed)
+    allowed: recovery.Allowed = field(default_factory=recovery.Allowed)
 
     @property
     def is_online(self) -> bool:
@@ -111,13 +113,13 @@ class Trainer(Service):
         super().__init__(database, run)
         self._setup = setup
         self._ranks = ranks
-        self._learner: together.Leader
+        self._learner: lead_follow.Leader
         self._folder: Folder
         self._mark: batches.Mark
         """Where the run is, as the store said it last."""
         self._rows: dict[int, int] = {}
         """How many rows each step had."""
-        self._set_back: start.Weights | None = None
+        self._set_back: recovery.Weights | None = None
         """What the weights contain, while a loss of the server's is not on the record yet."""
         self._said_by: list[scores.Name] = []
         """Of whom it is stored what they said of rows, and is read with these."""
@@ -132,11 +134,11 @@ class Trainer(Service):
         """Go on from the latest whole checkpoint; what it does not include is drawn again."""
         setup = self._setup
         setup.check()
-        begin = start.own_folder(self.database, self.run, self.worker_id, setup.checkpoints)
+        begin = recovery.own_folder(self.database, self.run, self.worker_id, setup.checkpoints)
         self._folder = begin.folder
-        lost = start.clear_leftovers(begin)
-        start.publish_first_version(begin, setup.model, setup.seed)
-        policy = start.recover(begin, setup.allowed, lost, self._set_back)
+        lost = recovery.clear_leftovers(begin)
+        recovery.publish_first_version(begin, setup.model, setup.seed)
+        policy = recovery.recover(begin, setup.allowed, lost, self._set_back)
         with self.database.transaction() as tx:
             self._mark = batches.hold_trainer(tx, self.run.id, self.worker_id)
         self._tokenizer = load_tokenizer(policy.checkpoint)
@@ -156,17 +158,17 @@ class Trainer(Service):
             self._said_by.append("reference")
             score_adopted(begin, setup.trainer, should_stop=lambda: self.stopping)
         self._total_steps = self._count_steps(policy.step)
-        learner = together.Start(
+        learner = lead_follow.Start(
             setup.trainer,
             setup.algorithm,
             policy.checkpoint,
             resumes=policy.version > 0,
             total_steps=self._total_steps,
             seed=setup.seed,
-            reference=start.first_model(begin) if setup.needs_first_model else None,
+            reference=recovery.first_model(begin) if setup.needs_first_model else None,
             temperature=setup.temperature if setup.is_online else 1.0,
         )
-        self._learner = together.lead(learner, self._ranks, should_stop=lambda: self.stopping)
+        self._learner = lead_follow.lead(learner, self._ranks, should_stop=lambda: self.stopping)
         self._set_back = None
         self._published_step = policy.step
         self._rows = {}
@@ -250,7 +252,7 @@ class Trainer(Service):
     def _go_back(self) -> None:
         """Begin again with what the store still knows: the weights contain steps that the server has lost."""
         if self._set_back is None:
-            self._set_back = start.Weights(self._learner.steps_done, self._rows)
+            self._set_back = recovery.Weights(self._learner.steps_done, self._rows)
         logger.warning("the store says another last step or version than it said before: going back")
         del self._learner  # rather than two in memory
         self.database.retry(self.start, give_up=lambda: self.stopping)
@@ -274,16 +276,16 @@ class Trainer(Service):
         compares = algorithm.compares & algorithm.needs.keys()
         found = batches.read(self.database, batch.id)
         with self.database.transaction() as tx:
-            rows = stored.drawn(tx, found, batch.experts, self._said_by, compares)
+            rows = batch_from_store.drawn(tx, found, batch.experts, self._said_by, compares)
             outcomes = outcomes_of(tx, batch.id) if self._setup.is_online else None
         self._rows[batch.step] = len(found)
         metrics = self._learner.step(rows)
         if outcomes is not None:
-            metrics |= measures.of_rollouts(rows, outcomes)
+            metrics |= step_metrics.of_rollouts(rows, outcomes)
         else:
             metrics["epoch"] = batch.step * self._setup.trainer.epochs / self._total_steps
         computed = time.monotonic() - started
-        return metrics | measures.of_time(rows, waited=waited, computed=computed, ranks=self._ranks.size)
+        return metrics | step_metrics.of_time(rows, waited=waited, computed=computed, ranks=self._ranks.size)
 
     def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
         max_uses = self._setup.max_uses if self._setup.is_online else self._setup.trainer.epochs
@@ -354,10 +356,10 @@ class Trainer(Service):
         step = self._learner.steps_done
         if not self._setup.is_online:
             pairs = self._setup.algorithm.draws == "pairs"
-            kept = offline.held_out(self.database, self.run.id, pairs, stored.HELD_OUT_ROWS)
+            kept = offline.held_out(self.database, self.run.id, pairs, batch_from_store.HELD_OUT_ROWS)
             if kept:
                 with self.database.transaction() as tx:
-                    rows = stored.held_out(tx, kept, self._said_by)
+                    rows = batch_from_store.held_out(tx, kept, self._said_by)
                 try:
                     measured = self._learner.evaluate(rows)
                 except Abandoned:

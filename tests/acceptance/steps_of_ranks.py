@@ -14,12 +14,13 @@ import torch
 from tests.recipes import recipe
 from trinity_db.arrays import Payload
 from trinity_db.models import load_tokenizer
-from trinity_db.trainer import checkpoint, ranks
-from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.ranks import Ranks
-from trinity_db.trainer.sharding import collected
-from trinity_db.trainer.step import Abandoned, Learner, NonFiniteLoss
+from trinity_db.trainer.distribution import ranks
+from trinity_db.trainer.distribution.ranks import Ranks
+from trinity_db.trainer.distribution.sharding import collected
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Abandoned, Learner, NonFiniteLoss
 
 PROXIMAL = {"correction": "truncated_importance_sampling", "kl": {"name": "k3", "coefficient": 0.3}}
 ALGORITHMS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {

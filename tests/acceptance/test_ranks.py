@@ -15,7 +15,7 @@ from tests.acceptance import steps_of_ranks
 from tests.acceptance.command import TORCHRUN
 from trinity_db.config import ScratchConfig
 from trinity_db.models import build_scratch
-from trinity_db.trainer.ranks import ALONE
+from trinity_db.trainer.distribution.ranks import ALONE
 
 SHARDINGS = ("none", "full")
 CASES = [
@@ -27,7 +27,7 @@ CASES = [
 LAST_CALLS = """
 from pathlib import Path
 import torch
-from trinity_db.trainer.ranks import joined
+from trinity_db.trainer.distribution.ranks import joined
 
 with joined() as ranks:
     ranks.sum(torch.ones(3))

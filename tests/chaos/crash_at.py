@@ -34,8 +34,8 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CALLED: tuple[str, ...] = (
     "trinity_db.store.",
     "trinity_db.database",
-    "trinity_db.trainer.checkpoint",
-    "trinity_db.trainer.folder",
+    "trinity_db.trainer.checkpoints.checkpoint",
+    "trinity_db.trainer.checkpoints.folder",
     "trinity_db.models",
 )
 FILE_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}

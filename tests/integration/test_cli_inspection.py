@@ -20,7 +20,7 @@ from trinity_db.database import Database
 from trinity_db.models import build_scratch, load_tokenizer
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import instances, processing, rewards, runs
-from trinity_db.trainer import folder
+from trinity_db.trainer.checkpoints import folder
 
 
 @dataclass

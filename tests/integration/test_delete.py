@@ -17,7 +17,7 @@ from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import deletion, instances, payloads, runs, workers
-from trinity_db.trainer import folder
+from trinity_db.trainer.checkpoints import folder
 
 LEFT = """
 SELECT (SELECT count(*) FROM trinity.run), (SELECT count(*) FROM trinity.experience),

@@ -12,7 +12,7 @@ from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import TrinityError
 from trinity_db.imports.records import Demonstration, Task
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.encode import encode_adopted
+from trinity_db.trainer.rows.encode import encode_adopted
 
 TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 ENCODED = """

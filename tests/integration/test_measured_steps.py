@@ -14,10 +14,10 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, rewards, runs, workers
 from trinity_db.store.metrics import Outcomes, outcomes_of
 from trinity_db.trainer import service
-from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
 from trinity_db.trainer.service import Trainer, TrainerSetup
-from trinity_db.trainer.step import Learner
 
 TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 METRICS = "SELECT name, value FROM trinity.metric WHERE run_id = %s AND step = %s"

@@ -13,8 +13,8 @@ from trinity_db.errors import TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import workers
 from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.learner.learner import Learner
 from trinity_db.trainer.service import Trainer, TrainerSetup
-from trinity_db.trainer.step import Learner
 
 TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 METRIC = "SELECT value FROM trinity.metric WHERE run_id = %s AND name = %s ORDER BY step"

@@ -27,8 +27,8 @@ from trinity_db.processors.step import Step
 from trinity_db.processors.steps.teacher import Ask, Teacher
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import payloads, processing, runs, scores, workers
-from trinity_db.trainer import precompute
 from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.rows import precompute
 from trinity_db.trainer.service import Trainer, TrainerSetup
 
 TINY = ScratchConfig(hidden_size=8, layers=1, heads=1, context=64)

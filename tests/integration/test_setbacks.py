@@ -16,10 +16,10 @@ from tests.rows import Scene
 from trinity_db.database import Database, upgrade
 from trinity_db.embedded import Cluster
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.checkpoints.recovery import Allowed
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
 from trinity_db.trainer.service import Trainer
-from trinity_db.trainer.start import Allowed
-from trinity_db.trainer.step import Learner
 
 SETBACKS = """
 SELECT known_version, known_step, last_step, num_rows, first_version, last_version, resumed_version,

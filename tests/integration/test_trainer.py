@@ -15,11 +15,11 @@ from trinity_db.database import Database
 from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.models import folder_digest, load_tokenizer
 from trinity_db.store import batches, policies
-from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.checkpoints.recovery import Allowed
 from trinity_db.trainer.config import LoraConfig
-from trinity_db.trainer.encode import encode_adopted
-from trinity_db.trainer.start import Allowed
-from trinity_db.trainer.step import Learner, NonFiniteLoss
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner, NonFiniteLoss
+from trinity_db.trainer.rows.encode import encode_adopted
 
 VERSIONS = """
 SELECT version, step, checkpoint IS NOT NULL FROM trinity.policy_version WHERE run_id = %s ORDER BY version

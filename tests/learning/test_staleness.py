@@ -15,9 +15,9 @@ from tests.learning import task
 from tests.recipes import recipe
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.processors.steps.rewards import position_match
-from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
 
 STALENESS = 4  # updates between sampling and learning
 STEPS, GROUPS, GROUP_SIZE = 200, 32, 8

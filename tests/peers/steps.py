@@ -20,9 +20,9 @@ from tests.peers.cases import DIFFERENCES
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.models import build_scratch, load_model
-from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
 
 STEP_TOLERANCE = 1e-5  # float32; the weights' changes are up to 1
 REPORTED = ["loss", *(f"rewards/{name}" for name in ("chosen", "rejected", "margins", "accuracies"))]

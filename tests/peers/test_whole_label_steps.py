@@ -21,7 +21,7 @@ from tests.peers.steps import (
 )
 from trinity_db.arrays import Payload
 from trinity_db.models import load_model, load_tokenizer
-from trinity_db.trainer.columns import Batch, mismatched
+from trinity_db.trainer.learner.gathered_columns import Batch, mismatched
 
 LABELLED = {
     "prompt": ["12", "7", "456", "98", "3"],

@@ -27,8 +27,8 @@ from tests.peers.steps import (
 from trinity_db.arrays import Payload
 from trinity_db.models import load_model, load_tokenizer
 from trinity_db.models.frozen_model import FrozenModel
-from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.learner.gathered_columns import Batch
 
 PAIRS = {
     # One token to a prompt: TRL's ORPO learns the prompt too, and nothing predicts the first token.

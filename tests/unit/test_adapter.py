@@ -18,11 +18,11 @@ from trinity_db.errors import ConfigError, MissingExtra
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.models.folder_digest import verify
 from trinity_db.settings import validate
-from trinity_db.trainer import checkpoint
-from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.policy import Policy
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
+from trinity_db.trainer.learner.policy import Policy
 
 LORA = {"rank": 4, "alpha": 8}
 TOKENS = torch.arange(8)[None]

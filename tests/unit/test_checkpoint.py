@@ -17,10 +17,10 @@ from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
 from trinity_db.models.folder_digest import verify
-from trinity_db.trainer import checkpoint
-from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
 
 
 @pytest.fixture

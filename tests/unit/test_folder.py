@@ -10,7 +10,7 @@ import pytest
 
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.folder_digest import digest
-from trinity_db.trainer.folder import OWNER_FILE, PUBLISHED_FILE, Folder, Publication, claim
+from trinity_db.trainer.checkpoints.folder import OWNER_FILE, PUBLISHED_FILE, Folder, Publication, claim
 
 ONE: dict[str, Any] = {"store": "one", "name": "run"}
 OTHER: dict[str, Any] = {"store": "other", "name": "run"}

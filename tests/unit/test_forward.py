@@ -18,7 +18,7 @@ from trinity_db.models import build_scratch, chunked_logprobs, load_model
 from trinity_db.models.forward import Forward, trained_mask, trained_values
 from trinity_db.models.layers import recompute
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.value_head import ValueHead
+from trinity_db.trainer.learner.value_head import ValueHead
 
 VOCABULARY = 61
 SIZES = {

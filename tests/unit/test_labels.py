@@ -17,9 +17,9 @@ from trinity_db.models import build_scratch
 from trinity_db.trainer.algorithms import Algorithm, create
 from trinity_db.trainer.algorithms.interface import Totals
 from trinity_db.trainer.algorithms.label_losses import apo_zero_unpaired, kto
-from trinity_db.trainer.columns import Batch, mismatched
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.learner.gathered_columns import Batch, mismatched
+from trinity_db.trainer.learner.learner import Learner
 
 DESIRABLE = torch.tensor([True, False])
 

@@ -16,10 +16,10 @@ from trinity_db.errors import ConfigError
 from trinity_db.explorer.engine import Request
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch, load_model
-from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.step import Abandoned, Learner, NonFiniteLoss, learning_rate
-from trinity_db.trainer.value_head import ValueHead
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Abandoned, Learner, NonFiniteLoss, learning_rate
+from trinity_db.trainer.learner.value_head import ValueHead
 
 ALGORITHMS = {
     "grpo": recipe("grpo"),

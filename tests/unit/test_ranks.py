@@ -1,6 +1,6 @@
 """How work is divided among processes that train together; what they come to, the acceptance tests say."""
 
-from trinity_db.trainer.ranks import dealt
+from trinity_db.trainer.distribution.ranks import dealt
 
 
 def test_items_are_dealt_out_by_what_they_cost() -> None:

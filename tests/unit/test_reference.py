@@ -14,12 +14,12 @@ from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_tokenizer
 from trinity_db.settings import validate
-from trinity_db.trainer import checkpoint
-from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, SynchronisedReference, TrainerConfig
-from trinity_db.trainer.policy import Policy
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
+from trinity_db.trainer.learner.policy import Policy
 from trinity_db.trainer.service import TrainerSetup
-from trinity_db.trainer.step import Learner
 
 FOLLOWS = {"name": "synchronised", "sync_every": 2, "mix": 0.6}
 SCRATCH = ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32)

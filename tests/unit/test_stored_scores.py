@@ -13,9 +13,9 @@ from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_tokenizer, other_token, source_tokenizer
 from trinity_db.models.frozen_model import FrozenModel
-from trinity_db.trainer.columns import Batch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
 
 DIGITS = ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32)
 

@@ -11,10 +11,11 @@ from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_model, load_tokenizer
-from trinity_db.trainer import checkpoint, value_head
-from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.learner import value_head
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
 
 PPO = recipe("ppo", clip_high=10.0)  # so that twenty steps on one batch go on pulling
 ROWS, TOKENS = 8, 7

@@ -85,7 +85,7 @@ def _delete_folders(
 ) -> tuple[list[str], list[str]]:
     """Delete the folders of checkpoints that name this very run; returns them, and what is kept."""
     from trinity_db.settings import home
-    from trinity_db.trainer import folder
+    from trinity_db.trainer.checkpoints import folder
 
     default = home() / "checkpoints" / run.name
     identity: dict[str, Any] = {"store": str(instance.id)} | run.identity

@@ -55,7 +55,7 @@ def _checkpoint_bytes(tx: "Transaction", run: "Run") -> int:
     """Bytes in folders that name this run as their owner. A path in the database proves nothing."""
     from trinity_db.schema.queries import query
     from trinity_db.settings import home
-    from trinity_db.trainer import folder
+    from trinity_db.trainer.checkpoints import folder
 
     store = tx.execute(query("store_of_copy")).fetchone()
     if store is None:

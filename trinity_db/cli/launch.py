@@ -17,8 +17,8 @@ from trinity_db.sinks.follow import mirrored, sinks_of
 from trinity_db.store import groups, runs
 
 if TYPE_CHECKING:
+    from trinity_db.trainer.checkpoints.recovery import Allowed
     from trinity_db.trainer.service import TrainerSetup
-    from trinity_db.trainer.start import Allowed
 
 Result = TypeVar("Result")
 
@@ -120,8 +120,8 @@ def _trainer_setup(config: RunConfig, allowed: "Allowed | None" = None) -> "Trai
         ConfigError: a part of the algorithm is not there or cannot be called so, or the reference does not
             fit.
     """
+    from trinity_db.trainer.checkpoints.recovery import Allowed
     from trinity_db.trainer.service import TrainerSetup
-    from trinity_db.trainer.start import Allowed
 
     setup = TrainerSetup(
         config.trainer,
@@ -195,10 +195,10 @@ def train(
     from trinity_db.models import check_source
 
     check_source(config.model)  # before the imports: it says which extra is missing
-    from trinity_db.trainer import together
-    from trinity_db.trainer.ranks import end_process, joined
+    from trinity_db.trainer import lead_follow
+    from trinity_db.trainer.checkpoints.recovery import Allowed
+    from trinity_db.trainer.distribution.ranks import end_process, joined
     from trinity_db.trainer.service import Trainer
-    from trinity_db.trainer.start import Allowed
 
     # Under a supervisor it is that who outlives all roles, and shows what the last of them measures.
     sinks = [] if is_supervised() else sinks_of(config.metrics)
@@ -206,7 +206,7 @@ def train(
     database, run = open_run(config, change)
     with joined() as ranks, mirrored(database, run, sinks):
         Trainer(database, run, setup, ranks).serve()
-        together.dismiss(ranks)
+        lead_follow.dismiss(ranks)
     end_process(ranks)
 
 
@@ -223,11 +223,11 @@ def follow() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it is there, which it may never be
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.getLogger("trinity_db").setLevel(logging.ERROR)
-    from trinity_db.trainer import together
-    from trinity_db.trainer.ranks import end_process, joined
+    from trinity_db.trainer import lead_follow
+    from trinity_db.trainer.distribution.ranks import end_process, joined
 
     with joined() as ranks:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        together.follow(ranks)
+        lead_follow.follow(ranks)
     end_process(ranks)

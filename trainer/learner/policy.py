@@ -1,7 +1,7 @@
 """The policy: the model that is being trained, and what it is compared with.
 
 It knows which weights are trained, how they come from a checkpoint and go back into one, and how
-models are asked. What a step does with the answers is `step.py`'s. A checkpoint holds the whole model,
+models are asked. What a step does with the answers is `learner.py`'s. A checkpoint holds the whole model,
 whatever of it is trained: `transformers` loads it, and explorers know no difference.
 """
 
@@ -18,12 +18,12 @@ from trinity_db.arrays import Payload
 from trinity_db.models import context_of, default_device, load_model
 from trinity_db.models.forward import Forward
 from trinity_db.models.layers import recompute
-from trinity_db.trainer.adapter import ADAPTER_FOLDER, Adapter
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.ranks import ALONE, Ranks
-from trinity_db.trainer.reference import Reference
-from trinity_db.trainer.sharding import whole
-from trinity_db.trainer.value_head import load_value_head
+from trinity_db.trainer.distribution.ranks import ALONE, Ranks
+from trinity_db.trainer.distribution.sharding import whole
+from trinity_db.trainer.learner.adapter import ADAPTER_FOLDER, Adapter
+from trinity_db.trainer.learner.reference import Reference
+from trinity_db.trainer.learner.value_head import load_value_head
 
 
 class Policy:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinity_db.store.metrics import Outcomes
-from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.learner.gathered_columns import Batch
 
 
 def of_rollouts(batch: Batch, outcomes: Outcomes) -> dict[str, float]:

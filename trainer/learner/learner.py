@@ -1,10 +1,12 @@
 """The learner: policy, optimizer and step counter, and what one optimizer step does with a batch.
 
-It owns everything a checkpoint holds. It reads payloads and gives metrics back; drawing batches,
-committing and publishing is the service's work, the loss is the algorithm's, and the models are the
-policy's. A step has two phases: of the whole batch columns are gathered and prepared without gradient
-(`columns.py`), then it is trained on micro-batch by micro-batch. Where several ranks learn together
-(`ranks.py`), each goes through its own micro-batches and all make the same step; results are sums.
+The learner owns everything that a checkpoint holds. It reads payloads and returns metrics. The service draws
+batches, commits and publishes; the algorithm computes the loss; the policy asks the models.
+
+A step has two phases. First `gathered_columns.py` gathers the columns of the whole batch and prepares them
+without gradient. Then the learner trains on them, one micro-batch after the other. Where several ranks train
+together (`distribution/ranks.py`), each goes through its own micro-batches; the results are summed, so that
+all ranks make the same step.
 """
 
 import math
@@ -19,11 +21,11 @@ import torch
 from trinity_db.arrays import Payload
 from trinity_db.errors import TrinityError
 from trinity_db.trainer.algorithms import Columns, Shares, Totals, create
-from trinity_db.trainer.columns import Batch, gathered
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.policy import Policy
-from trinity_db.trainer.ranks import ALONE, Ranks, dealt
-from trinity_db.trainer.sharding import clip, collected, scattered, sum_gradients
+from trinity_db.trainer.distribution.ranks import ALONE, Ranks, dealt
+from trinity_db.trainer.distribution.sharding import clip, collected, scattered, sum_gradients
+from trinity_db.trainer.learner.gathered_columns import Batch, gathered
+from trinity_db.trainer.learner.policy import Policy
 
 
 class NonFiniteLoss(TrinityError):

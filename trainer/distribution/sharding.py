@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
-from trinity_db.trainer.ranks import Ranks
+from trinity_db.trainer.distribution.ranks import Ranks
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.folder_digest import verify
-from trinity_db.trainer import checkpoint
+from trinity_db.trainer.checkpoints import checkpoint
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from trinity_db.models.frozen_model import FrozenModel
 from trinity_db.store import payloads, scores, workers
-from trinity_db.trainer import start
+from trinity_db.trainer.checkpoints import recovery
 from trinity_db.trainer.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 CHUNK_ROWS = 256  # a transaction; a crash loses so much work at most
 
 
-def score_adopted(begin: start.Beginning, config: TrainerConfig, should_stop: Callable[[], bool]) -> None:
+def score_adopted(begin: recovery.Beginning, config: TrainerConfig, should_stop: Callable[[], bool]) -> None:
     """Ask the run's starting model about every adopted row that has tokens and of which it has said nothing.
 
     It ends early, between two micro-batches, when it should stop.
@@ -27,11 +27,11 @@ def score_adopted(begin: start.Beginning, config: TrainerConfig, should_stop: Ca
         LeaseLost: another trainer has this one's place; it does the rest.
     """
     database, run = begin.database, begin.run
-    model = scores.Model("reference", start.first_digest(database, run))
+    model = scores.Model("reference", recovery.first_digest(database, run))
     with database.transaction() as tx:
         total = scores.count_unscored(tx, run.id, model)
     done = after = 0
-    frozen = FrozenModel(start.first_model(begin), config) if total else None
+    frozen = FrozenModel(recovery.first_model(begin), config) if total else None
     while frozen and done < total:
         with database.transaction() as tx:
             ids = scores.unscored(tx, run.id, model, after, CHUNK_ROWS)

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m trinity_db train CONFIG
 
-The first rank is the trainer, the others do what it does with the learner (`together.py`); what a step is
+The first rank is the trainer, the others do what it does with the learner (`lead_follow.py`); what a step is
 divided into, and put together from, goes through the methods here. Where a rank is lost, the others hear
 of it at their next call and end; torchrun ends whoever does not. Models and checkpoints lie where every
 rank can read them.

@@ -1,6 +1,6 @@
 """What there is to read of a whole step before its gradient: what is stored, and what models say.
 
-The columns are declared in `algorithms/columns.py`. Shapes: N sequences of the step,
+The columns are declared in `trainer/algorithms/columns.py`. Shapes: N sequences of the step,
 K the most trained tokens of one.
 """
 
@@ -18,7 +18,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.models.forward import trained_mask, trained_values
 from trinity_db.trainer.algorithms import Algorithm, Columns
 from trinity_db.trainer.algorithms.columns import COLUMNS, STORED, Origin
-from trinity_db.trainer.policy import Policy
+from trinity_db.trainer.learner.policy import Policy
 
 Pace = Callable[[Sequence[Payload]], Iterator[tuple[list[int], bool]]]
 """Goes through this rank's micro-batches of some rows, by index, and may give up between two; says of each

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.folder_digest import digest
-from trinity_db.trainer import value_head
-from trinity_db.trainer.step import Learner
+from trinity_db.trainer.learner import value_head
+from trinity_db.trainer.learner.learner import Learner
 
 STATE_FILE = "trainer_state.pt"
 

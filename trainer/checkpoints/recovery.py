@@ -10,8 +10,8 @@ from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, check_source, folder_digest
 from trinity_db.store import batches, instances, policies, runs, setbacks, workers
-from trinity_db.trainer import checkpoint
-from trinity_db.trainer.folder import Folder, Publication, claim, names
+from trinity_db.trainer.checkpoints import checkpoint
+from trinity_db.trainer.checkpoints.folder import Folder, Publication, claim, names
 
 logger = logging.getLogger(__name__)
 

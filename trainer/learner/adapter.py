@@ -2,10 +2,10 @@
 
     y = W·x + alpha / rank · B·(A·x)        W [out, in], A [rank, in], B [out, rank]
 
-A is random and B is 0 at first, so that the model is the one it is laid on. The layers are peft's and
-stand in the model itself, which stays the transformers model that it was: `attention.py`, `head.py` and
-gradient checkpointing see no difference. Nothing is ever merged into the live weights, since taking it
-out again would not give the same bits.
+A starts random and B starts at 0, so that at first the adapted model equals its base. peft puts its layers
+into the model itself, which remains the transformers model that it was: attention, the chunked
+log-probabilities and gradient checkpointing (`trinity_db/models/`) see no difference. The adapter is never
+merged into the live weights, because unmerging would not restore the same bits.
 """
 
 import warnings
@@ -104,9 +104,10 @@ class Adapter:
 
 
 def _check_targets(model: Any, targets: Sequence[str]) -> None:
-    """Each names a linear layer or more, and none of them the output embedding.
+    """Raise ConfigError unless each target names at least one linear layer, and none the output embedding.
 
-    That one is multiplied part by part, from its weight alone (`head.py`): an adapter would be passed over.
+    `models/chunked_logprobs.py` multiplies with the weight of the output embedding alone, chunk by chunk. It
+    would pass over an adapter there.
     """
     from transformers.pytorch_utils import Conv1D
 

@@ -7,8 +7,8 @@ import pytest
 
 from trinity_db.arrays import Payload
 from trinity_db.store.metrics import Outcomes
-from trinity_db.trainer.columns import Batch
-from trinity_db.trainer.measures import of_rollouts, of_time
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.rows.step_metrics import of_rollouts, of_time
 
 NOTHING = Outcomes(None, {})
 

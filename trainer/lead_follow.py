@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from trinity_db.trainer import checkpoint
-from trinity_db.trainer.columns import Batch
+from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.ranks import Ranks
-from trinity_db.trainer.step import Abandoned, Learner, NonFiniteLoss
+from trinity_db.trainer.distribution.ranks import Ranks
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Abandoned, Learner, NonFiniteLoss
 
 AnyLearner = TypeVar("AnyLearner", bound=Learner)
 

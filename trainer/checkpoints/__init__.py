@@ -1,0 +1,1 @@
+"""Checkpoints on disk, the run's own folder of them, and where a trainer starts."""

@@ -1,0 +1,1 @@
+"""The learner: the policy that is trained, its optimizer, and what a step reads."""
