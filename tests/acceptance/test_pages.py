@@ -78,5 +78,6 @@ def test_the_sql_that_a_page_shows_is_carried_out(
     connection: psycopg.Connection, place: str, statements: list[str]
 ) -> None:
     with connection.transaction(force_rollback=True):
-        for statement in statements:
-            connection.execute(statement.encode())
+        answers = [connection.execute(statement.encode()).statusmessage for statement in statements]
+    assert answers, "the page shows no statement"
+    assert None not in answers, "one of them asks nothing"

@@ -97,9 +97,24 @@ def lively(database: Database, name: str = "run") -> Scene:
     scene.train(step=2, size=1)
     scene.reopen(version=1)
     scene.train(step=2, size=1)
-    scene.draw(step=3, size=1)  # and nobody commits it
+    scene.draw(step=3, size=1)  # and no trainer commits it
     scene.pair()
+    judge_and_set_back(scene)
+    late = scene.claim(1)[0]
+    scene.lose(scene.explorer)
+    again = scene.new_worker(WorkerRole.EXPLORE)
+    [taken] = scene.claim(1, worker=again)
+    scene.write([rollout(late, 0, "late")])
+    scene.write([rollout(taken, 1, "1")], worker=again)
     with database.transaction() as tx:
+        processing.record_steps(tx, scene.run.id, "clean", [{"name": "not_empty", "version": 1}])
+        processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 1)
+    return scene
+
+
+def judge_and_set_back(scene: Scene) -> None:
+    """People reward a row of the run and an imported one, a teacher scores a row, the server loses a step."""
+    with scene.database.transaction() as tx:
         [first, *_] = tx.execute(
             "SELECT id FROM trinity.rollout WHERE run_id = %s ORDER BY id", [scene.run.id]
         )
@@ -121,16 +136,6 @@ def lively(database: Database, name: str = "run") -> Scene:
             " VALUES (%s, %s, 1, 2, 3, 1)",
             [scene.run.id, scene.trainer],
         )
-    late = scene.claim(1)[0]
-    scene.lose(scene.explorer)
-    again = scene.new_worker(WorkerRole.EXPLORE)
-    [taken] = scene.claim(1, worker=again)
-    scene.write([rollout(late, 0, "late")])
-    scene.write([rollout(taken, 1, "1")], worker=again)
-    with database.transaction() as tx:
-        processing.record_steps(tx, scene.run.id, "clean", [{"name": "not_empty", "version": 1}])
-        processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 1)
-    return scene
 
 
 def archive(scene: Scene) -> None:
@@ -326,7 +331,7 @@ def test_a_copy_goes_on_and_its_new_draws_can_be_checked(
         first_difference(tx, find(tx, last))
     assert (
         scene.reopen(version=1) == 2
-    )  # the step that no version includes, and the one that nobody committed
+    )  # the step that no version includes, and the one that no trainer committed
     scene.process()
     scene.make_ready(2)
     for step in (2, 3, 4):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.echo import Echo
 from tests.postgres import cluster_18, discard, start
 from tests.rows import UNLIMITED, Scene, members, rollout
 from trinity_db.database import Database, connect, upgrade
@@ -22,23 +23,6 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.store.groups import ClaimedGroup, Rollout
 
 STOP_SECONDS = 20.0  # a stop without a database: two attempts to connect, one of them the goodbye's
-
-
-class NoEngine:
-    """These workflows sample nothing."""
-
-    version = 0
-    context = 8
-    tokenizer: Any = None
-
-    def load(self, path: Path, version: int) -> None:
-        self.version = version
-
-    def fits(self, prompt_ids: Sequence[int]) -> bool:
-        raise NotImplementedError
-
-    def generate(self, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError
 
 
 @pytest.fixture
@@ -81,7 +65,7 @@ def explorer(scene: Scene, workflow: Workflow) -> Explorer:
     """At work on two groups of two at a time, as the scene's explorer."""
     config = ExplorerConfig(workflow="mine.py:workflow", group_size=2, batch_size=2)
     role = Explorer(
-        scene.database, scene.run, config, workflow, NoEngine(), UNLIMITED, scene.selection, "{prompt}"
+        scene.database, scene.run, config, workflow, Echo(), UNLIMITED, scene.selection, "{prompt}"
     )
     role.worker_id = scene.explorer
     return role
@@ -265,10 +249,10 @@ def test_another_checkpoint_under_the_number_that_is_loaded_is_loaded(
 ) -> None:
     loaded: list[bytes] = []
 
-    def load(engine: NoEngine, path: Path, version: int) -> None:
+    def load(engine: Echo, path: Path, version: int) -> None:
         loaded.append((path / "model.safetensors").read_bytes())
 
-    monkeypatch.setattr(NoEngine, "load", load)
+    monkeypatch.setattr(Echo, "load", load)
     role = explorer(scene, explores)
     assert role.work()
     (starting_model / "model.safetensors").write_bytes(b"set back")

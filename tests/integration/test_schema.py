@@ -224,7 +224,11 @@ def test_a_row_that_breaks_a_rule_is_refused_by_name(
 )
 def test_a_row_that_keeps_the_rules_is_taken(connection: psycopg.Connection[DictRow], statement: str) -> None:
     with connection.transaction(force_rollback=True):
-        connection.execute(statement)
+        cursor = connection.execute(statement)
+        written = [cursor.rowcount]
+        while cursor.nextset():
+            written.append(cursor.rowcount)
+    assert min(written) > 0, "a rule is only kept by a row that is written"
 
 
 def test_every_rule_that_is_checked_has_a_row_that_breaks_it(connection: psycopg.Connection[DictRow]) -> None:

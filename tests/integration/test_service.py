@@ -273,8 +273,8 @@ def test_a_role_whose_run_the_server_forgot_ends_with_an_error(
             if notices == "by a refused row":
                 with database.transaction() as tx:
                     runs.record_metrics(tx, lost.id, self.role, 1, {"loss": 1.0})
-            while notices == "by its pulse" and not self.stopping:
-                time.sleep(0.05)
+            if notices == "by its pulse":
+                wait_until(lambda: self.stopping, "the pulse tells it to stop")
             return False
 
     with pytest.raises(NotFound, match=f"has lost run {lost.id}.*Start the same command again"):

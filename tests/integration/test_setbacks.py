@@ -64,6 +64,15 @@ class Forgetful:
         for _ in range(steps):
             assert self.database.retry(trainer.work)
 
+    def train_and_forget(self, trainer: Trainer, kept: int, lost: int, *, published: bool) -> None:
+        """Take steps that the server keeps, then steps that it loses; published: each with a last version."""
+        trainer.start()
+        for steps, then in ((kept, self.remember), (lost, self.forget)):
+            self.train(trainer, steps)
+            if published:
+                trainer.release()
+            then()
+
 
 @pytest.fixture
 def forgetful(tmp_path: Path) -> Iterator[Forgetful]:
@@ -82,11 +91,7 @@ def test_a_trainer_goes_back_to_what_the_store_still_knows(
 ) -> None:
     bench = forgetful.bench
     trainer = bench.trainer(publish_every=100)
-    trainer.start()
-    forgetful.train(trainer, 1)
-    forgetful.remember()
-    forgetful.train(trainer, 2)
-    forgetful.forget()
+    forgetful.train_and_forget(trainer, kept=1, lost=2, published=False)
     assert forgetful.database.retry(trainer.work)
     assert bench.rows(SETBACKS) == [(0, 1, 3, 4, None, None, 0, None)]
     assert "the server has lost steps 2 to 3 (4 rows): going on from version 0, step 0" in caplog.text
@@ -149,14 +154,8 @@ def test_a_run_can_go_on_from_a_checkpoint_that_the_server_forgot(
 ) -> None:
     bench = forgetful.bench
     trainer = bench.trainer(publish_every=1)
-    trainer.start()
-    forgetful.train(trainer, 1)
-    trainer.release()
-    forgetful.remember()
-    forgetful.train(trainer, 5)  # by now the files of version 1 are pruned
-    trainer.release()
+    forgetful.train_and_forget(trainer, kept=1, lost=5, published=True)  # the files of version 1 are pruned
     weights = (bench.checkpoints / "version-000006" / "model.safetensors").read_bytes()
-    forgetful.forget()
     forgetful.database.close()
     trainer = bench.trainer()  # as after a crash: nothing in memory tells
     asked = (
@@ -188,13 +187,7 @@ def test_a_run_can_go_on_from_a_checkpoint_that_the_server_forgot(
 def test_a_run_that_went_on_can_still_go_on_from_the_lost_checkpoint(forgetful: Forgetful) -> None:
     bench = forgetful.bench
     trainer = bench.trainer(publish_every=1, keep=9)
-    trainer.start()
-    forgetful.train(trainer, 1)
-    trainer.release()
-    forgetful.remember()
-    forgetful.train(trainer, 2)
-    trainer.release()
-    forgetful.forget()
+    forgetful.train_and_forget(trainer, kept=1, lost=2, published=True)
     forgetful.train(trainer, 3)  # goes back to version 1, and makes steps 2 and 3 again
     trainer.release()
     assert bench.rows(COMMITTED) == [(1,), (2,), (3,)]

@@ -38,19 +38,21 @@ def test_a_block_says_its_language_or_why_it_is_not_checked(block: Block) -> Non
 
 @pytest.mark.parametrize("block", blocks("sh"), ids=str)
 def test_a_command_and_its_options_are_there(block: Block) -> None:
-    for command in block.commands:
-        check_command(command)
+    assert block.commands
+    assert [word for command in block.commands for word in unknown(command)] == []
 
 
 @pytest.mark.parametrize(("place", "words"), inline_commands(), ids=[place for place, _ in inline_commands()])
 def test_a_command_within_a_sentence_is_there(place: str, words: list[str]) -> None:
-    parse(words, is_mention=True)
+    assert unread(words, is_mention=True) == []
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
 def test_a_configuration_is_accepted(block: Block) -> None:
     for content in yaml.safe_load_all(block.text):
-        settings.validate(RunConfig, completed(content), str(block))
+        whole = completed(content)
+        config = settings.validate(RunConfig, whole, str(block))
+        assert config.model_fields_set == whole.keys()
 
 
 @pytest.mark.parametrize("block", [one for one in blocks("yaml") if ".py:" in one.text], ids=str)
@@ -63,8 +65,9 @@ def test_a_function_that_a_configuration_names_is_on_its_page_and_fits(
             Path(other.file).write_text(other.text)
     for content in yaml.safe_load_all(block.text):
         config = settings.validate(RunConfig, completed(content), str(block))
-        lists.load(config.processors)
-        workflow.load(config.explorer.workflow)
+        steps = [step.name for of_list in lists.load(config.processors).values() for step in of_list]
+        assert steps == [step.name for name in lists.LISTS for step in getattr(config.processors, name)]
+        assert callable(workflow.load(config.explorer.workflow))
         create(config.algorithm)
 
 
@@ -78,9 +81,8 @@ def test_what_python_imports_of_us_is_there(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("json"), ids=str)
-def test_each_line_of_json_is_a_value(block: Block) -> None:
-    for line in block.text.splitlines():
-        json.loads(line)
+def test_each_line_of_json_is_a_record(block: Block) -> None:
+    assert {type(json.loads(line)) for line in block.text.splitlines()} == {dict}
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
@@ -95,24 +97,24 @@ def test_the_readme_has_at_most_a_hundred_lines() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
 
-def check_command(words: list[str]) -> None:
-    """Fail where a command, one of its options or its target is not there."""
+def unknown(words: list[str]) -> list[str]:
+    """The words of a command for which there is no command, target or extra; an unknown option raises."""
     name, *arguments = words
     if name == "trinity-db":
-        parse(arguments)
-    elif name == "torchrun":
-        parse(arguments[arguments.index("trinity_db") + 1 :])
-    elif name == "make":
-        assert {one for one in arguments if "=" not in one} <= TARGETS, words
-    elif name == "pip":
-        extras = {extra for one in arguments for extra in re.findall(r"\[([\w,]+)\]", one)}
-        assert {one for extra in extras for one in extra.split(",")} <= set(PROJECT["optional-dependencies"])
-    else:
-        assert name.rpartition("/")[2] in OTHERS, f"{name}: nothing is known of it"
+        return unread(arguments)
+    if name == "torchrun":
+        return unread(arguments[arguments.index("trinity_db") + 1 :])
+    if name == "make":
+        return [one for one in arguments if "=" not in one and one not in TARGETS]
+    if name == "pip":
+        lists = [extras for one in arguments for extras in re.findall(r"\[([\w,]+)\]", one)]
+        named = [extra for extras in lists for extra in extras.split(",")]
+        return [extra for extra in named if extra not in PROJECT["optional-dependencies"]]
+    return [] if name.rpartition("/")[2] in OTHERS else [name]
 
 
-def parse(arguments: list[str], *, is_mention: bool = False) -> None:
-    """Have them read, up to where the command would begin; a mention may leave arguments out."""
+def unread(arguments: list[str], *, is_mention: bool = False) -> list[str]:
+    """The words that our command line leaves over; what it refuses raises. Mentions may leave some out."""
     if ">" in arguments:
         arguments = arguments[: arguments.index(">")]
     command: Any = typer.main.get_command(app)
@@ -120,19 +122,22 @@ def parse(arguments: list[str], *, is_mention: bool = False) -> None:
     while hasattr(command, "commands"):
         at = next((n for n, word in enumerate(arguments) if not word.startswith("-")), None)
         if at is None:
-            return
+            return []
         parent = command.make_context(name, arguments[:at] or ["-v"], parent=parent, resilient_parsing=True)
         name, arguments = arguments[at], arguments[at + 1 :]
-        assert name in command.commands, f"there is no command {name}"
+        if name not in command.commands:
+            return [name]
         command = command.commands[name]
-    if is_mention:
-        context = command.context_class(command, info_name=name, parent=parent)
-        command.make_parser(context).parse_args(list(arguments))
-    elif "--help" not in arguments:
-        command.make_context(name, list(arguments), parent=parent)
     for key, value in itertools.pairwise(arguments):
         if key == "--set":
             check_override(value)
+    left: list[str] = []
+    if is_mention:
+        context = command.context_class(command, info_name=name, parent=parent)
+        _, left, _ = command.make_parser(context).parse_args(list(arguments))
+    elif "--help" not in arguments:
+        left = command.make_context(name, list(arguments), parent=parent).args
+    return left
 
 
 def check_override(override: str) -> None:

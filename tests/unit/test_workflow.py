@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.echo import Echo
 from trinity_db.arrays import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import ExplorerConfig
@@ -35,52 +36,6 @@ def of_an_older_kind(engine, groups, template):
 """
 
 
-class Digits:
-    """A tokenizer of digits, and of conversations without a system."""
-
-    bos_token = None
-    chat_template = "..."
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
-        if messages[0]["role"] == "system":
-            raise RuntimeError("no system, please")
-        return "".join(message["content"] for message in messages)
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [int(character) for character in text]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return "".join("\x00" if token == 0 else str(token) for token in token_ids)
-
-
-class Echo:
-    """An engine that says each prompt backwards, the shortest first."""
-
-    version = 7
-    context = 5
-    tokenizer = Digits()
-
-    def load(self, path: Path, version: int) -> None:
-        raise AssertionError("a workflow loads nothing")
-
-    def fits(self, prompt_ids: Sequence[int]) -> bool:
-        return len(prompt_ids) < self.context
-
-    def generate(
-        self, requests: Sequence[Request], *, temperature: float, seed: int, should_stop: Callable[[], bool]
-    ) -> Iterator[list[Completion]]:
-        for length in sorted({len(request.prompt_ids) for request in requests}):
-            if should_stop():
-                return
-            yield [
-                Completion(
-                    index, [*request.prompt_ids][::-1], [-0.5] * length, [self.version] * length, "stop"
-                )
-                for index, request in enumerate(requests)
-                if len(request.prompt_ids) == length
-            ]
-
-
 def group(number: int, prompt: str) -> ClaimedGroup:
     return ClaimedGroup(number, attempt=1, task={"prompt": prompt}, members=[0, 2])
 
@@ -88,7 +43,7 @@ def group(number: int, prompt: str) -> ClaimedGroup:
 def attempt(groups: Sequence[ClaimedGroup], answers: Iterator[bool] | None = None) -> list[list[Rollout]]:
     return list(
         single_turn(
-            Echo(),
+            Echo(version=7),
             groups,
             template="{prompt}",
             config=ExplorerConfig(),
