@@ -20,6 +20,7 @@ from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import groups, policies, runs
+from trinity_db.store.metrics import record_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class Explorer(Service):
         elapsed = time.monotonic() - started
         with self.database.transaction() as tx:
             values = {"explore/tokens_per_second": num_tokens / elapsed, "explore/seconds": elapsed}
-            runs.record_metrics(tx, self.run.id, self.role, self._engine.version, values)
+            record_metrics(tx, self.run.id, self.role, self._engine.version, values)
 
     def _attempt(self, claimed: list[groups.ClaimedGroup], seed: int) -> Iterator[list[groups.Rollout]]:
         """What the workflow yields. An error in one of the user's own is named with its place."""

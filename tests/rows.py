@@ -27,6 +27,7 @@ from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.records import Demonstration, Preference, Task, Trajectory, Unpaired
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, groups, offline, policies, processing, rewards, runs, samplers, workers
+from trinity_db.store.metrics import record_metrics
 
 Result = TypeVar("Result")
 
@@ -78,7 +79,7 @@ class Scene:
     def record(self, step: int, values: Mapping[str, float], role: WorkerRole = WorkerRole.TRAIN) -> None:
         """Metrics, as a role measures them."""
         with self.database.transaction() as tx:
-            runs.record_metrics(tx, self.run.id, role, step, values)
+            record_metrics(tx, self.run.id, role, step, values)
 
     def new_worker(self, role: WorkerRole) -> int:
         with self.database.transaction() as tx:

@@ -20,7 +20,7 @@ from trinity_db.models import context_length, load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import batches, offline, policies, runs, samplers, scores
-from trinity_db.store.metrics import outcomes_of
+from trinity_db.store.metrics import outcomes_of, record_metrics
 from trinity_db.trainer import lead_follow
 from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.checkpoints import checkpoint, recovery
@@ -293,7 +293,7 @@ class Trainer(Service):
         with self.database.transaction() as tx:
             batches.hold_trainer(tx, self.run.id, self.worker_id, self._mark, done)
             if batches.commit(tx, batch, self.worker_id, max_uses):
-                runs.record_metrics(tx, self.run.id, self.role, batch.step, metrics)
+                record_metrics(tx, self.run.id, self.role, batch.step, metrics)
         self._mark = done
 
     def _publish(self) -> None:
@@ -334,9 +334,7 @@ class Trainer(Service):
 
     def _record_refusal(self) -> None:
         with self.database.transaction() as tx:
-            runs.record_metrics(
-                tx, self.run.id, self.role, self._learner.steps_done, {"refused/batches": 1.0}
-            )
+            record_metrics(tx, self.run.id, self.role, self._learner.steps_done, {"refused/batches": 1.0})
 
     def _log(self, metrics: dict[str, float]) -> None:
         step = self._learner.steps_done
@@ -367,7 +365,7 @@ class Trainer(Service):
                 metrics = {f"eval/{name}": value for name, value in measured.items()}
                 logger.info("held out, step %d: %s", step, _short(metrics))
                 with self.database.transaction() as tx:
-                    runs.record_metrics(tx, self.run.id, self.role, step, metrics)
+                    record_metrics(tx, self.run.id, self.role, step, metrics)
         self._evaluated_step = step
         return True
 

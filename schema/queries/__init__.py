@@ -1,9 +1,13 @@
 """Named SQL: every statement that moves a row.
 
-A file holds queries of one part; `-- name: claim_rows` begins one, the comment below it says what
-it guarantees. States stand as literals, so that partial indexes serve prepared statements.
-Where rows are found by id or group, their state is asked with IS TRUE, which no partial index serves: by old
-statistics all of one may seem to cost less than a few look-ups.
+A file holds the queries of one module: `batches.sql` those that `trinity_db/store/batches.py` runs,
+`database.sql` those of `trinity_db/database.py`. Packages beside the store have a file of their name
+(`diagnosis.sql`), and files of their modules' names where those have many queries (`show.sql`).
+`-- name: claim_rows` begins a query, the comment below it says what it guarantees.
+
+States stand as literals, so that partial indexes serve prepared statements. Where rows are found by id or
+group, their state is asked with IS TRUE, which no partial index serves: by old statistics all rows of a state
+may seem to cost less than a few look-ups.
 """
 
 import re

@@ -1,8 +1,3 @@
--- name: latest_version
--- The highest number of a policy version, NULL before the first; withdrawn ones, and those that the server lost, count.
-SELECT greatest((SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = %(run_id)s),
-                (SELECT max(s.last_version) FROM trinity.setback s WHERE s.run_id = %(run_id)s)) AS version
-
 -- name: hold_trainer
 -- As hold_place, with the newest version whose checkpoint is there and the batch of the last committed step: only this
 -- worker changes either. A server that lost commits says something else than the trainer heard.
@@ -56,74 +51,35 @@ UPDATE trinity.experience e SET state = 'expired'
 WHERE e.group_id = ANY(%(group_ids)s) AND (e.state = 'ready') IS TRUE AND e.source_id IS NULL
 RETURNING e.id, trinity.staleness(%(version)s::integer, e.version_min, e.version_max) AS staleness
 
--- name: count_rows
--- With or without tokens: those that get none are dropped. By the rule of experience.place.
-SELECT e.use_count AS uses, count(*) AS rows
+-- name: draw_rows
+-- Rows for imitation, in an order that is shuffled anew for each pass over the data and the same after a
+-- restart. Rows known to be bad are never imitated, rejected ones and those with a reward of zero or less; nor are
+-- those without tokens: none of them has a place. Where the run learns from labels, all rows with a reward have one.
+-- As in draw_groups, all of it as the snapshot saw it.
+SELECT e.id, e.use_count, e.reward, pg_current_snapshot()::text AS snapshot
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.seed IS NOT NULL
-  AND (e.reward > 0 OR (e.reward IS NOT NULL) = e.draws_labels)
-GROUP BY e.use_count
-
--- name: fit_rows_to_epochs
--- Some adopted rows of an offline run whose epochs were changed: those that have uses left again are ready, those that
--- have none left any more are trained. For the run's trainer, at its start; no row where nothing is left to do.
-UPDATE trinity.experience e
-SET state = CASE WHEN e.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
-WHERE e.id IN (SELECT f.id FROM trinity.experience f
-               WHERE f.run_id = %(run_id)s AND f.seed IS NOT NULL
-                 AND f.state = CASE WHEN f.use_count < %(epochs)s THEN 'trained' ELSE 'ready' END::trinity.experience_state
-               LIMIT %(limit)s)
-
--- name: fit_pairs_to_epochs
--- The same for pairs.
-UPDATE trinity.preference p
-SET state = CASE WHEN p.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
-WHERE p.id IN (SELECT f.id FROM trinity.preference f
-               WHERE f.run_id = %(run_id)s AND NOT f.held_out
-                 AND f.state = CASE WHEN f.use_count < %(epochs)s THEN 'trained' ELSE 'ready' END::trinity.experience_state
-               LIMIT %(limit)s)
-
--- name: count_unlabelled
--- Rows that a run which learns from labels cannot learn from, for want of a reward.
-SELECT count(*) AS rows
-FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL
-
--- name: count_pairs
-SELECT p.use_count AS uses, count(*) AS rows
-FROM trinity.preference p
-JOIN trinity.experience chosen ON chosen.id = p.chosen_id
-JOIN trinity.experience rejected ON rejected.id = p.rejected_id
-WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND NOT p.held_out
-  AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
-GROUP BY p.use_count
-
--- name: held_out_rows
--- By the rules of those that are drawn.
-SELECT e.id, e.reward
-FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.held_out AND e.prompt_length IS NOT NULL
-  AND (e.reward > 0 OR (e.reward IS NOT NULL) = e.draws_labels)
-  AND (e.draws_labels OR NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id))
-ORDER BY e.id
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.place IS NOT NULL
+ORDER BY e.use_count, e.place, e.id
 LIMIT %(limit)s
 
--- name: held_out_pairs
--- The chosen row of each pair, then the rejected one; by the rules of those that are drawn.
-SELECT e.id, e.reward
-FROM (SELECT p.id, p.chosen_id, p.rejected_id
-      FROM trinity.preference p
-      CROSS JOIN LATERAL (SELECT FROM trinity.experience chosen, trinity.experience rejected
-                          WHERE chosen.id = p.chosen_id AND rejected.id = p.rejected_id
-                            AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
-                            AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
-                          LIMIT 1) AS sides
-      WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.held_out
-      ORDER BY p.id
-      LIMIT %(limit)s) AS pair
-CROSS JOIN LATERAL (VALUES (0, pair.chosen_id), (1, pair.rejected_id)) AS side (place, id)
-JOIN trinity.experience e ON e.id = side.id
-ORDER BY pair.id, side.place
+-- name: draw_pairs
+-- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart. A pair that
+-- was derived from rewards must still agree with them. As in draw_groups, all of it as the snapshot saw it.
+-- Limit: pairs of rows that were adopted after the trainer's start have no tokens before its next one; each draw passes
+-- by those at the head of the order, at about 30 microseconds a pair.
+SELECT p.id, p.use_count, p.chosen_id, p.rejected_id, sides.chosen_reward, sides.rejected_reward,
+       pg_current_snapshot()::text AS snapshot
+FROM trinity.preference p
+-- LIMIT so that the planner looks both rows up for each pair in turn, and does not join all before it sorts them.
+CROSS JOIN LATERAL (SELECT chosen.reward AS chosen_reward, rejected.reward AS rejected_reward
+                    FROM trinity.experience chosen, trinity.experience rejected
+                    WHERE chosen.id = p.chosen_id AND rejected.id = p.rejected_id
+                      AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
+                      AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
+                    LIMIT 1) AS sides
+WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.place IS NOT NULL
+ORDER BY p.use_count, p.place, p.id
+LIMIT %(limit)s
 
 -- name: insert_batch
 -- A batch with what the trainer will see, in order, the numbers it will use, and its worker's setting. Nothing where
@@ -228,12 +184,6 @@ LEFT JOIN trinity.payload p ON p.experience_id = i.experience_id
 WHERE i.batch_id = %(batch_id)s
 ORDER BY i.ordinal
 
--- name: read_payloads
--- Bytes that are archived are NULL here, and in that row of the run's Lance table; pruned ones are nowhere.
-SELECT p.experience_id, p.codec, p.num_tokens, p.data, p.archive_row, p.pruned_at
-FROM trinity.payload p
-WHERE p.experience_id = ANY(%(ids)s)
-
 -- name: commit_batch
 -- The trainer step is done. Only the worker that drew the batch can say so.
 UPDATE trinity.batch b SET state = 'committed', committed_at = now()
@@ -282,81 +232,6 @@ SET use_count = p.use_count + 1,
 FROM held
 WHERE p.id = held.id AND p.state = 'leased'
 
--- name: publish_version
--- The last step must still be committed by the worker that publishes: a trainer that was replaced meanwhile
--- publishes nothing. The lock makes it wait for whoever reopens that step right now. The first version has no
--- steps. Harmless when repeated.
-WITH last AS MATERIALIZED (
-    SELECT b.id
-    FROM trinity.batch b
-    WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'committed' AND b.worker_id = %(worker_id)s
-    FOR NO KEY UPDATE
-)
-INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
-SELECT %(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s
-WHERE %(version)s = 0 OR EXISTS (SELECT FROM last)
-ON CONFLICT (run_id, version) DO NOTHING
-
--- name: adopt_version
--- A checkpoint that the server has forgotten becomes a version of the run again, under a number of its own. Its steps
--- have no batches in the store. Harmless when repeated.
-INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
-VALUES (%(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s)
-ON CONFLICT (run_id, version) DO NOTHING
-
--- name: find_version
-SELECT p.version FROM trinity.policy_version p
-WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.step = %(step)s
-  AND p.checkpoint_hash = %(checkpoint_hash)s
-
--- name: include_batches
--- By this the version's checkpoint includes every batch that was committed since the one before.
-UPDATE trinity.batch b SET included_version = %(version)s
-WHERE b.run_id = %(run_id)s AND b.state = 'committed' AND b.included_version IS NULL AND b.step <= %(step)s
-
--- name: versions_with_checkpoint
--- Newest first.
-SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash
-FROM trinity.policy_version p
-WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
-ORDER BY p.version DESC
-LIMIT %(limit)s
-
--- name: hold_checkpoint
--- Another run starts from this checkpoint. Until that is on record, the lock makes the run's own pruning wait.
-SELECT p.version FROM trinity.policy_version p
-WHERE p.run_id = %(run_id)s AND p.checkpoint = %(checkpoint)s
-FOR SHARE
-
--- name: lock_checkpoints
--- Before prune_checkpoints, which then sees every run that has started from one of these.
-SELECT p.version FROM trinity.policy_version p
-WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
-ORDER BY p.version
-FOR NO KEY UPDATE
-
--- name: prune_checkpoints
--- Forget the checkpoints of all but the newest few versions, before their files are deleted. Version 0 stays:
--- it is where a run starts anew, and what it is compared with. So does one that another run started from.
-WITH old AS (
-    SELECT p.version, p.checkpoint
-    FROM trinity.policy_version p
-    WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
-    ORDER BY p.version DESC
-    OFFSET %(keep)s
-)
-UPDATE trinity.policy_version p SET checkpoint = NULL
-FROM old
-WHERE p.run_id = %(run_id)s AND p.version = old.version
-  AND NOT EXISTS (SELECT FROM trinity.policy_version o WHERE o.checkpoint = old.checkpoint AND o.run_id <> p.run_id)
-RETURNING old.version, old.checkpoint
-
--- name: relocate_checkpoint
--- The files of a version are in another place by now. Harmless when repeated, and where they are where they were.
-UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s
-WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
-  AND p.checkpoint <> %(checkpoint)s
-
 -- name: withdraw_later_versions
 -- They include batches that are given back: nobody shall load them.
 UPDATE trinity.policy_version p SET checkpoint = NULL
@@ -370,6 +245,13 @@ WHERE b.run_id = %(run_id)s AND b.state IN ('leased', 'committed')
   AND (b.included_version IS NULL OR b.included_version > %(version)s)
 ORDER BY b.id
 FOR NO KEY UPDATE
+
+-- name: count_pruned_rows
+-- How many rows of batches have been pruned, so that no step can be made with them again.
+SELECT count(DISTINCT i.experience_id) AS rows
+FROM trinity.batch_item i
+JOIN trinity.payload p ON p.experience_id = i.experience_id
+WHERE i.batch_id = ANY(%(batch_ids)s) AND p.pruned_at IS NOT NULL
 
 -- name: leased_batch
 -- What this worker drew for a step and did not commit; another's batch is not its to give back.
@@ -417,54 +299,3 @@ WHERE p.id = i.preference_id
 -- name: reopen_batches
 UPDATE trinity.batch b SET state = 'reopened', included_version = NULL, reopened_at = now()
 WHERE b.id = ANY(%(batch_ids)s)
-
--- name: unencoded_rows
--- Adopted rows that no tokenizer has seen yet.
-SELECT e.id, x.prompt, x.response, x.messages
-FROM trinity.experience e
-JOIN trinity.experience_text x ON x.experience_id = e.source_id
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL AND e.id > %(after)s
-ORDER BY e.id
-LIMIT %(limit)s
-
--- name: count_unencoded
-SELECT count(*) AS rows
-FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL
-
--- name: encode_rows
--- From now on they can be drawn.
-UPDATE trinity.experience e
-SET prompt_length = n.prompt_length, response_length = n.response_length,
-    ready_xact = pg_current_xact_id()::text::bigint
-FROM unnest(%(ids)s::bigint[], %(prompt_lengths)s::integer[], %(response_lengths)s::integer[])
-     AS n (id, prompt_length, response_length)
-WHERE e.id = n.id
-
--- name: insert_payloads
--- Arrays are immutable: a row that has some keeps them.
-INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
-SELECT n.id, %(codec)s, n.num_tokens, n.data
-FROM unnest(%(ids)s::bigint[], %(num_tokens)s::integer[], %(data)s::bytea[]) AS n (id, num_tokens, data)
-ON CONFLICT (experience_id) DO NOTHING
-
--- name: drop_ready
--- Ready rows that turn out not to fit the model. Other members of their groups may make pairs now.
-WITH dropped AS (
-    UPDATE trinity.experience e SET state = 'dropped' WHERE e.id = ANY(%(ids)s) AND (e.state = 'ready') IS TRUE
-    RETURNING e.run_id, e.group_id
-)
-INSERT INTO trinity.pairing (run_id, group_id)
-SELECT DISTINCT d.run_id, d.group_id
-FROM dropped d JOIN trinity.run r ON r.id = d.run_id
-WHERE d.group_id IS NOT NULL AND r.derives_pairs
-
--- name: drop_pairs_of
--- A pair goes with either of its rows.
-WITH dropped AS (
-    UPDATE trinity.preference p SET state = 'dropped'
-    WHERE p.run_id = %(run_id)s AND (p.chosen_id = ANY(%(ids)s) OR p.rejected_id = ANY(%(ids)s)) AND p.state = 'ready'
-    RETURNING p.id, p.run_id
-)
-INSERT INTO trinity."drop" (run_id, preference_id, stage, reason)
-SELECT run_id, id, %(stage)s, 'row_dropped' FROM dropped

@@ -38,10 +38,6 @@ UPDATE trinity.worker w SET stopped_at = w.heartbeat_at WHERE w.run_id = ANY(%(r
 UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
 
--- name: store_of_copy
--- The instance of this store, where a role that owns files has been at work.
-SELECT i.id FROM trinity.store_instance i
-
 -- name: wait_for_ids
 -- How long this transaction waits for others that hold the ids of a table.
 SELECT set_config('lock_timeout', %(lock_seconds)s::float8 * 1000 || 'ms', true)

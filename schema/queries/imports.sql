@@ -23,16 +23,16 @@ FROM trinity.task t
 JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE s.name = %(name)s AND t.key = ANY(%(keys)s)
 
--- name: lock_tasksets
--- Imports under one name take turns, so that what one found missing is still missing when it writes; and so do those
--- that change a data set and those that adopt it.
-SELECT s.id FROM trinity.taskset s WHERE s.name = ANY(%(names)s::text[]) ORDER BY s.id FOR NO KEY UPDATE
-
 -- name: find_imported
 -- Which of these rows are there already.
 SELECT e.import_key, e.id
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.import_key = ANY(%(keys)s::uuid[])
+
+-- name: reserve_ids
+-- Ids for rows that are about to be written, so that they can refer to one another in one go.
+SELECT nextval('trinity.rollout_id_seq') AS rollout_id, nextval('trinity.experience_id_seq') AS experience_id
+FROM generate_series(1, %(count)s)
 
 -- name: join_groups
 -- Make room for new members in the groups of their tasks; a task that has no group, or only groups that are full

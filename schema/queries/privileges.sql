@@ -17,10 +17,6 @@ SELECT session_user AS login,
                     AND (has_table_privilege(held.oid, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
                          OR has_any_column_privilege(held.oid, c.oid, 'INSERT, UPDATE'))) AS can_write
 
--- name: holds_rows
--- Whether a store has anything that a restored backup would stand beside.
-SELECT EXISTS (SELECT FROM trinity.run) OR EXISTS (SELECT FROM trinity.taskset) AS is_so
-
 -- name: is_reader
 -- Whether a login is there and in the group of those that read, and the group may read this store.
 SELECT coalesce(pg_has_role(to_regrole(%(login)s), to_regrole(%(group)s), 'MEMBER')

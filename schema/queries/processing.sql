@@ -172,6 +172,21 @@ ORDER BY g.id
 LIMIT %(limit)s
 FOR NO KEY UPDATE SKIP LOCKED
 
+-- name: drop_partial_attempts
+-- What is left of attempts that lost a step to a processor goes too: what they earned is not known any more. Under the
+-- lock of their groups.
+WITH partial AS (
+    UPDATE trinity.experience e SET state = 'dropped'
+    WHERE e.group_id = ANY(%(group_ids)s) AND (e.state = 'scored') IS TRUE AND e.source_id IS NULL
+      AND e.rollout_id IN (SELECT lost.rollout_id FROM trinity.experience lost
+                           WHERE lost.group_id = ANY(%(group_ids)s) AND (lost.state = 'dropped') IS TRUE
+                             AND lost.source_id IS NULL)
+    RETURNING e.run_id, e.id
+)
+INSERT INTO trinity."drop" (run_id, experience_id, stage, reason)
+SELECT run_id, id, 'group', 'partial_attempt' FROM partial
+ON CONFLICT (experience_id) DO NOTHING
+
 -- name: settle_groups
 -- Settle picked groups: ready, or dropped with a reason, as those with too few members left, and where that is asked
 -- for those whose rewards are all equal. What counts is attempts, each with what all of its steps earned; one with at

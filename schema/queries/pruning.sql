@@ -29,9 +29,6 @@ SELECT min(p.version) AS version
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
 
--- name: prunable_runs
-SELECT r.name FROM trinity.run r WHERE r.kind = 'train' AND r.deleting_at IS NULL ORDER BY r.id
-
 -- name: prunable_payloads
 -- Arrays that no step of the run will read again, of its own rows in a range of ids. A row must be done with, and not be
 -- held out, adopted by another run, or part of a pair that is not dropped; every batch that it was drawn for, unless it
@@ -98,10 +95,3 @@ DELETE FROM trinity.metric m WHERE m.id = ANY(%(ids)s)
 -- name: last_metric
 -- The highest id there is: where pruning by ranges ends.
 SELECT coalesce(max(m.id), 0) AS id FROM trinity.metric m
-
--- name: count_pruned_rows
--- How many rows of batches have been pruned, so that no step can be made with them again.
-SELECT count(DISTINCT i.experience_id) AS rows
-FROM trinity.batch_item i
-JOIN trinity.payload p ON p.experience_id = i.experience_id
-WHERE i.batch_id = ANY(%(batch_ids)s) AND p.pruned_at IS NOT NULL

@@ -211,18 +211,3 @@ SELECT i.experience_id, i.preference_id, i.reward, i.staleness, i.probability
 FROM trinity.batch_item i
 WHERE i.batch_id = %(batch_id)s
 ORDER BY i.ordinal
-
--- name: list_batches
--- The newest batches of a run, newest first; of each the loss that was recorded when it was committed.
-SELECT b.id, b.step, b.state, b.setting_id, b.sampler, b.policy_version, b.included_version, i.rows, i.reward_mean,
-       i.staleness_mean, i.staleness_max, m.value AS loss, b.created_at, b.committed_at
-FROM (SELECT * FROM trinity.batch x WHERE x.run_id = %(run_id)s ORDER BY x.id DESC LIMIT %(limit)s) b
-CROSS JOIN LATERAL (
-    SELECT count(*) AS rows, avg(item.reward) AS reward_mean, avg(item.staleness)::double precision AS staleness_mean,
-           max(item.staleness) AS staleness_max
-    FROM trinity.batch_item item
-    WHERE item.batch_id = b.id
-) i
-LEFT JOIN trinity.metric m ON m.run_id = %(run_id)s AND m.name = 'loss' AND m.step = b.step
-                          AND m.created_at = b.committed_at
-ORDER BY b.id DESC

@@ -28,43 +28,12 @@ SELECT CASE WHEN deleting_at IS NULL THEN state ELSE 'finished' END AS state FRO
 -- is the newest is asked after it is locked, by newest_setting.
 SELECT s.id FROM trinity.run_setting s WHERE s.id = %(setting_id)s FOR UPDATE
 
--- name: use_of_run
--- How far a run has come. It has rows when a rollout of it ended well, somebody judged one of its rows, or another run
--- started from it; it is trained when a step was ever committed, also one that was reopened.
-SELECT EXISTS (SELECT FROM trinity.rollout_group g
-               JOIN trinity.rollout m ON m.group_id = g.id AND m.state = 'finished'
-               WHERE g.run_id = %(run_id)s)
-       OR EXISTS (SELECT FROM trinity.reward_event v WHERE v.run_id = %(run_id)s)
-       OR EXISTS (SELECT FROM trinity.run r JOIN trinity.run o ON o.config #>> '{model,run}' = r.name
-                  WHERE r.id = %(run_id)s) AS has_rows,
-       EXISTS (SELECT FROM trinity.batch b WHERE b.run_id = %(run_id)s AND b.committed_at IS NOT NULL) AS is_trained
-
--- name: failed_attempts
--- How many attempts a run has; asked of runs of which none ended well.
-SELECT count(*) AS failed
-FROM trinity.rollout_group g JOIN trinity.rollout m ON m.group_id = g.id
-WHERE g.run_id = %(run_id)s
-
--- name: change_setting
--- Put another configuration in the place of the run's, as a dated row. A run that shall do more or fewer steps is active
--- again: its trainer says when it is finished.
-WITH given AS (
-    SELECT g.config,
-           (r.config #> '{trainer,steps}', r.config #> '{trainer,epochs}')
-           IS DISTINCT FROM (g.config #> '{trainer,steps}', g.config #> '{trainer,epochs}') AS has_another_end
-    FROM trinity.run r CROSS JOIN (SELECT %(config)s::jsonb AS config) g
-    WHERE r.id = %(run_id)s
-),
-changed AS (
-    UPDATE trinity.run r
-    SET config = given.config,
-        state = CASE WHEN given.has_another_end THEN 'active' ELSE r.state END,
-        finished_at = CASE WHEN NOT given.has_another_end THEN r.finished_at END
-    FROM given
-    WHERE r.id = %(run_id)s
-    RETURNING r.id, r.config
-)
-INSERT INTO trinity.run_setting (run_id, config, host) SELECT changed.id, changed.config, %(host)s FROM changed
+-- name: newest_setting
+-- Asked after register_worker, so that a worker never serves under a setting that was replaced, or a run that is being
+-- deleted, which has none.
+SELECT max(s.id) AS id
+FROM trinity.run_setting s JOIN trinity.run r ON r.id = s.run_id
+WHERE s.run_id = %(run_id)s AND r.deleting_at IS NULL
 
 -- name: finish_run
 -- The configured work is done: explorers and processors end. Harmless when repeated.
@@ -73,6 +42,11 @@ UPDATE trinity.run SET state = 'finished', finished_at = now() WHERE id = %(run_
 -- name: find_taskset
 SELECT s.id, (SELECT count(*) FROM trinity.task t WHERE t.taskset_id = s.id) AS tasks
 FROM trinity.taskset s WHERE s.name = %(name)s
+
+-- name: lock_tasksets
+-- Imports under one name take turns, so that what one found missing is still missing when it writes; and so do those
+-- that change a data set and those that adopt it.
+SELECT s.id FROM trinity.taskset s WHERE s.name = ANY(%(names)s::text[]) ORDER BY s.id FOR NO KEY UPDATE
 
 -- name: adopt_experiences
 -- Copy the hot rows that a data set has gained since the run looked last; text and rollouts stay shared. Imports into
@@ -148,13 +122,6 @@ worse AS MATERIALIZED (
     FOR NO KEY UPDATE
 )
 UPDATE trinity.experience e SET seed = NULL FROM worse WHERE e.id = worse.id
-
--- name: latest_changes
--- The keys of a run's configuration that were changed, each with the time of its last change.
-SELECT v.key, max(v.changed_at) AS changed_at
-FROM trinity.setting_view v
-WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)
-GROUP BY v.key
 
 -- name: announce
 -- Wake whoever waits on this run. Several in one transaction are one notification.

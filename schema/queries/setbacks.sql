@@ -1,3 +1,10 @@
+-- name: adopt_version
+-- A checkpoint that the server has forgotten becomes a version of the run again, under a number of its own. Its steps
+-- have no batches in the store. Harmless when repeated.
+INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
+VALUES (%(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s)
+ON CONFLICT (run_id, version) DO NOTHING
+
 -- name: record_setback
 -- What the server lost, once for each trainer that notices it.
 INSERT INTO trinity.setback
@@ -19,11 +26,3 @@ LIMIT 1
 -- name: adopt_lost_version
 -- The run goes on from a lost version after all, under another number.
 UPDATE trinity.setback s SET adopted_version = %(lost_version)s, resumed_version = %(version)s WHERE s.id = %(id)s
-
--- name: doctor_setbacks
--- What servers of this store have lost.
-SELECT r.name AS run, s.created_at, s.known_version, s.known_step, s.last_step, s.num_rows, s.first_version, s.last_version,
-       s.resumed_version, s.adopted_version
-FROM trinity.setback s
-JOIN trinity.run r ON r.id = s.run_id
-ORDER BY s.id

@@ -6,13 +6,6 @@ VALUES (%(run_id)s, %(role)s, %(setting_id)s, %(host)s, %(pid)s, %(exclusive)s)
 ON CONFLICT (run_id, role) WHERE exclusive AND stopped_at IS NULL DO NOTHING
 RETURNING id
 
--- name: newest_setting
--- Asked after register_worker, so that a worker never serves under a setting that was replaced, or a run that is being
--- deleted, which has none.
-SELECT max(s.id) AS id
-FROM trinity.run_setting s JOIN trinity.run r ON r.id = s.run_id
-WHERE s.run_id = %(run_id)s AND r.deleting_at IS NULL
-
 -- name: heartbeat
 -- One small update keeps every lease of the worker alive. Nothing where it was taken for gone: it must not go on.
 UPDATE trinity.worker SET heartbeat_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
@@ -31,14 +24,6 @@ SELECT id, role, host, pid, trinity.is_alive(heartbeat_at, %(lease_seconds)s) AS
 FROM trinity.worker
 WHERE run_id = %(run_id)s AND stopped_at IS NULL
 ORDER BY id
-
--- name: living_workers
--- Workers of all runs that gave a sign of life within their lease.
-SELECT r.name AS run, w.role, w.host, w.pid
-FROM trinity.worker w
-JOIN trinity.run r ON r.id = w.run_id
-WHERE w.stopped_at IS NULL AND w.heartbeat_at >= clock_timestamp() - make_interval(secs => %(lease_seconds)s)
-ORDER BY w.run_id, w.id
 
 -- name: stop_other_workers
 -- Whoever else has this worker's role in its run is replaced.
@@ -75,14 +60,6 @@ SELECT set_config('application_name', 'trinity-db worker ' || %(worker_id)s::big
 -- name: keep_session
 -- From now on the worker counts as lost when this session ends.
 UPDATE trinity.worker SET session_pid = pg_backend_pid() WHERE id = %(worker_id)s
-
--- name: name_session
--- The session, or this transaction, tells whose it is.
-SELECT set_config('application_name', %(name)s, %(is_local)s)
-
--- name: server_process
--- Which process of the server answers.
-SELECT pg_backend_pid() AS pid
 
 -- name: end_silent_sessions
 -- Ends the transactions of workers that said no goodbye and are silent for longer than their lease, with their
@@ -156,20 +133,3 @@ experiences AS (
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
-
--- name: limit_silence
--- The server ends this session when a transaction of its stands still, or its network says nothing, for so long. Local
--- is for this transaction only.
-SELECT set_config('idle_in_transaction_session_timeout', %(seconds)s::float8 * 1000 || 'ms', %(is_local)s),
-       set_config('tcp_user_timeout', %(seconds)s::float8 * 1000 || 'ms', %(is_local)s),
-       set_config('tcp_keepalives_idle', greatest(1, round(%(seconds)s::float8 / 3))::text, %(is_local)s),
-       set_config('tcp_keepalives_interval', greatest(1, round(%(seconds)s::float8 / 6))::text, %(is_local)s),
-       set_config('tcp_keepalives_count', '4', %(is_local)s)
-
--- name: plan_for_growth
--- A session keeps its plans, and a role makes most of them while the tables are still small: then reading a table from
--- end to end, to sort, merge or hash it, is cheapest, and later it is what stops everything. Each statement of a role
--- has indexes that find its few rows, one after the other; it shall always use them, planned once, not at every call.
--- None gains what compiling costs.
-SELECT set_config('plan_cache_mode', 'force_generic_plan', %(is_local)s), set_config(name, 'off', %(is_local)s)
-FROM unnest(ARRAY['enable_seqscan', 'enable_mergejoin', 'enable_hashjoin', 'jit']) AS s (name)

@@ -17,7 +17,8 @@ from trinity_db import cli
 from trinity_db.arrays import Payload
 from trinity_db.database import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, groups, runs
+from trinity_db.store import batches, groups
+from trinity_db.store.metrics import record_metrics
 
 Call = Callable[..., tuple[int | str | None, str, str]]
 Say = Callable[..., str]
@@ -103,7 +104,7 @@ def train(scene: Scene, loss: float) -> None:
     assert batch is not None
     with scene.database.transaction() as tx:
         assert batches.commit(tx, batch, scene.trainer, max_uses=1)
-        runs.record_metrics(tx, scene.run.id, WorkerRole.TRAIN, 1, {"loss": loss, "other": 9.0})
+        record_metrics(tx, scene.run.id, WorkerRole.TRAIN, 1, {"loss": loss, "other": 9.0})
 
 
 def trained_on(url: str, batch_id: int) -> list[batches.Row]:

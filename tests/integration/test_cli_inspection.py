@@ -19,7 +19,8 @@ from trinity_db.config import ScratchConfig
 from trinity_db.database import Database
 from trinity_db.models import build_scratch, load_tokenizer
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import instances, processing, rewards, runs
+from trinity_db.store import instances, processing, rewards
+from trinity_db.store.metrics import record_metrics
 from trinity_db.trainer.checkpoints import folder
 
 
@@ -328,7 +329,7 @@ def test_status_shows_writes_that_came_too_late(database_url: str, output: Say) 
                 " SELECT min(id), 'clean', 1, 1, 'refused' FROM trinity.experience"
             )
             for step in (1, 2, 2):
-                runs.record_metrics(tx, scene.run.id, WorkerRole.TRAIN, step, {"refused/batches": 1.0})
+                record_metrics(tx, scene.run.id, WorkerRole.TRAIN, step, {"refused/batches": 1.0})
     assert "3 batches, 2 rollouts, 1 processing" in output(database_url, "status", "late")
     status = json.loads(output(database_url, "status", "late", "--json"))
     assert status["refused"] == {"rollouts": 2, "processing": 1, "batches": 3}

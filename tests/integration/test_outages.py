@@ -26,6 +26,7 @@ from trinity_db.errors import DatabaseUnavailable, LeaseLost, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import runs, workers
+from trinity_db.store.metrics import record_metrics
 
 LEASE_SECONDS = 1.0
 RAISE = "DO $$ BEGIN RAISE EXCEPTION 'as in an accident' USING ERRCODE = '{}'; END $$"
@@ -450,7 +451,7 @@ def test_a_full_disk_ends_a_role_in_one_line_and_loses_nothing(small_disk: tuple
     def fill(actor: Actor) -> None:
         with actor.database.transaction() as tx:
             values = {f"metric {number}": 1.0 for number in range(1000)}
-            runs.record_metrics(tx, run.id, actor.role, len(acknowledged), values)
+            record_metrics(tx, run.id, actor.role, len(acknowledged), values)
         acknowledged.append(1000)
 
     with pytest.raises(TrinityError, match=r"^The database refuses: .*disk is full; make room there"):

@@ -12,7 +12,8 @@ from trinity_db.database import Transaction, connect
 from trinity_db.errors import TrinityError
 from trinity_db.privileges import refuse_writer
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import metrics, runs, workers
+from trinity_db.store import metrics, workers
+from trinity_db.store.metrics import record_metrics
 
 KEYS = ("pace", "metrics", "rescue", "trainer")  # words that roles make, or once made, advisory locks of
 
@@ -35,7 +36,7 @@ def test_a_run_goes_on_beside_a_reader_that_locks_what_it_may(scene: Scene, read
         (group,) = scene.claim(1)
         assert group.members
         with scene.database.transaction() as tx:
-            runs.record_metrics(tx, scene.run.id, WorkerRole.TRAIN, 1, {"loss": 0.5})
+            record_metrics(tx, scene.run.id, WorkerRole.TRAIN, 1, {"loss": 0.5})
         with scene.database.transaction() as tx:
             assert metrics.is_settled(tx, scene.run.id), "a sink waits for the reader"
         with scene.database.transaction() as tx:

@@ -16,6 +16,7 @@ from trinity_db.errors import ConfigError, DatabaseUnavailable, NotFound
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import runs, workers
+from trinity_db.store.metrics import record_metrics
 
 ROUNDS = 3
 
@@ -272,7 +273,7 @@ def test_a_role_whose_run_the_server_forgot_ends_with_an_error(
                 tx.execute("DELETE FROM trinity.run WHERE id = %s", [lost.id])
             if notices == "by a refused row":
                 with database.transaction() as tx:
-                    runs.record_metrics(tx, lost.id, self.role, 1, {"loss": 1.0})
+                    record_metrics(tx, lost.id, self.role, 1, {"loss": 1.0})
             if notices == "by its pulse":
                 wait_until(lambda: self.stopping, "the pulse tells it to stop")
             return False

@@ -13,7 +13,7 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.sinks import follow
 from trinity_db.sinks.follow import Follower, mirrored
 from trinity_db.store import runs
-from trinity_db.store.metrics import Measurement
+from trinity_db.store.metrics import Measurement, record_metrics
 
 WAIT_SECONDS = 30.0
 
@@ -99,7 +99,7 @@ def test_another_run_has_metrics_of_its_own(
 ) -> None:
     with scene.database.transaction() as tx:
         other = runs.open_run(tx, "other", {}, [], holdout=0.0)
-        runs.record_metrics(tx, other.id, WorkerRole.TRAIN, 1, {"loss": 9.0})
+        record_metrics(tx, other.id, WorkerRole.TRAIN, 1, {"loss": 9.0})
     record(1, loss=0.5)
     follower.catch_up()
     assert notebook.numbers == [("train", 1, "loss", 0.5)]
@@ -119,7 +119,7 @@ def test_what_was_held_back_arrives_although_later_ids_could_be_seen_before(
     scene: Scene, follower: Follower, notebook: Notebook, record: Record
 ) -> None:
     with closing(connect(scene.database.url)) as slow:
-        runs.record_metrics(slow, scene.run.id, WorkerRole.EXPLORE, 0, {"seconds": 2.0})
+        record_metrics(slow, scene.run.id, WorkerRole.EXPLORE, 0, {"seconds": 2.0})
         record(1, loss=0.5)
         assert follower.catch_up() == 0
         slow.commit()
@@ -131,7 +131,7 @@ def test_an_id_whose_row_never_comes_holds_nobody_up(
     scene: Scene, follower: Follower, notebook: Notebook, record: Record
 ) -> None:
     with closing(connect(scene.database.url)) as slow:
-        runs.record_metrics(slow, scene.run.id, WorkerRole.EXPLORE, 0, {"seconds": 2.0})
+        record_metrics(slow, scene.run.id, WorkerRole.EXPLORE, 0, {"seconds": 2.0})
         record(1, loss=0.5)
         slow.rollback()
     assert follower.catch_up() == 1
@@ -144,7 +144,7 @@ def test_who_writes_metrics_of_another_run_holds_nobody_up(
     with scene.database.transaction() as tx:
         other = runs.open_run(tx, "other", {}, [], holdout=0.0)
     with closing(connect(scene.database.url)) as slow:
-        runs.record_metrics(slow, other.id, WorkerRole.TRAIN, 1, {"loss": 9.0})
+        record_metrics(slow, other.id, WorkerRole.TRAIN, 1, {"loss": 9.0})
         record(1, loss=0.5)
         assert follower.catch_up() == 1
 
@@ -153,7 +153,7 @@ def test_at_the_end_whoever_is_writing_is_waited_for(
     scene: Scene, follower: Follower, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(connect(scene.database.url)) as slow:
-        runs.record_metrics(slow, scene.run.id, WorkerRole.EXPLORE, 0, {"seconds": 2.0})
+        record_metrics(slow, scene.run.id, WorkerRole.EXPLORE, 0, {"seconds": 2.0})
         monkeypatch.setattr("time.sleep", lambda seconds: slow.commit())
         assert follower.catch_up(patience=WAIT_SECONDS) == 1
 

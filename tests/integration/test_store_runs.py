@@ -9,6 +9,7 @@ from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.schema.states import RunKind, RunState, WorkerRole
 from trinity_db.store import runs
+from trinity_db.store.metrics import record_metrics
 
 
 def open_run(scene: Scene, name: str, config: dict[str, object], *data: str) -> runs.Run:
@@ -110,7 +111,7 @@ def test_news_wakes_those_who_wait_once_a_transaction(scene: Scene) -> None:
 
 def test_metrics_are_kept_by_step(scene: Scene) -> None:
     with scene.database.transaction() as tx:
-        runs.record_metrics(tx, scene.run.id, WorkerRole.TRAIN, 3, {"loss": 0.5, "grad_norm": 2})
+        record_metrics(tx, scene.run.id, WorkerRole.TRAIN, 3, {"loss": 0.5, "grad_norm": 2})
     assert scene.rows("SELECT role, step, name, value FROM trinity.metric ORDER BY id") == [
         ("train", 3, "loss", 0.5),
         ("train", 3, "grad_norm", 2.0),

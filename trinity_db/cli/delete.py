@@ -12,8 +12,8 @@ from trinity_db.cli import output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trinity_db.store.deletion import Checkpoint
     from trinity_db.store.instances import Instance
+    from trinity_db.store.policies import PolicyVersion
     from trinity_db.store.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class _Progress:
 
 
 def _delete_folders(
-    run: "Run", instance: "Instance", checkpoints: "Sequence[Checkpoint]"
+    run: "Run", instance: "Instance", checkpoints: "Sequence[PolicyVersion]"
 ) -> tuple[list[str], list[str]]:
     """Delete the folders of checkpoints that name this very run; returns them, and what is kept."""
     from trinity_db.settings import home
@@ -89,12 +89,14 @@ def _delete_folders(
 
     default = home() / "checkpoints" / run.name
     identity: dict[str, Any] = {"store": str(instance.id)} | run.identity
-    places = dict.fromkeys([*(found.path.parent for found in checkpoints), *folder.places(default, identity)])
+    places = dict.fromkeys(
+        [*(found.checkpoint.parent for found in checkpoints), *folder.places(default, identity)]
+    )
     own = [place for place in places if folder.clear(place, identity)]
     kept = [
-        f"{found.path}, which is not in a folder that names this run as its owner"
+        f"{found.checkpoint}, which is not in a folder that names this run as its owner"
         for found in checkpoints
-        if found.path.parent not in own and found.version > 0 and found.path.exists()
+        if found.checkpoint.parent not in own and found.version > 0 and found.checkpoint.exists()
     ]
     logs = home() / "logs" / run.name
     if logs.is_dir():

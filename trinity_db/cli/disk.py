@@ -53,16 +53,15 @@ def megabytes(num_bytes: int) -> str:
 
 def _checkpoint_bytes(tx: "Transaction", run: "Run") -> int:
     """Bytes in folders that name this run as their owner. A path in the database proves nothing."""
-    from trinity_db.schema.queries import query
     from trinity_db.settings import home
+    from trinity_db.store import instances, policies
     from trinity_db.trainer.checkpoints import folder
 
-    store = tx.execute(query("store_of_copy")).fetchone()
+    store = instances.known(tx)
     if store is None:
         return 0
-    identity: dict[str, Any] = {"store": str(store["id"])} | run.identity
-    named = tx.execute(query("versions_with_checkpoint"), {"run_id": run.id, "limit": None})
-    parents = [Path(row["checkpoint"]).parent for row in named]
+    identity: dict[str, Any] = {"store": str(store)} | run.identity
+    parents = [policy.checkpoint.parent for policy in policies.with_checkpoint(tx, run.id)]
     places = {*parents, *folder.places(home() / "checkpoints" / run.name, identity)}
     return sum(
         _bytes_in(place)
@@ -74,11 +73,10 @@ def _checkpoint_bytes(tx: "Transaction", run: "Run") -> int:
 def _archive_bytes(tx: "Transaction", run: "Run") -> int | None:
     """Bytes in the Lance tables that this very store writes; None in an object store."""
     from trinity_db import archive
-    from trinity_db.schema.queries import query
-    from trinity_db.store import payloads
+    from trinity_db.store import instances, payloads
 
-    store = tx.execute(query("store_of_copy")).fetchone()
-    tables = payloads.archives(tx, run.id, store["id"]) if store else []
+    store = instances.known(tx)
+    tables = payloads.archives(tx, run.id, store) if store else []
     folders = [archive.folder(table) for table, is_own in tables if is_own]
     found = [_bytes_in(place) for place in folders if place is not None]
     return sum(found) if len(found) == len(folders) else None

@@ -26,7 +26,7 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind
-from trinity_db.store import payloads, policies, runs
+from trinity_db.store import instances, payloads, policies, runs
 
 CHUNK_ROWS = 5_000  # written at a time
 CHUNK_BYTES = 16 * 2**20  # of bytes and texts in a chunk, whatever the number of rows: bounds the memory
@@ -95,11 +95,12 @@ def _export(
         for copied in tables.copied_tables():
             entries[copied.name] = _write_table(tx, copied, values, partial, progress)
         kept = policies.with_checkpoint(tx, run.id) if with_checkpoints else []
+        store = instances.known(tx)
         manifest = Manifest(
             schema_version=schema.HEAD,
             trinity_db=__version__,
             server=str(tx.info.parameter_status("server_version")),
-            store=_store(tx),
+            store=str(store) if store else None,
             exported_at=datetime.now(UTC).isoformat(),
             run=run.name,
             kind=run.kind.value,
@@ -120,11 +121,6 @@ def _export(
         num_bytes=sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()),
         other_model=_other_model(run.config) if not kept else None,
     )
-
-
-def _store(tx: Transaction) -> str | None:
-    row = tx.execute(query("store_of_copy")).fetchone()
-    return str(row["id"]) if row else None
 
 
 def _other_model(config: Mapping[str, Any]) -> str | None:

@@ -211,7 +211,7 @@ def _check_run_name(name: str, kind: str) -> None:
 def _taken(tx: Transaction, names: Sequence[str], kind: str) -> set[str]:
     """Which names are in use. A training run may have the name of a taskset; a data set has its own."""
     if kind == RunKind.TRAIN:
-        return {row["name"] for row in tx.execute(query("list_run_names"))} & set(names)
+        return set(runs.names(tx)) & set(names)
     return {row["name"] for row in tx.execute(query("taken_names"), {"names": list(names)})}
 
 

@@ -70,7 +70,7 @@ def open_writer(database: Database, kind: Kind, name: str) -> Writer:
     def write(records: Sequence[Record]) -> int:
         with database.transaction() as tx:
             tx.execute(query("create_taskset"), {"name": name})
-            tx.execute(query("lock_tasksets"), {"names": [name]})
+            runs.lock_tasksets(tx, [name])
             if kind == "tasks":
                 _check_tasks_are(tx, name, of_responses=False)
                 return _insert_tasks(tx, name, [record for record in records if isinstance(record, Task)])

@@ -1,7 +1,8 @@
 """The store's verbs: what the roles may do to rows, each one a named statement or a few in one transaction.
 
-    runs        open a run, adopt imported rows, finish, announce, metrics
-    metrics     read what was measured, in order and only once      (sinks)
+    runs        open a run, adopt imported rows, finish, announce
+    settings    change the configuration of a run                   (command line)
+    metrics     write measured numbers, read each once and in order (roles, sinks)
     workers     register, heartbeat, stop, give back what dead workers held
     groups      pace, claim, write rollouts                         (explorer)
     processing  claim, pass, drop, settle whole groups, pair        (processors)
@@ -11,11 +12,15 @@
     batches     draw, read, commit, reopen                          (trainer)
     payloads    read arrays wherever they are, archive them         (trainer, archiver)
     scores      what other models say of rows                       (score processor, trainer)
-    pruning     take away what runs need no more                    (command line)
-    replay      run a draw again                                    (command line)
     policies    publish versions, find whole checkpoints            (trainer, explorer)
+    setbacks    record and mend what a server has lost              (trainer)
     offline     give adopted rows their tokens, count them          (trainer)
+    replay      run a draw again                                    (command line)
+    pruning     take away what runs need no more                    (command line)
+    deletion    take away a whole run                               (command line)
+    instances   which store this is: the original or a copy         (trainer, archiver)
 
-Every verb takes an open transaction, so that callers decide what belongs together; none holds
-it across model work, files or sleep.
+The statements of a module are those in the file of its name in `schema/queries/`, and no module runs
+another's: it calls the verb. Every verb takes an open transaction, so that callers decide what belongs
+together; none holds it across model work, files or sleep.
 """

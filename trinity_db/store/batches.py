@@ -6,7 +6,6 @@ of its own.) The lease comes after it and takes all of the drawn rows or, when s
 Whatever changes rows locks their groups first, then the rows, each in the order of their ids.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +20,7 @@ from trinity_db import arrays
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import LeaseLost, NotFound, TrinityError
 from trinity_db.schema.queries import query
-from trinity_db.store import attempts, offline, payloads, runs, samplers, workers
+from trinity_db.store import attempts, offline, payloads, processing, runs, samplers, workers
 from trinity_db.store.samplers import Sampler
 
 
@@ -438,15 +437,6 @@ def _expire(tx: Transaction, run_id: int, version: int, max_staleness: int) -> N
         return
     tx.execute(query("expire_groups"), {"group_ids": groups})
     members = tx.execute(query("expire_members"), {"group_ids": groups, "version": version}).fetchall()
-    tx.execute(
-        query("record_drops"),
-        {
-            "run_id": run_id,
-            "stage": "draw",
-            "ids": [member["id"] for member in members],
-            "steps": None,
-            "reasons": ["stale"] * len(members),
-            "details": [json.dumps({"staleness": member["staleness"]}) for member in members],
-        },
-    )
+    drops = [processing.Drop(row["id"], "stale", {"staleness": row["staleness"]}) for row in members]
+    processing.record_drops(tx, run_id, "draw", drops)
     runs.announce(tx, run_id)

@@ -6,7 +6,6 @@ own row goes last, so that a deletion that was killed can be repeated, and finis
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import psycopg
 
@@ -14,7 +13,8 @@ from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind
-from trinity_db.store import runs, workers
+from trinity_db.store import policies, runs, workers
+from trinity_db.store.policies import PolicyVersion
 
 LAST_ID = 2**63 - 1
 
@@ -45,26 +45,18 @@ PARTS = (
 """In an order in which no row refers to one that is gone."""
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where the store says that a version's files are."""
-
-    version: int
-    path: Path
-
-
-def begin(tx: Transaction, run: runs.Run, lease_seconds: float) -> list[Checkpoint]:
+def begin(tx: Transaction, run: runs.Run, lease_seconds: float) -> list[PolicyVersion]:
     """Say that a run is being deleted; from now on nobody serves it or adopts its rows. May be repeated.
 
     Returns:
-        where its checkpoints are.
+        its versions whose checkpoints are there.
 
     Raises:
         ConfigError: workers of it are alive, or other runs have its rows or started from it. It stays then.
     """
-    tx.execute(query("lock_tasksets"), {"names": [run.name]})  # against adopting; see adopt_experiences
+    runs.lock_tasksets(tx, [run.name])  # against adopting; see adopt_experiences
     if run.kind == RunKind.TRAIN:
-        tx.execute(query("hold_setting"), {"setting_id": run.setting_id})
+        runs.hold_setting(tx, run)
         workers.all_gone(tx, run, lease_seconds, "delete it")
     found = tx.execute(query("dependent_runs"), {"run_id": run.id, "name": run.name}).fetchall()
     if found:
@@ -73,8 +65,7 @@ def begin(tx: Transaction, run: runs.Run, lease_seconds: float) -> list[Checkpoi
         raise ConfigError(f"'{run.name}' stays: other runs {why} ({names}); delete them first.")
     tx.execute(query("begin_deletion"), {"run_id": run.id})
     runs.announce(tx, run.id)
-    rows = tx.execute(query("versions_with_checkpoint"), {"run_id": run.id, "limit": None})
-    return [Checkpoint(row["version"], Path(row["checkpoint"])) for row in rows]
+    return policies.with_checkpoint(tx, run.id)
 
 
 def delete_rows(
@@ -109,13 +100,19 @@ def empty(tx: Transaction, run_id: int) -> None:
         tx.execute(query(part.statement), {"run_id": run_id, "limit": None, "after": 0, "until": LAST_ID})
 
 
+def last_experience(tx: Transaction) -> int:
+    """The highest id of an experience of any run, where work by ranges of ids ends; 0 without any."""
+    row = tx.execute(query("last_experience")).fetchone()
+    assert row is not None
+    return int(row["id"])
+
+
 def _ranges(database: Database, part: Part) -> list[dict[str, int]]:
     if not part.by_id:
         return [{"limit": part.size}]
     with database.transaction() as tx:
-        row = tx.execute(query("last_experience")).fetchone()
-    assert row is not None
-    return [{"after": after, "until": after + part.size} for after in range(0, row["id"], part.size)]
+        last = last_experience(tx)
+    return [{"after": after, "until": after + part.size} for after in range(0, last, part.size)]
 
 
 def _delete(database: Database, run: runs.Run, part: Part, values: dict[str, int]) -> int:

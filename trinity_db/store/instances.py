@@ -81,6 +81,12 @@ def identify(tx: Transaction) -> Instance:
     return Instance(held["id"], held["copy_of"])
 
 
+def known(tx: Transaction) -> UUID | None:
+    """The instance that this store was when a role that owns files last looked; None before the first did."""
+    row = tx.execute(query("read_instance")).fetchone()
+    return row["id"] if row else None
+
+
 def declare_moved(tx: Transaction) -> bool:
     """Say that the store is no copy but was moved here; False where it is where it was.
 

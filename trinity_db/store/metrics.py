@@ -1,8 +1,8 @@
-"""Metrics as they are read by who shows them elsewhere: in the order of their ids, each once, none left out.
+"""Metrics: roles write them, sinks read them in the order of their ids, each once, and leave none out.
 
-An id is given out before its row can be seen, so that rows appear out of order. Whoever writes metrics
-holds a lock that shows as much (`runs.record_metrics`), and up to a settled id nothing appears any more: a
-position is one number. Rows that somebody inserts without that lock may be left out.
+An id is given out before its row can be seen, so that rows appear out of order. A role that writes metrics
+holds a lock that shows as much (`record_metrics`), and up to a settled id nothing appears any more: a
+position is one number. Rows that are inserted by hand, without that lock, may be left out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,6 +37,22 @@ class Outcomes:
     """The share that ended by its length; None where there are none."""
     rewards: Mapping[str, tuple[float, float]]
     """Of each name of reward events mean and deviation of the latest values, not weighed."""
+
+
+def record_metrics(
+    tx: Transaction, run_id: int, role: WorkerRole, step: int, values: Mapping[str, float]
+) -> None:
+    """Write measured numbers of one step."""
+    tx.execute(
+        query("record_metrics"),
+        {
+            "run_id": run_id,
+            "role": role,
+            "step": step,
+            "names": list(values),
+            "values": [float(value) for value in values.values()],
+        },
+    )
 
 
 def outcomes_of(tx: Transaction, batch_id: int) -> Outcomes:

@@ -4,7 +4,6 @@ How many there are to learn from, and which are kept for evaluation, is asked he
 batch's (`store.batches`).
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from trinity_db import arrays
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
 from trinity_db.schema.queries import query
-from trinity_db.store import payloads
+from trinity_db.store import payloads, processing
 
 FIT_ROWS = 10_000  # of one transaction; some tenths of a second
 
@@ -77,17 +76,8 @@ def drop(tx: Transaction, run_id: int, rows: Sequence[tuple[int, str, str]]) -> 
         return
     ids = [row_id for row_id, _, _ in rows]
     tx.execute(query("drop_ready"), {"ids": ids})
-    tx.execute(
-        query("record_drops"),
-        {
-            "run_id": run_id,
-            "stage": "encode",
-            "ids": ids,
-            "steps": None,
-            "reasons": [reason for _, reason, _ in rows],
-            "details": [json.dumps({"error": explanation}) for _, _, explanation in rows],
-        },
-    )
+    drops = [processing.Drop(row_id, reason, {"error": explanation}) for row_id, reason, explanation in rows]
+    processing.record_drops(tx, run_id, "encode", drops)
     tx.execute(query("drop_pairs_of"), {"run_id": run_id, "ids": ids, "stage": "encode"})
 
 

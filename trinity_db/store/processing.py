@@ -87,6 +87,17 @@ class Verdict:
         return str((self.detail or {}).get("error", self.reason)) if self.outcome == Outcome.FAILED else None
 
 
+@dataclass(frozen=True)
+class Drop:
+    """Why one row will not be trained on."""
+
+    id: int
+    reason: str
+    detail: Mapping[str, Any] | None = None
+    step: str | None = None
+    """Which processing step said so."""
+
+
 def claim(
     tx: Transaction,
     stage: Stage,
@@ -160,12 +171,29 @@ def finish(
         ):
             if chosen := [verdict.id for verdict in judged if verdict.outcome == outcome]:
                 tx.execute(statement, {"ids": chosen})
-        _record_drops(tx, stage, run_id, [v for v in judged if v.outcome == Outcome.DROPPED])
+        drops = [_drop(verdict) for verdict in judged if verdict.outcome == Outcome.DROPPED]
+        record_drops(tx, run_id, stage.processor, drops)
         rewards.record(tx, run_id, stage.processor, [event for verdict in judged for event in verdict.events])
         if said := [score for verdict in judged for score in verdict.said]:
             scores.write(tx, said)
         runs.announce(tx, run_id)
     return held
+
+
+def record_drops(tx: Transaction, run_id: int, stage: str, drops: Sequence[Drop]) -> None:
+    """Write down why rows will not be trained on; the caller changes their state in the same transaction."""
+    if drops:
+        tx.execute(
+            query("record_drops"),
+            {
+                "run_id": run_id,
+                "stage": stage,
+                "ids": [drop.id for drop in drops],
+                "steps": [drop.step for drop in drops],
+                "reasons": [drop.reason for drop in drops],
+                "details": [json.dumps(drop.detail) if drop.detail else None for drop in drops],
+            },
+        )
 
 
 def settle_groups(
@@ -290,19 +318,9 @@ def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], held: Co
     )
 
 
-def _record_drops(tx: Transaction, stage: Stage, run_id: int, verdicts: Sequence[Verdict]) -> None:
-    if verdicts:
-        tx.execute(
-            query("record_drops"),
-            {
-                "run_id": run_id,
-                "stage": stage.processor,
-                "ids": [v.id for v in verdicts],
-                "steps": [v.step for v in verdicts],
-                "reasons": [v.reason for v in verdicts],
-                "details": [json.dumps(v.detail) if v.detail else None for v in verdicts],
-            },
-        )
+def _drop(verdict: Verdict) -> Drop:
+    assert verdict.reason is not None, "a row is not dropped without one"
+    return Drop(verdict.id, verdict.reason, verdict.detail, verdict.step)
 
 
 def _drop_groups(tx: Transaction, run_id: int, groups: Sequence[DictRow], min_group_size: int) -> None:
@@ -316,17 +334,7 @@ def _drop_groups(tx: Transaction, run_id: int, groups: Sequence[DictRow], min_gr
         for group in groups
     ]
     members = tx.execute(query("drop_members"), {"group_ids": list(reasons)}).fetchall()
-    tx.execute(
-        query("record_drops"),
-        {
-            "run_id": run_id,
-            "stage": "group",
-            "ids": [member["id"] for member in members],
-            "steps": None,
-            "reasons": [reasons[member["group_id"]] for member in members],
-            "details": [None] * len(members),
-        },
-    )
+    record_drops(tx, run_id, "group", [Drop(member["id"], reasons[member["group_id"]]) for member in members])
     tx.execute(
         query("record_group_drops"),
         {

@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.schema.queries import query
-from trinity_db.schema.states import RunKind, RunState, WorkerRole
+from trinity_db.schema.states import RunKind, RunState
 
 MAX_NAME_BYTES = 200  # of any run or taskset: fits an index of the database and the name of a file
 
@@ -50,8 +50,7 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
     """
     row = tx.execute(query("find_run"), {"name": name}).fetchone()
     if row is None:
-        names = [r["name"] for r in tx.execute(query("list_run_names"))]
-        nearest = get_close_matches(name, names, n=1)
+        nearest = get_close_matches(name, names(tx), n=1)
         hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
         raise NotFound(f"There is no {what} '{name}'{hint}")
     return Run(
@@ -65,6 +64,11 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
         row["setting_id"],
         row["is_being_deleted"],
     )
+
+
+def names(tx: Transaction) -> list[str]:
+    """The names of all runs and data sets."""
+    return [row["name"] for row in tx.execute(query("list_run_names"))]
 
 
 def check_stays(run: Run) -> None:
@@ -144,7 +148,7 @@ def open_run(
         change(tx, run, differences)
         run = find(tx, name)
     # No import comes between rows and their pairs, no reward between a row and its copy, and no deletion.
-    tx.execute(query("lock_tasksets"), {"names": list(data)})
+    lock_tasksets(tx, data)
     sources = [_find_data(tx, source) for source in data]
     for source in sources:
         values = {"run_id": run.id, "source_run_id": source.id, "holdout": holdout}
@@ -171,6 +175,24 @@ def find_taskset(tx: Transaction, name: str) -> int:
             f"There is no taskset '{name}' with tasks; run: trinity-db import FILE --as tasks --name {name}"
         )
     return int(row["id"])
+
+
+def lock_tasksets(tx: Transaction, names: Sequence[str]) -> None:
+    """Let no other import, adoption or deletion touch these until this transaction ends."""
+    tx.execute(query("lock_tasksets"), {"names": list(names)})
+
+
+def hold_setting(tx: Transaction, run: Run) -> None:
+    """Let no worker enter itself under the setting that the run had when it was read."""
+    tx.execute(query("hold_setting"), {"setting_id": run.setting_id})
+
+
+def newest_setting(tx: Transaction, run_id: int) -> int | None:
+    """The setting under which workers may enter themselves now; None where the run is being deleted."""
+    row = tx.execute(query("newest_setting"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    setting_id: int | None = row["id"]
+    return setting_id
 
 
 def is_finished(tx: Transaction, run_id: int) -> bool:
@@ -202,22 +224,6 @@ def announce(tx: Transaction, run_id: int) -> None:
 def channel(run_id: int) -> str:
     """The channel on which `announce` speaks."""
     return f"trinity_run_{run_id}"
-
-
-def record_metrics(
-    tx: Transaction, run_id: int, role: WorkerRole, step: int, values: Mapping[str, float]
-) -> None:
-    """Write measured numbers of one step."""
-    tx.execute(
-        query("record_metrics"),
-        {
-            "run_id": run_id,
-            "role": role,
-            "step": step,
-            "names": list(values),
-            "values": [float(value) for value in values.values()],
-        },
-    )
 
 
 def _find_data(tx: Transaction, name: str) -> Run:

@@ -40,9 +40,8 @@ def hold(tx: Transaction, run: runs.Run, lease_seconds: float) -> None:
     Raises:
         ConfigError: workers are alive, or somebody has changed the settings meanwhile.
     """
-    tx.execute(query("hold_setting"), {"setting_id": run.setting_id})
-    newest = tx.execute(query("newest_setting"), {"run_id": run.id}).fetchone()
-    if newest is None or newest["id"] != run.setting_id:
+    runs.hold_setting(tx, run)
+    if runs.newest_setting(tx, run.id) != run.setting_id:
         raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile; look at them again.")
     workers.all_gone(tx, run, lease_seconds, "change its configuration")
 

@@ -202,9 +202,7 @@ def _enter(tx: Transaction, run: runs.Run, role: WorkerRole, exclusive: bool) ->
         "exclusive": exclusive,
     }
     row = tx.execute(query("register_worker"), entry).fetchone()
-    newest = tx.execute(query("newest_setting"), {"run_id": run.id}).fetchone()
-    assert newest is not None
-    if newest["id"] != run.setting_id:
+    if runs.newest_setting(tx, run.id) != run.setting_id:
         raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile: start again with them.")
     return int(row["id"]) if row else None
 

@@ -1,3 +1,9 @@
+-- name: read_payloads
+-- Bytes that are archived are NULL here, and in that row of the run's Lance table; pruned ones are nowhere.
+SELECT p.experience_id, p.codec, p.num_tokens, p.data, p.archive_row, p.pruned_at
+FROM trinity.payload p
+WHERE p.experience_id = ANY(%(ids)s)
+
 -- name: make_archive
 -- A run has one archive for each store that it was archived in: this store's own, and those of the stores that this one
 -- was copied from. The name of the Lance table is one that no other store gives, nor this store to another run.

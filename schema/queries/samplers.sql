@@ -149,33 +149,3 @@ FROM verdict v
 LEFT JOIN picked p ON v.is_decided AND p.key < v.key
 LEFT JOIN trinity.experience e ON e.group_id = p.id AND (e.state = 'ready') IS TRUE AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
-
--- name: draw_rows
--- Rows for imitation, in an order that is shuffled anew for each pass over the data and the same after a
--- restart. Rows known to be bad are never imitated, rejected ones and those with a reward of zero or less; nor are
--- those without tokens: none of them has a place. Where the run learns from labels, all rows with a reward have one.
--- As in draw_groups, all of it as the snapshot saw it.
-SELECT e.id, e.use_count, e.reward, pg_current_snapshot()::text AS snapshot
-FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.place IS NOT NULL
-ORDER BY e.use_count, e.place, e.id
-LIMIT %(limit)s
-
--- name: draw_pairs
--- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart. A pair that
--- was derived from rewards must still agree with them. As in draw_groups, all of it as the snapshot saw it.
--- Limit: pairs of rows that were adopted after the trainer's start have no tokens before its next one; each draw passes
--- by those at the head of the order, at about 30 microseconds a pair.
-SELECT p.id, p.use_count, p.chosen_id, p.rejected_id, sides.chosen_reward, sides.rejected_reward,
-       pg_current_snapshot()::text AS snapshot
-FROM trinity.preference p
--- LIMIT so that the planner looks both rows up for each pair in turn, and does not join all before it sorts them.
-CROSS JOIN LATERAL (SELECT chosen.reward AS chosen_reward, rejected.reward AS rejected_reward
-                    FROM trinity.experience chosen, trinity.experience rejected
-                    WHERE chosen.id = p.chosen_id AND rejected.id = p.rejected_id
-                      AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
-                      AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
-                    LIMIT 1) AS sides
-WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.place IS NOT NULL
-ORDER BY p.use_count, p.place, p.id
-LIMIT %(limit)s

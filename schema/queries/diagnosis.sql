@@ -179,3 +179,11 @@ SELECT r.name AS run, a.name, a.num_rows AS rows
 FROM trinity.archive a JOIN trinity.run r ON r.id = a.run_id
 WHERE a.num_rows > 0
 ORDER BY r.id, a.number
+
+-- name: doctor_setbacks
+-- What servers of this store have lost.
+SELECT r.name AS run, s.created_at, s.known_version, s.known_step, s.last_step, s.num_rows, s.first_version, s.last_version,
+       s.resumed_version, s.adopted_version
+FROM trinity.setback s
+JOIN trinity.run r ON r.id = s.run_id
+ORDER BY s.id

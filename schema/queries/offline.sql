@@ -1,0 +1,119 @@
+-- name: count_rows
+-- With or without tokens: those that get none are dropped. By the rule of experience.place.
+SELECT e.use_count AS uses, count(*) AS rows
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.seed IS NOT NULL
+  AND (e.reward > 0 OR (e.reward IS NOT NULL) = e.draws_labels)
+GROUP BY e.use_count
+
+-- name: fit_rows_to_epochs
+-- Some adopted rows of an offline run whose epochs were changed: those that have uses left again are ready, those that
+-- have none left any more are trained. For the run's trainer, at its start; no row where nothing is left to do.
+UPDATE trinity.experience e
+SET state = CASE WHEN e.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
+WHERE e.id IN (SELECT f.id FROM trinity.experience f
+               WHERE f.run_id = %(run_id)s AND f.seed IS NOT NULL
+                 AND f.state = CASE WHEN f.use_count < %(epochs)s THEN 'trained' ELSE 'ready' END::trinity.experience_state
+               LIMIT %(limit)s)
+
+-- name: fit_pairs_to_epochs
+-- The same for pairs.
+UPDATE trinity.preference p
+SET state = CASE WHEN p.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
+WHERE p.id IN (SELECT f.id FROM trinity.preference f
+               WHERE f.run_id = %(run_id)s AND NOT f.held_out
+                 AND f.state = CASE WHEN f.use_count < %(epochs)s THEN 'trained' ELSE 'ready' END::trinity.experience_state
+               LIMIT %(limit)s)
+
+-- name: count_unlabelled
+-- Rows that a run which learns from labels cannot learn from, for want of a reward.
+SELECT count(*) AS rows
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL
+
+-- name: count_pairs
+SELECT p.use_count AS uses, count(*) AS rows
+FROM trinity.preference p
+JOIN trinity.experience chosen ON chosen.id = p.chosen_id
+JOIN trinity.experience rejected ON rejected.id = p.rejected_id
+WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND NOT p.held_out
+  AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
+GROUP BY p.use_count
+
+-- name: held_out_rows
+-- By the rules of those that are drawn.
+SELECT e.id, e.reward
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.held_out AND e.prompt_length IS NOT NULL
+  AND (e.reward > 0 OR (e.reward IS NOT NULL) = e.draws_labels)
+  AND (e.draws_labels OR NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id))
+ORDER BY e.id
+LIMIT %(limit)s
+
+-- name: held_out_pairs
+-- The chosen row of each pair, then the rejected one; by the rules of those that are drawn.
+SELECT e.id, e.reward
+FROM (SELECT p.id, p.chosen_id, p.rejected_id
+      FROM trinity.preference p
+      CROSS JOIN LATERAL (SELECT FROM trinity.experience chosen, trinity.experience rejected
+                          WHERE chosen.id = p.chosen_id AND rejected.id = p.rejected_id
+                            AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
+                            AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
+                          LIMIT 1) AS sides
+      WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.held_out
+      ORDER BY p.id
+      LIMIT %(limit)s) AS pair
+CROSS JOIN LATERAL (VALUES (0, pair.chosen_id), (1, pair.rejected_id)) AS side (place, id)
+JOIN trinity.experience e ON e.id = side.id
+ORDER BY pair.id, side.place
+
+-- name: unencoded_rows
+-- Adopted rows that no tokenizer has seen yet.
+SELECT e.id, x.prompt, x.response, x.messages
+FROM trinity.experience e
+JOIN trinity.experience_text x ON x.experience_id = e.source_id
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL AND e.id > %(after)s
+ORDER BY e.id
+LIMIT %(limit)s
+
+-- name: count_unencoded
+SELECT count(*) AS rows
+FROM trinity.experience e
+WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL
+
+-- name: encode_rows
+-- From now on they can be drawn.
+UPDATE trinity.experience e
+SET prompt_length = n.prompt_length, response_length = n.response_length,
+    ready_xact = pg_current_xact_id()::text::bigint
+FROM unnest(%(ids)s::bigint[], %(prompt_lengths)s::integer[], %(response_lengths)s::integer[])
+     AS n (id, prompt_length, response_length)
+WHERE e.id = n.id
+
+-- name: insert_payloads
+-- Arrays are immutable: a row that has some keeps them.
+INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
+SELECT n.id, %(codec)s, n.num_tokens, n.data
+FROM unnest(%(ids)s::bigint[], %(num_tokens)s::integer[], %(data)s::bytea[]) AS n (id, num_tokens, data)
+ON CONFLICT (experience_id) DO NOTHING
+
+-- name: drop_ready
+-- Ready rows that turn out not to fit the model. Other members of their groups may make pairs now.
+WITH dropped AS (
+    UPDATE trinity.experience e SET state = 'dropped' WHERE e.id = ANY(%(ids)s) AND (e.state = 'ready') IS TRUE
+    RETURNING e.run_id, e.group_id
+)
+INSERT INTO trinity.pairing (run_id, group_id)
+SELECT DISTINCT d.run_id, d.group_id
+FROM dropped d JOIN trinity.run r ON r.id = d.run_id
+WHERE d.group_id IS NOT NULL AND r.derives_pairs
+
+-- name: drop_pairs_of
+-- A pair goes with either of its rows.
+WITH dropped AS (
+    UPDATE trinity.preference p SET state = 'dropped'
+    WHERE p.run_id = %(run_id)s AND (p.chosen_id = ANY(%(ids)s) OR p.rejected_id = ANY(%(ids)s)) AND p.state = 'ready'
+    RETURNING p.id, p.run_id
+)
+INSERT INTO trinity."drop" (run_id, preference_id, stage, reason)
+SELECT run_id, id, %(stage)s, 'row_dropped' FROM dropped

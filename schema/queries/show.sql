@@ -1,0 +1,71 @@
+-- name: show_experience
+-- One experience with everything of which there is one. An adopted row shares the text of its source.
+SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.version_max,
+       trinity.staleness((SELECT max(p.version) FROM trinity.policy_version p
+        WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL),
+                         e.version_min, e.version_max) AS staleness_now,
+       e.use_count, e.prompt_length, e.response_length, e.source_id, e.group_id, g.state AS group_state,
+       m.ordinal AS member, e.rollout_id, e.step, m.greedy, m.model, m.finish_reason, m.started_at, m.finished_at,
+       e.worker_id, e.attempt, e.created_at, s.name AS taskset, t.key AS task, t.payload AS task_payload,
+       (SELECT p.pruned_at FROM trinity.payload p WHERE p.experience_id = e.id) AS arrays_pruned_at,
+       x.prompt, x.response, x.messages, x.state AS environment
+FROM trinity.experience e
+JOIN trinity.run r ON r.id = e.run_id
+LEFT JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e.id)
+LEFT JOIN trinity.rollout m ON m.id = e.rollout_id
+LEFT JOIN trinity.rollout_group g ON g.id = e.group_id
+LEFT JOIN trinity.task t ON t.id = g.task_id
+LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
+WHERE e.id = %(id)s
+
+-- name: show_tokenizer
+-- The folder whose tokenizer made an experience's tokens: the newest checkpoint of the run, or the model that the run
+-- started from. NULL where the run has neither.
+SELECT coalesce((SELECT p.checkpoint FROM trinity.policy_version p
+                 WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL ORDER BY p.version DESC LIMIT 1),
+                r.config #>> '{model,path}') AS path
+FROM trinity.experience e
+JOIN trinity.run r ON r.id = e.run_id
+WHERE e.id = %(id)s
+
+-- name: show_rewards
+-- What was said about an experience, the one it was adopted from, or their rollout; the latest of each name counts.
+SELECT v.created_at, v.source, v.name, v.value, v.weight, v.created_by, v.detail,
+       row_number() OVER (PARTITION BY v.name ORDER BY v.id DESC) = 1 AS latest
+FROM trinity.experience e
+CROSS JOIN LATERAL (
+    SELECT v.* FROM trinity.reward_event v WHERE v.rollout_id = e.rollout_id
+    UNION ALL
+    SELECT v.* FROM trinity.reward_event v WHERE v.experience_id = ANY(ARRAY[e.id, e.source_id])
+) v
+WHERE e.id = %(id)s
+ORDER BY v.id
+
+-- name: show_processing
+SELECT p.created_at, p.processor, p.processor_version, p.attempt, p.outcome, p.step, p.error
+FROM trinity.processing p
+WHERE p.experience_id = %(id)s
+ORDER BY p.id
+
+-- name: show_drops
+-- Why an experience, or the group of a run's own experience, will not be trained on.
+SELECT d.created_at, d.stage, d.step, d.reason, d.detail, d.group_id
+FROM trinity.experience e
+JOIN trinity."drop" d ON d.experience_id = e.id OR (d.group_id = e.group_id AND d.run_id = e.run_id)
+WHERE e.id = %(id)s
+ORDER BY d.id
+
+-- name: show_preferences
+SELECT p.id, p.chosen_id, p.rejected_id, p.state, p.source, p.margin, p.use_count, p.held_out
+FROM trinity.preference p
+WHERE p.chosen_id = %(id)s OR p.rejected_id = %(id)s
+ORDER BY p.id
+
+-- name: show_batches
+-- The batches an experience was in, with the numbers they used.
+SELECT b.id, b.step, b.state, b.sampler, b.policy_version, b.included_version, i.ordinal, i.preference_id, i.reward,
+       i.advantage, i.staleness, i.weight, i.probability, b.created_at, b.committed_at
+FROM trinity.batch_item i
+JOIN trinity.batch b ON b.id = i.batch_id
+WHERE i.experience_id = %(id)s
+ORDER BY b.id, i.ordinal
