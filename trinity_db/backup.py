@@ -14,7 +14,7 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from trinity_db import database, embedded
+from trinity_db import database, embedded, privileges
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.settings import home
@@ -40,7 +40,8 @@ def restore(url: str, file: Path) -> None:
     """Bring a backup into an empty store, and its schema to this code's version. All of it, or nothing.
 
     Raises:
-        TrinityError: the store holds rows, no pg_restore fits the server, or pg_restore fails.
+        TrinityError: the store holds rows, no pg_restore fits the server, pg_restore fails, or the
+            backup needs roles that the login may not make.
     """
     if not file.is_file():
         raise TrinityError(f"{file}: there is no such file.")
@@ -54,18 +55,26 @@ def restore(url: str, file: Path) -> None:
                 )
             _check(url, file)
             connection.execute("DROP SCHEMA trinity CASCADE")
-    # Rights come with the upgrade: the roles of the old server may not be there.
+    if " POLICY trinity " in _contents(url, file).stdout:
+        # Policies name their roles, which are the server's and in no backup.
+        with closing(database.connect(url)) as connection:
+            privileges.make_groups(connection)
+    # Rights come with the upgrade.
     _run("pg_restore", url, "--single-transaction", "--no-owner", "--no-privileges", str(file))
     database.upgrade(url)
 
 
 def _check(url: str, file: Path) -> None:
     """Read the backup's table of contents, before anything gives way to it."""
-    listed = subprocess.run(
-        [_program("pg_restore", url), "--list", file], capture_output=True, text=True, errors="replace"
-    )
+    listed = _contents(url, file)
     if listed.returncode or " SCHEMA - trinity " not in listed.stdout:
         raise TrinityError(f"{file} is no backup of a store: {_reason(listed.stderr) or 'it has no tables'}")
+
+
+def _contents(url: str, file: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [_program("pg_restore", url), "--list", file], capture_output=True, text=True, errors="replace"
+    )
 
 
 def _run(program: str, url: str, *arguments: str) -> None:

@@ -48,6 +48,25 @@ def open_to_roles(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
         ) from error
 
 
+def make_groups(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
+    """Make the group roles that are missing, without rights.
+
+    Raises:
+        TrinityError: the login may not make roles.
+    """
+    names = [f"trinity_{name}" for name in ROLES]
+    try:
+        with connection.transaction():
+            for name in names:
+                if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [name]).rowcount:
+                    connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(name)))
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise TrinityError(
+            f"Login '{connection.info.user}' may not make roles, and the store needs {', '.join(names)}: let "
+            "a login that may make them first"
+        ) from error
+
+
 def make_login(
     connection: psycopg.Connection[psycopg.rows.DictRow], login: str, group: str, password: str | None = None
 ) -> None:

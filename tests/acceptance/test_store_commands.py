@@ -123,6 +123,25 @@ def test_a_backup_comes_back_in_an_empty_store_and_nowhere_else(
     assert call(other, *query)[1].count("\n") == 3
 
 
+def test_a_backup_of_a_store_with_roles_comes_back_on_a_server_without_them(
+    call: Call, homes: tuple[Path, Path], tmp_path: Path
+) -> None:
+    home, other = homes
+    file = tmp_path / "store.dump"
+    for command in (("init",), ("roles",), ("backup", file)):
+        assert call(home, "db", *command)[0] == 0
+    code, _, line = call(other, "db", "restore", file)
+    assert (code, line.splitlines()[1:]) == (0, [])
+    query = (
+        *("sql", "--format", "csv"),
+        "SELECT tablename, policyname, roles::text FROM pg_policies UNION"
+        " SELECT table_name, privilege_type, grantee FROM information_schema.role_table_grants"
+        " WHERE table_schema = 'trinity' AND grantee LIKE 'trinity%'"
+        " ORDER BY 1, 2, 3",
+    )
+    assert call(other, *query)[:2] == call(home, *query)[:2]
+
+
 def test_stop_names_the_workers_that_are_alive(call: Call, homes: tuple[Path, Path]) -> None:
     home, _ = homes
     assert call(home, "db", "init")[0] == 0

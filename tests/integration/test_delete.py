@@ -204,6 +204,29 @@ def test_only_a_folder_that_names_the_run_loses_its_checkpoints(
     assert (strange / "thesis.txt").read_text() == "years of work"
 
 
+def test_a_deletion_that_was_killed_finds_checkpoints_in_another_folder_again(
+    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stopped.database.transaction() as tx:
+        instance = instances.identify(tx)
+    own = folder.claim(home / "elsewhere" / "run", {"store": str(instance.id)} | stopped.run.identity)
+    (own.version_folder(1)).mkdir()
+    with stopped.database.transaction() as tx:
+        tx.execute(
+            "INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)"
+            " VALUES (%s, 1, 1, %s, %s)",
+            [stopped.run.id, str(own.path / "version-000001"), ""],
+        )
+    delete_rows = deletion.delete_rows
+    with monkeypatch.context() as dying:
+        dying.setattr(
+            deletion, "delete_rows", lambda *arguments: (delete_rows(*arguments), sys.exit("killed"))
+        )
+        assert delete(dying, capsys, stopped, "run", "--yes")[0] == "killed"
+    assert delete(monkeypatch, capsys, stopped, "run", "--yes")[0] == 0
+    assert not own.path.exists()
+
+
 def test_other_runs_write_while_one_is_deleted(stopped: Scene) -> None:
     other = Scene.open(stopped.database, "other")
     with closing(Database(stopped.database.url)) as second, second.transaction() as tx:

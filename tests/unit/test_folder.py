@@ -10,7 +10,14 @@ import pytest
 
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.folder_digest import digest
-from trinity_db.trainer.checkpoints.folder import OWNER_FILE, PUBLISHED_FILE, Folder, Publication, claim
+from trinity_db.trainer.checkpoints.folder import (
+    OWNER_FILE,
+    PUBLISHED_FILE,
+    Folder,
+    Publication,
+    claim,
+    clear,
+)
 
 ONE: dict[str, Any] = {"store": "one", "name": "run"}
 OTHER: dict[str, Any] = {"store": "other", "name": "run"}
@@ -206,6 +213,14 @@ def test_a_path_that_is_no_folder_of_that_version_is_left_alone(
         [line] = caplog.messages
         assert line.startswith(f"version 4: {path} is no folder of version 4 in {own.path}, and is left")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_was_cleared_knows_no_version_of_the_next_run_of_its_name(own: Folder) -> None:
+    version(own.path, 6)
+    own.acknowledge(Publication(6, 6, "hash"))
+    assert clear(own.path, ONE)
+    assert not own.path.exists()
+    assert claim(own.path, OTHER).keep_later(-1) == []
 
 
 def test_a_folder_is_known_by_any_of_its_names(own: Folder, tmp_path: Path) -> None:

@@ -210,6 +210,10 @@ def clear(path: Path, identity: dict[str, Any]) -> bool:
     for child in path.glob("version-*"):
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)
+    for file in path.glob(
+        f"{PUBLISHED_FILE}*"
+    ):  # a later run of the name would take its versions for its own
+        file.unlink()
     (path / OWNER_FILE).unlink()
     if not any(path.iterdir()):
         path.rmdir()

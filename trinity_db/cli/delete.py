@@ -51,8 +51,9 @@ def delete(
             instance = instances.identify(tx)
             checkpoints = deletion.begin(tx, found, LEASE_SECONDS)
             tables = payloads.archives(tx, found.id, instance.id)
-        rows = deletion.delete_rows(database, found, _Progress(run))
+        # Before the rows, which alone say where they are: a deletion that was killed finds them again.
         folders, kept = _delete_folders(found, instance, checkpoints)
+        rows = deletion.delete_rows(database, found, _Progress(run))
         kept += _drop_archives(tables)
         with database.transaction() as tx:
             deletion.finish(tx, found)
