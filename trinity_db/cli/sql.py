@@ -26,22 +26,29 @@ CHUNK = 1000  # rows that travel together; a round trip a row would take ten tim
 LINE_LENGTH = 120  # of an offending line that is quoted; generated queries have lines of kilobytes
 
 
+QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="One statement; - reads it from stdin.")]
+FormatOption = Annotated[Format, typer.Option(help="How rows are written.")]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", metavar="FILE", help="Write to a file in place of stdout.")
+]
+TimeoutOption = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=1_000_000,
+        metavar="SECONDS",
+        help="Longest the statement may take, rows included; 0: any.",
+    ),
+]
+WriteOption = Annotated[bool, typer.Option("--write", help="Let the statement change the store.")]
+
+
 def sql(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="One statement; - reads it from stdin.")],
-    format: Annotated[Format, typer.Option(help="How rows are written.")] = Format.TABLE,
-    file: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write to a file in place of stdout.")
-    ] = None,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1_000_000,
-            metavar="SECONDS",
-            help="Longest the statement may take, rows included; 0: any.",
-        ),
-    ] = 30,
-    write: Annotated[bool, typer.Option("--write", help="Let the statement change the store.")] = False,
+    query: QueryArgument,
+    format: FormatOption = Format.TABLE,
+    file: OutputOption = None,
+    timeout: TimeoutOption = 30,
+    write: WriteOption = False,
 ) -> None:
     """Run one SQL statement and print its rows.
 
@@ -68,25 +75,34 @@ def sql(
     if not statement.strip():
         raise ConfigError("The query is empty.")
     store = open_database() if write else open_reader()
-    end = "COMMIT" if write else "ROLLBACK"  # a SET that lasted would reach others behind a pooler
     with closing(connect(store.url, autocommit=True)) as connection:
         if not write:
             refuse_writer(connection)
         try:
             _begin(connection, timeout, write)
-            if columns := _describe(connection, statement):
-                rows = connection.cursor(row_factory=psycopg.rows.tuple_row).stream(
-                    statement.encode(), size=CHUNK if psycopg.capabilities.has_stream_chunked() else 1
-                )
-                with output.opened(file) as out:
-                    formats.write(format, columns, rows, out)
-                connection.execute(end)
-            else:
-                done = connection.execute(statement.encode()).statusmessage
-                connection.execute(end)
-                print(done)
+            _carry_out(connection, statement, write, format, file)
         except psycopg.Error as error:
             raise TrinityError(_explain(error, statement, timeout)) from error
+
+
+def _carry_out(
+    connection: "Transaction", statement: str, write: bool, format: Format, file: Path | None
+) -> None:
+    """Run the statement, end its transaction, and write its rows, or how many it changed."""
+    import psycopg
+
+    end = "COMMIT" if write else "ROLLBACK"  # a SET that lasted would reach others behind a pooler
+    if columns := _describe(connection, statement):
+        rows = connection.cursor(row_factory=psycopg.rows.tuple_row).stream(
+            statement.encode(), size=CHUNK if psycopg.capabilities.has_stream_chunked() else 1
+        )
+        with output.opened(file) as out:
+            formats.write(format, columns, rows, out)
+        connection.execute(end)
+    else:
+        done = connection.execute(statement.encode()).statusmessage
+        connection.execute(end)
+        print(done)
 
 
 def _begin(connection: "Transaction", timeout: float, write: bool) -> None:

@@ -30,24 +30,27 @@ PathArgument = Annotated[
 ]
 KindOption = Annotated[Form, typer.Option("--as", help="What the rows are.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as a JSON object.")]
+NewNameOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of the taskset, data set or run; that of the file, or the run's own, if left out."
+    ),
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map", metavar="OURS=THEIRS", help="Where a column goes by another name: prompt=question."
+    ),
+]
+SplitOption = Annotated[str | None, typer.Option(help="One split of a saved data set; all if left out.")]
 
 
 def import_(
     path: PathArgument,
     kind: KindOption,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the taskset, data set or run; that of the file, or the run's own, if left out."
-        ),
-    ] = None,
-    mapping: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map", metavar="OURS=THEIRS", help="Where a column goes by another name: prompt=question."
-        ),
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="One split of a saved data set; all if left out.")] = None,
+    name: NewNameOption = None,
+    mapping: MapOption = None,
+    split: SplitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import tasks, preferences, demonstrations or trajectories from a file, or a whole run from a folder.
@@ -63,44 +66,12 @@ def import_(
 
         trinity-db import pairs.jsonl --as preferences --map prompt=question
     """
-    if kind == "run":
-        if mapping or split:
-            raise typer.BadParameter("--map and --split are for rows, and --as run takes a folder as it is")
+    if kind != "run":
+        _import_rows(path, kind, name or name_of(path), mapping or [], split, as_json)
+    elif mapping or split:
+        raise typer.BadParameter("--map and --split are for rows, and --as run takes a folder as it is")
+    else:
         _import_run(path, name, as_json)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from trinity_db.database import open_database
-    from trinity_db.imports.columns import Columns
-    from trinity_db.imports.importer import import_rows
-    from trinity_db.imports.mapping import parse_options
-    from trinity_db.imports.readers import open_rows
-
-    columns = Columns(kind, parse_options(mapping or []))
-    source = open_rows(path, split)
-    name = name or name_of(path)
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(f"importing {path.name}", total=source.total_bytes)
-        summary = import_rows(
-            open_database(),
-            source,
-            columns,
-            name,
-            lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    _print_summary(summary, kind, name, as_json)
-    if not summary.added and not summary.known:
-        sys.exit(1)
 
 
 def export(
@@ -153,6 +124,24 @@ def export(
 def name_of(path: Path) -> str:
     """The file's name without the endings that say its type: llama-3.1-8b.jsonl.gz is llama-3.1-8b."""
     return TYPES.sub("", os.path.basename(os.path.abspath(path)))  # a link keeps its own name
+
+
+def _import_rows(
+    path: Path, kind: "Kind", name: str, mapping: list[str], split: str | None, as_json: bool
+) -> None:
+    from trinity_db.database import open_database
+    from trinity_db.imports.columns import Columns
+    from trinity_db.imports.importer import import_rows
+    from trinity_db.imports.mapping import parse_options
+    from trinity_db.imports.readers import open_rows
+
+    columns = Columns(kind, parse_options(mapping))
+    source = open_rows(path, split)
+    with _bytes_on_stderr(f"importing {path.name}", source.total_bytes) as progress:
+        summary = import_rows(open_database(), source, columns, name, progress)
+    _print_summary(summary, kind, name, as_json)
+    if not summary.added and not summary.known:
+        sys.exit(1)
 
 
 def _export_run(name: str, folder: Path, checkpoints: bool, as_json: bool) -> None:
@@ -220,6 +209,19 @@ def _rows_on_stderr(doing: str) -> Iterator[Callable[[str, int], None]]:
         return
     with console.status(doing) as status:
         yield lambda table, rows: status.update(f"{doing} {table}: {rows:,} rows")
+
+
+@contextmanager
+def _bytes_on_stderr(doing: str, total: int | None) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on a terminal: how many bytes of the file are read."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(doing, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print_summary(summary: "Summary", kind: "Kind", name: str, as_json: bool) -> None:
