@@ -17,7 +17,7 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from trinity_db import database, embedded
-from trinity_db.embedded import Cluster
+from trinity_db.embedded.cluster import Cluster
 from trinity_db.errors import TrinityError
 
 IN_MEMORY = {"tmpfs", "ramfs"}

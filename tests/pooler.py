@@ -16,7 +16,8 @@ from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 
 from tests.postgres import new_home
-from trinity_db import embedded
+from trinity_db.embedded.accounts import as_account, server_account
+from trinity_db.embedded.place import READER, SOCKET, SUPERUSER
 
 WAIT_SECONDS = 20.0
 POOL_SIZE = 4  # server connections for each database: fewer than a run has clients
@@ -48,12 +49,12 @@ class Pooler:
         (host,) = parse_qs(urlsplit(url).query)["host"]
         folder.mkdir(exist_ok=True)
         self.url = url.replace(quote(host, safe=""), quote(str(folder), safe=""))
-        admin = embedded.SUPERUSER
+        admin = SUPERUSER
         config = CONFIG.format(server=host, mode=mode, size=size, folder=folder, admin=admin)
         (folder / "pgbouncer.ini").write_text(config)
-        logins = (embedded.SUPERUSER, embedded.READER)
+        logins = (SUPERUSER, READER)
         (folder / "users.txt").write_text("".join(f'"{login}" ""\n' for login in logins))
-        account = embedded.server_account(folder / "data")  # it refuses to run as root
+        account = server_account(folder / "data")  # it refuses to run as root
         if account is not None:
             os.chown(folder, account.uid, account.gid)
         self._command, self._folder, self._account = command, folder, account
@@ -67,10 +68,10 @@ class Pooler:
                 [self._command, self._folder / "pgbouncer.ini"],
                 stdout=log,
                 stderr=log,
-                **embedded.as_account(self._account),
+                **as_account(self._account),
             )
         deadline = time.monotonic() + WAIT_SECONDS
-        while not _answers(self._folder / embedded.SOCKET):
+        while not _answers(self._folder / SOCKET):
             assert self._process.poll() is None, output.read_text()
             assert time.monotonic() < deadline, output.read_text()
             time.sleep(0.01)

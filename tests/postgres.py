@@ -19,7 +19,9 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from trinity_db import embedded
-from trinity_db.embedded import Cluster
+from trinity_db.embedded.binaries import Binaries
+from trinity_db.embedded.cluster import Cluster
+from trinity_db.embedded.place import READER, SUPERUSER
 
 _numbers = count(1)
 
@@ -42,7 +44,7 @@ def cluster_15() -> Cluster | None:
     if binaries is None:
         return None
     # Its initdb knows neither the builtin locale nor --set.
-    return replace(cluster_18(), binaries=binaries, major=15, initdb_options=("--no-locale",))
+    return replace(cluster_18(), binaries=Binaries(binaries, 15, ("--no-locale",)))
 
 
 def start(cluster: Cluster) -> str:
@@ -77,9 +79,9 @@ def on_database(server: str, name: str) -> str:
     return urlsplit(server)._replace(path=f"/{name}").geturl()
 
 
-def by_login(url: str, login: str = embedded.READER) -> str:
+def by_login(url: str, login: str = READER) -> str:
     """The superuser's URL of a database for another login, by itself the one that may only read."""
-    return url.replace(f"//{embedded.SUPERUSER}@", f"//{login}@", 1)
+    return url.replace(f"//{SUPERUSER}@", f"//{login}@", 1)
 
 
 def execute(url: str, statement: str, *names: str) -> None:

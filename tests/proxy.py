@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
-from trinity_db.embedded import SOCKET
+from trinity_db.embedded.place import SOCKET
 
 CHUNK_BYTES = 65536
 

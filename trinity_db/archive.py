@@ -6,7 +6,6 @@ ids are stable, and a reader whose version of a table was tidied away looks agai
 not be used across a fork, and is imported here only when a table is opened.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trinity_db import settings
+from trinity_db import durable, settings
 from trinity_db.errors import NotFound, TrinityError
 from trinity_db.schema.lance import payload_schema
 
@@ -184,12 +183,12 @@ class Writer:
         new = {path: _stamp(path) for path in self._folder.rglob("*") if path.is_file()}
         for path in new:
             if self._flushed.get(path) != new[path]:
-                _fsync(path)
+                durable.flush(path)
         for folder in (self._folder, *(path for path in self._folder.iterdir() if path.is_dir())):
-            _fsync(folder)
+            durable.flush(folder)
         if not self._flushed:  # the table may be new, and the archive's folder too
-            _fsync(self._folder.parent)
-            _fsync(self._folder.parent.parent)
+            durable.flush(self._folder.parent)
+            durable.flush(self._folder.parent.parent)
         self._flushed = new
 
 
@@ -239,14 +238,6 @@ def _take(table: Any, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
 def _stamp(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_size, found.st_mtime_ns
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def _program(name: str, url: str) -> Path:
         server = connection.info.server_version // 10000
     candidates = [Path(found)] if (found := shutil.which(name)) else []
     with suppress(DatabaseUnavailable):  # the wheel is not installed
-        candidates.append(embedded.cluster(home()).binaries / name)
+        candidates.append(embedded.cluster(home()).binaries.folder / name)
     fitting = sorted((major, place) for place in candidates if (major := _major(place)) >= server)
     if not fitting:
         raise TrinityError(

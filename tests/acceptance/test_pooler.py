@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.command import MODEL, Ended, Store, reversals
 from tests.pooler import POOL_SIZE, Pooler
 from tests.postgres import by_login, cluster_18, discard, execute, new_home, on_database, start
-from trinity_db.embedded import Cluster
+from trinity_db.embedded.cluster import Cluster
 
 MORE_STEPS, BATCH_SIZE = 3, 4
 RUN: dict[str, Any] = {

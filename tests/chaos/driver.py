@@ -21,7 +21,7 @@ import psycopg
 from tests.acceptance.command import WAIT_SECONDS, Store, is_alive, wait_until
 from tests.chaos.crew import Crew, Member
 from tests.pooler import Pooler
-from trinity_db.embedded import Cluster
+from trinity_db.embedded.cluster import Cluster
 from trinity_db.service import LEASE_SECONDS
 
 ROUND_SECONDS = 55  # a disturbance every three: about as long as a role takes to come back

@@ -17,7 +17,7 @@ from tests.chaos.crew import Crew
 from tests.chaos.driver import POOLER, Driver, plan
 from tests.pooler import Pooler
 from trinity_db import database
-from trinity_db.embedded import Cluster
+from trinity_db.embedded.cluster import Cluster
 from trinity_db.service import SUPERVISOR
 
 SETTLE_BATCHES = 20
@@ -69,7 +69,7 @@ def new_store(cluster: Cluster, folder: Path, pooler: Pooler | None = None) -> S
     database.upgrade(store.url)
     if pooler is not None:
         store.environment["TRINITY_DB_URL"] = pooler.url
-    elif cluster.major == 18:
+    elif cluster.binaries.major == 18:
         del store.environment["TRINITY_DB_URL"]
     store.import_rows("reverse", "tasks", reversals(2))
     return store

@@ -16,7 +16,10 @@ from psycopg.rows import dict_row
 from tests.acceptance.command import Ended, Store, reversals
 from tests.postgres import cluster_18, discard, execute, start
 from trinity_db import database
-from trinity_db.embedded import DATABASE, PORT, SUPERUSER, Cluster, server_account
+from trinity_db.embedded import presence
+from trinity_db.embedded.accounts import server_account
+from trinity_db.embedded.cluster import Cluster
+from trinity_db.embedded.place import DATABASE, PORT, SUPERUSER
 
 STEPS, BATCH_SIZE = 24, 4
 RUN: dict[str, Any] = {
@@ -41,13 +44,14 @@ def servers() -> Iterator[tuple[Cluster, Cluster]]:
         replica.data.mkdir(mode=0o700)
         if account := server_account(primary.data):
             os.chown(replica.data, account.uid, account.gid)
-        copied = primary._run(
+        copied = primary.binaries.run(
             *("pg_basebackup", "--pgdata", str(replica.data), "--write-recovery-conf"),
             *("--host", str(primary.socket), "--port", str(PORT), "--username", SUPERUSER),
             *("--checkpoint", "fast"),
+            data=primary.data,
         )
         assert copied.returncode == 0, copied.stdout
-        with replica._locked():
+        with presence.locked(replica):
             replica._start()
         yield primary, replica
     finally:
@@ -86,7 +90,7 @@ def failed_over(store: Store, servers: tuple[Cluster, Cluster]) -> tuple[int, in
     execute(replica.url("postgres"), "SELECT pg_reload_conf()")
     store.wait_for(REACHED, run, step=9)
     behind, ahead = last_step(replica), last_step(primary)
-    primary._run("pg_ctl", "stop", "-s", "-w", "-m", "immediate")
+    primary.binaries.run("pg_ctl", "stop", "-s", "-w", "-m", "immediate", data=primary.data)
     execute(replica.url("postgres"), "SELECT pg_promote()")
     return behind, ahead, run.wait(timeout=300)
 

@@ -19,7 +19,10 @@ import trinity_db
 from tests.postgres import cluster_15, discard, execute, new_home, on_database, start
 from trinity_db import embedded
 from trinity_db.database import Database, open_reader, upgrade
-from trinity_db.embedded import Cluster
+from trinity_db.embedded import logins
+from trinity_db.embedded.accounts import as_account, server_account
+from trinity_db.embedded.cluster import Cluster
+from trinity_db.embedded.place import SOCKET
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 
 WAIT_SECONDS = 30.0
@@ -148,8 +151,8 @@ def test_a_process_id_that_now_belongs_to_somebody_else_is_not_believed(home: Pa
     left = [file.read_text().split("\n", 1)[1] for file in files]
     embedded.stop(home)
     (home / "socket").mkdir()
-    account = embedded.server_account(home / "postgres")
-    foreign = subprocess.Popen(["sleep", "600"], **embedded.as_account(account))
+    account = server_account(home / "postgres")
+    foreign = subprocess.Popen(["sleep", "600"], **as_account(account))
     try:
         for file, rest in zip(files, left, strict=True):
             file.write_text(f"{foreign.pid}\n{rest}")
@@ -225,9 +228,9 @@ def test_root_opens_the_way_for_the_server_and_says_so(
 
 @as_root
 def test_an_ordinary_user_needs_nothing_special(empty_home: Path) -> None:
-    account = embedded.server_account(empty_home / "postgres")
+    account = server_account(empty_home / "postgres")
     assert account is not None
-    user, environment = embedded.as_account(account), {"PYTHONPATH": python_path()}
+    user, environment = as_account(account), {"PYTHONPATH": python_path()}
     for python in (sys.executable, "/usr/bin/python3"):
         try:
             works = subprocess.run([python, "-c", "import psycopg"], **user, cwd="/", env=environment)
@@ -358,7 +361,7 @@ def test_postgresql_15_lives_the_same_life() -> None:
 def test_a_server_whose_socket_was_removed_is_replaced(home: Path) -> None:
     embedded.ensure_running(home)
     unreachable = postmaster(home)
-    (embedded.cluster(home).socket / embedded.SOCKET).unlink()
+    (embedded.cluster(home).socket / SOCKET).unlink()
     url = embedded.ensure_running(home)
     assert value(url, "SELECT 1") == "1"
     assert postmaster(home) != unreachable
@@ -447,7 +450,7 @@ def test_a_running_server_without_the_login_that_reads_gets_it_once(
     with closing(open_reader()) as reader, reader.transaction() as tx:
         row = tx.execute("SELECT session_user::text AS login, count(*) AS runs FROM trinity.run").fetchone()
         assert row == {"login": "reader", "runs": 0}
-    monkeypatch.setattr(Cluster, "_make_reader", None)  # a second command makes nothing
+    monkeypatch.setattr(logins, "_make_reader", None)  # a second command makes nothing
     open_reader().close()
 
 
@@ -459,4 +462,4 @@ def test_a_home_that_is_a_standby_starts_and_says_where_the_login_is_made(cluste
     (cluster.data / "standby.signal").touch()
     cluster.ensure_running()
     with pytest.raises(DatabaseUnavailable, match="is a standby, and its primary has no login 'reader'"):
-        cluster.admit_reader()
+        logins.admit_reader(cluster)

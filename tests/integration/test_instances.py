@@ -13,7 +13,8 @@ from tests.rows import Scene
 from trinity_db import embedded
 from trinity_db.cli import db
 from trinity_db.database import Database, connect, upgrade
-from trinity_db.embedded import Cluster
+from trinity_db.embedded import presence
+from trinity_db.embedded.cluster import Cluster
 from trinity_db.errors import TrinityError
 from trinity_db.store import instances
 
@@ -137,7 +138,7 @@ def test_a_promoted_replica_is_the_same_instance(cluster: Cluster) -> None:
     replica = embedded.cluster(copied)
     (replica.data / "standby.signal").touch()
     try:
-        with replica._locked():
+        with presence.locked(replica):
             replica._start()
         execute(replica.url("postgres"), "SELECT pg_promote()")
         for _ in range(2):

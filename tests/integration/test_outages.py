@@ -20,8 +20,9 @@ import pytest
 from tests.acceptance.command import wait_until
 from tests.postgres import execute, new_database, new_home
 from tests.proxy import Proxy
-from trinity_db import embedded, service
+from trinity_db import service
 from trinity_db.database import Database, Transaction
+from trinity_db.embedded.accounts import server_account
 from trinity_db.errors import DatabaseUnavailable, LeaseLost, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
@@ -427,7 +428,7 @@ def small_disk(server: str, template: str) -> Iterator[tuple[str, Path]]:
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
         shutil.rmtree(folder)
         pytest.skip("only root may mount a small disk, and not everywhere")
-    account = embedded.server_account(folder / "data")
+    account = server_account(folder / "data")
     assert account is not None
     (folder / "data").mkdir()
     os.chown(folder / "data", account.uid, account.gid)

@@ -14,7 +14,7 @@ from tests.bench import Bench
 from tests.postgres import cluster_18, discard, start
 from tests.rows import Scene
 from trinity_db.database import Database, upgrade
-from trinity_db.embedded import Cluster
+from trinity_db.embedded.cluster import Cluster
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.trainer.checkpoints.recovery import Allowed
 from trinity_db.trainer.learner.gathered_columns import Batch

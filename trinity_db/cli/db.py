@@ -87,11 +87,12 @@ def url(
         psql "$(trinity-db db url)"
     """
     from trinity_db import database, embedded, settings
+    from trinity_db.embedded.place import READER, SUPERUSER
 
     place = database.location()
     if not os.environ.get("TRINITY_DB_URL"):
         cluster = embedded.cluster(settings.home())
-        login = embedded.READER if as_reader else embedded.SUPERUSER
+        login = READER if as_reader else SUPERUSER
         place = cluster.tcp_url(login) or cluster.url(login=login)
     elif as_reader:
         place = os.environ.get("TRINITY_DB_READ_URL", "")

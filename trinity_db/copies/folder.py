@@ -11,7 +11,6 @@ this code knows and from numbers of versions, and a link is no file.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trinity_db import schema
+from trinity_db import durable, schema
 from trinity_db.copies.columns import arrow_schema
 from trinity_db.copies.tables import Copied
 from trinity_db.errors import ImportFileError, TrinityError
@@ -222,11 +221,7 @@ def describe(manifest: Manifest, columns: Mapping[str, Sequence[str]]) -> str:
 def flush(folder: Path) -> None:
     """Have everything in a folder on the disk."""
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        durable.flush(path)
 
 
 @contextmanager

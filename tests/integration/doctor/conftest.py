@@ -20,7 +20,8 @@ def durable() -> Iterator[str]:
     """The maintenance database of a server as users have it, but for slots and prepared transactions."""
     cluster = cluster_18()
     wanted = ("--set=max_prepared_transactions=5", "--set=wal_level=logical")
-    cluster = replace(cluster, initdb_options=(*cluster.initdb_options, *wanted))
+    binaries = replace(cluster.binaries, initdb_options=(*cluster.binaries.initdb_options, *wanted))
+    cluster = replace(cluster, binaries=binaries)
     cluster.ensure_running()
     execute(cluster.url("postgres"), "CREATE DATABASE {}", TEMPLATE)
     database.upgrade(on_database(cluster.url("postgres"), TEMPLATE))

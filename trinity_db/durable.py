@@ -1,0 +1,13 @@
+"""What is written survives a power cut."""
+
+import os
+from pathlib import Path
+
+
+def flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
