@@ -17,10 +17,9 @@ def make_database(place: Place) -> None:
     Raises:
         DatabaseUnavailable: the server lets no connection in.
     """
+    address = place.url("postgres")
     try:
-        with closing(
-            psycopg.connect(place.url("postgres"), autocommit=True, row_factory=dict_row)
-        ) as connection:
+        with closing(psycopg.connect(address, autocommit=True, row_factory=dict_row)) as connection:
             if _is_standby(connection):
                 return
             found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
