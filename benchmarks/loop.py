@@ -108,7 +108,7 @@ def _prepare(part: _Part) -> Callable[[], None]:
         return partial(_explore, part.scene, database, worker_id, members)
     if part.role is WorkerRole.PROCESS:
         return _Processor(part.scene, database, worker_id).work
-    from trinity_db.trainer.algorithms import parts  # its package imports torch
+    from trinity_db.trainer.algorithms import parts
 
     advantage = parts.part("advantage", Group())
     return partial(_train, part.scene, database, worker_id, part.num_batches, advantage)

@@ -22,7 +22,7 @@ from trinity_db.service import Service
 from trinity_db.store import batches, offline, policies, runs, samplers, scores
 from trinity_db.store.metrics import outcomes_of, record_metrics
 from trinity_db.trainer import lead_follow
-from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.checkpoints import checkpoint, recovery
 from trinity_db.trainer.checkpoints.folder import Folder, Publication
 from trinity_db.trainer.config import (

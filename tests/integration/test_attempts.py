@@ -20,7 +20,7 @@ from trinity_db.explorer.service import Explorer
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import batches, groups, processing, rewards, samplers
-from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.service import Trainer, TrainerSetup
 

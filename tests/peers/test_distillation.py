@@ -14,7 +14,7 @@ from verl import DataProto
 
 from tests.peers.cases import Case, agree, every_case
 from tests.recipes import recipe
-from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.distillation import jsd, reverse_kl
 from trinity_db.trainer.algorithms.interface import Totals
 

@@ -17,7 +17,7 @@ from trl import KTOTrainer
 from tests.peers.cases import Case, agree, every_case
 from tests.peers.test_preference_losses import ACCELERATOR
 from tests.recipes import recipe
-from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.interface import Totals
 from trinity_db.trainer.algorithms.label_losses import apo_zero_unpaired, kto
 

@@ -10,7 +10,8 @@ from trinity.algorithm.policy_loss_fn.chord_policy_loss import mu_schedule_funct
 
 from tests.peers.cases import DIFFERENCES, TOLERANCE, Case, agree, every_case
 from tests.recipes import recipe
-from trinity_db.trainer.algorithms import Algorithm, Totals, create
+from trinity_db.trainer.algorithms.compositions import create
+from trinity_db.trainer.algorithms.interface import Algorithm, Totals
 from trinity_db.trainer.algorithms.mixed import scheduled_mu
 
 IS_EXPERT = torch.tensor([False, True, False, False, True, False, True, False])

@@ -16,8 +16,8 @@ from verl.workers.config.actor import ActorConfig
 
 from tests.peers.cases import Case, agree, every_case
 from tests.recipes import recipe
-from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.advantages import whiten
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.interface import Totals
 from trinity_db.trainer.algorithms.values import gae, token_rewards, value_loss
 

@@ -26,7 +26,7 @@ from tests.peers.steps import (
 )
 from trinity_db.arrays import Payload
 from trinity_db.models import load_model, load_tokenizer
-from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.policy_gradient import PolicyGradient
 from trinity_db.trainer.learner.gathered_columns import Batch
 

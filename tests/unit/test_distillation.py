@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.recipes import recipe
-from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.distillation import jsd, reverse_kl
 from trinity_db.trainer.algorithms.interface import Totals
 

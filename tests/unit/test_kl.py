@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tests.recipes import recipe
 from trinity_db.settings import validate
-from trinity_db.trainer.algorithms import create, kl
+from trinity_db.trainer.algorithms import kl
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.options import K1, K2, CorrectedK3, Divergence
 
 Estimator = Callable[..., Tensor]

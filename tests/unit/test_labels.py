@@ -14,8 +14,8 @@ from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch
-from trinity_db.trainer.algorithms import Algorithm, create
-from trinity_db.trainer.algorithms.interface import Totals
+from trinity_db.trainer.algorithms.compositions import create
+from trinity_db.trainer.algorithms.interface import Algorithm, Totals
 from trinity_db.trainer.algorithms.label_losses import apo_zero_unpaired, kto
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch, mismatched

@@ -1,16 +1,40 @@
-"""What would stop a role is found before its run is created, so that the run's name stays free."""
+"""What would stop a role is found before its run is created, so that the run's name stays free.
 
+And what a role needs to know of another's settings it learns without that role's code.
+"""
+
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.recipes import recipe
 from trinity_db.cli import launch
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.errors import ConfigError
+from trinity_db.trainer.algorithms.compositions import create
+from trinity_db.trainer.recipes import RECIPES
 
 OFFLINE: dict[str, Any] = {"name": "run", "model": {"scratch": {}}, "data": ["set"]}
-LOSS = "def mine(logprobs, mask):\n    return -logprobs * mask\n"
+ONLINE: dict[str, Any] = {
+    "name": "run",
+    "model": {"scratch": {}},
+    "taskset": "tasks",
+    "trainer": {"steps": 1},
+}
+PARTS = """
+def mine(logprobs, mask):
+    return -logprobs * mask
+
+def advantage(rewards):
+    return rewards
+
+def baseline(rewards, greedy):
+    return rewards
+"""
 
 
 class Opened(Exception):
@@ -28,7 +52,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def losses(tmp_path: Path) -> Path:
     path = tmp_path / "losses.py"
-    path.write_text(LOSS)
+    path.write_text(PARTS)
     return path
 
 
@@ -62,3 +86,55 @@ def test_a_supervisor_composes_no_algorithm_that_fits_in_any_case(monkeypatch: p
     for algorithm in ("sft", "dpo", "kto"):
         with pytest.raises(Opened):
             launch.check(configured(algorithm))
+
+
+def online(algorithm: Any) -> RunConfig:
+    return RunConfig.model_validate(ONLINE | {"algorithm": algorithm})
+
+
+def test_an_explorer_finds_a_part_of_ones_own_that_does_not_fit_before_the_run_is_created(
+    losses: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="has no function 'typo'"):
+        launch.explore(online({"name": "grpo", "loss": f"{losses}:typo"}))
+    with pytest.raises(ConfigError, match="a reward is compared with its value"):
+        launch.explore(online({"name": "ppo", "advantage": f"{losses}:advantage"}))
+    with pytest.raises(Opened):
+        launch.explore(online({"name": "grpo", "advantage": f"{losses}:advantage"}))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_explorer_knows_of_each_recipe_whether_it_compares_with_a_greedy_attempt(name: str) -> None:
+    found = launch.compares_with_greedy(RECIPES[name])
+    assert found == ("greedy" in create(RECIPES[name]).compares) == (name == "remax")
+
+
+def test_an_explorer_knows_it_of_an_advantage_of_ones_own(losses: Path) -> None:
+    assert launch.compares_with_greedy(recipe("grpo", advantage=f"{losses}:baseline"))
+    assert not launch.compares_with_greedy(recipe("grpo", advantage=f"{losses}:advantage"))
+
+
+@pytest.mark.parametrize("algorithm", ["remax", "ppo", "raft"])
+def test_an_explorer_loads_nothing_of_an_algorithm_but_its_advantage(algorithm: str) -> None:
+    program = (
+        "import json, sys\n"
+        "from trinity_db.cli import launch\n"
+        "from trinity_db.cli.configuration import RunConfig\n"
+        "def opened(*_): raise SystemExit\n"
+        "launch.open_run = opened\n"
+        "try:\n"
+        "    launch.explore(RunConfig.model_validate(json.loads(sys.argv[1])))\n"
+        "except SystemExit:\n"
+        "    print(json.dumps([name for name in sys.modules if name.startswith('trinity_db.trainer.')]))\n"
+    )
+    content = json.dumps(ONLINE | {"algorithm": algorithm})
+    done = subprocess.run(
+        [sys.executable, "-c", program, content], capture_output=True, text=True, check=True
+    )
+    loaded = {name.removeprefix("trinity_db.trainer.") for name in json.loads(done.stdout)}
+    assert loaded <= {
+        *("config", "recipes", "recipe_parser"),
+        *("options", "advantage_options", "distillation_options", "offline_options"),
+        *("algorithms", "algorithms.parts", "algorithms.columns", "algorithms.properties"),
+        "algorithms.advantages",
+    }

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.recipes import recipe
-from trinity_db.trainer.algorithms import Columns, Totals, create
+from trinity_db.trainer.algorithms.compositions import create
+from trinity_db.trainer.algorithms.interface import Columns, Totals
 
 
 def dpo_rows(policy: Tensor, reference: Tensor, mask: Tensor) -> Columns:

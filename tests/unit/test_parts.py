@@ -11,7 +11,7 @@ from tests.recipes import recipe
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.settings import Settings, sections_below
 from trinity_db.trainer import advantage_options, distillation_options, offline_options, options
-from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.interface import Totals
 from trinity_db.trainer.algorithms.parts import KINDS, keyword_only, part, positional, readable
 from trinity_db.trainer.recipes import LabelsConfig, PolicyGradientConfig, PreferenceConfig, SupervisedConfig

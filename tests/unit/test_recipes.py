@@ -10,7 +10,7 @@ from trinity_db.settings import Settings, validate
 from trinity_db.trainer import advantage_options as advantages
 from trinity_db.trainer import offline_options as offline
 from trinity_db.trainer import options as part
-from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.config import AlgorithmConfig
 from trinity_db.trainer.recipes import (
     RECIPES,

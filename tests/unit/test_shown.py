@@ -19,7 +19,7 @@ from trinity_db.cli import app
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.explorer import workflow
 from trinity_db.processors import lists
-from trinity_db.trainer.algorithms import create
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.recipes import RECIPES
 
 LANGUAGES = {"sh", "yaml", "sql", "python", "json", "text"}

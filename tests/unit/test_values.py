@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.recipes import recipe
 from trinity_db.errors import ConfigError
-from trinity_db.trainer.algorithms import create
 from trinity_db.trainer.algorithms.advantages import returns_to_go
+from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.interface import Totals
 from trinity_db.trainer.algorithms.values import gae, token_rewards, value_loss, value_metrics
 

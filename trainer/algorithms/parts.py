@@ -6,6 +6,7 @@ of a built-in part have a class in `trainer/options.py` or beside it. What else 
 of a part stands in `properties.py`.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,18 +20,6 @@ from pydantic.errors import PydanticUndefinedAnnotation
 from trinity_db import functions
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.settings import Settings, validate
-from trinity_db.trainer.algorithms import (
-    advantages,
-    aggregation,
-    corrections,
-    distillation,
-    kl,
-    label_losses,
-    policy_losses,
-    preference_losses,
-    supervised_losses,
-    values,
-)
 from trinity_db.trainer.algorithms.columns import COLUMNS
 from trinity_db.trainer.algorithms.properties import Properties, properties_of
 from trinity_db.trainer.options import Own
@@ -40,33 +29,38 @@ from trinity_db.trainer.options import Own
 class Kind:
     """What the parts of a kind have in common."""
 
-    module: ModuleType
-    """Where they are, each under its name."""
+    file: str
+    """The module where they are, each under its name."""
     shaped_like: str | None
     """The input whose shape the result has; None: the result is one number."""
     made: tuple[str, ...] = ()
     """Inputs that the composition makes for this kind alone, beside the columns."""
 
+    @property
+    def module(self) -> ModuleType:
+        """Imported when a part of the kind is asked for: most need torch."""
+        return importlib.import_module(f"{__package__}.{self.file}")
+
 
 KINDS = {
-    "advantage": Kind(advantages, "rewards"),
-    "policy loss": Kind(policy_losses, "mask"),
-    "correction": Kind(corrections, "mask"),
-    "kl": Kind(kl, "mask"),
-    "distillation": Kind(distillation, "mask"),
-    "value": Kind(values, "mask", ("token_rewards",)),
-    "aggregation": Kind(aggregation, None, ("values", "mask", "totals")),
+    "advantage": Kind("advantages", "rewards"),
+    "policy loss": Kind("policy_losses", "mask"),
+    "correction": Kind("corrections", "mask"),
+    "kl": Kind("kl", "mask"),
+    "distillation": Kind("distillation", "mask"),
+    "value": Kind("values", "mask", ("token_rewards",)),
+    "aggregation": Kind("aggregation", None, ("values", "mask", "totals")),
     "preference loss": Kind(
-        preference_losses,
+        "preference_losses",
         "chosen",
         ("chosen", "rejected", "chosen_reference", "rejected_reference", "chosen_length", "rejected_length"),
     ),
     "label loss": Kind(
-        label_losses,
+        "label_losses",
         "response",
         ("response", "response_reference", "response_length", "desirable", "divergence"),
     ),
-    "supervised loss": Kind(supervised_losses, "mask"),
+    "supervised loss": Kind("supervised_losses", "mask"),
 }
 
 

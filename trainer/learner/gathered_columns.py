@@ -16,8 +16,8 @@ from torch import Tensor
 from trinity_db.arrays import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.models.forward import trained_mask, trained_values
-from trinity_db.trainer.algorithms import Algorithm, Columns
 from trinity_db.trainer.algorithms.columns import COLUMNS, STORED, Origin
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns
 from trinity_db.trainer.learner.policy import Policy
 
 Pace = Callable[[Sequence[Payload]], Iterator[tuple[list[int], bool]]]

@@ -20,7 +20,8 @@ import torch
 
 from trinity_db.arrays import Payload
 from trinity_db.errors import TrinityError
-from trinity_db.trainer.algorithms import Columns, Shares, Totals, create
+from trinity_db.trainer.algorithms.compositions import create
+from trinity_db.trainer.algorithms.interface import Columns, Shares, Totals
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.distribution.ranks import ALONE, Ranks, dealt
 from trinity_db.trainer.distribution.sharding import clip, collected, scattered, sum_gradients

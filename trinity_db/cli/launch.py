@@ -15,6 +15,8 @@ from trinity_db.errors import ConfigError
 from trinity_db.service import LEASE_SECONDS, is_orphan, is_supervised
 from trinity_db.sinks.follow import mirrored, sinks_of
 from trinity_db.store import groups, runs
+from trinity_db.trainer.config import AlgorithmConfig
+from trinity_db.trainer.recipes import PolicyGradientConfig
 
 if TYPE_CHECKING:
     from trinity_db.trainer.checkpoints.recovery import Allowed
@@ -110,7 +112,12 @@ def check_fits(config: RunConfig) -> None:
 
 def _may_not_fit(config: RunConfig) -> bool:
     """Whether the algorithm has to be composed to tell, for which torch is loaded, some seconds long."""
-    return config.trainer.reference.name != "start" or ".py:" in config.algorithm.model_dump_json()
+    return config.trainer.reference.name != "start" or _has_own_parts(config)
+
+
+def _has_own_parts(config: RunConfig) -> bool:
+    """Whether a part of the algorithm is a function in a file of the user's."""
+    return ".py:" in config.algorithm.model_dump_json()
 
 
 def _trainer_setup(config: RunConfig, allowed: "Allowed | None" = None) -> "TrainerSetup":
@@ -151,11 +158,14 @@ def explore(config: RunConfig, change: bool = False) -> None:
     from trinity_db.explorer.service import Explorer
     from trinity_db.explorer.transformers_engine import TransformersEngine
     from trinity_db.explorer.workflow import load
-    from trinity_db.trainer.algorithms import create
 
-    # Before the run is created: both find a part of one's own that does not fit.
+    # Before the run is created: these find a workflow or a part of the user's own that does not fit.
     workflow = load(config.explorer.workflow)
-    greedy = "greedy" in create(config.algorithm).compares
+    if _has_own_parts(config):
+        from trinity_db.trainer.algorithms.compositions import create
+
+        create(config.algorithm)
+    greedy = compares_with_greedy(config.algorithm)
     database, run = open_run(config, change)
     taskset = config.taskset
     assert taskset is not None
@@ -171,6 +181,18 @@ def explore(config: RunConfig, change: bool = False) -> None:
         config.model.prompt_template,
         greedy,
     ).serve()
+
+
+def compares_with_greedy(algorithm: AlgorithmConfig) -> bool:
+    """Whether advantages read which attempt of each group was sampled at temperature 0.
+
+    The signature of the one function says it; no other part of the algorithm is loaded for it.
+    """
+    if not isinstance(algorithm, PolicyGradientConfig):
+        return False
+    from trinity_db.trainer.algorithms.parts import part
+
+    return "greedy" in part("advantage", algorithm.advantage).columns
 
 
 def process(config: RunConfig, drain: bool, change: bool = False) -> bool:
