@@ -1,8 +1,8 @@
-"""What makes the learners of all ranks do the same: the first rank's says each call before it makes it.
+"""Keeps the learners of all ranks in step: the first rank broadcasts each call before it makes the call.
 
-The first rank alone speaks to the database, draws, commits, publishes and writes checkpoints. The others
-wait here for its next call, for as long as it takes. A step that is given up or has no finite loss is that
-on each rank, as its metrics are sums over all of them.
+Only the first rank uses the database: it draws, commits, publishes and writes checkpoints. The other ranks
+wait in `follow` for its next call. If a step is abandoned or its loss is not finite, every rank sees the
+same, because the decision to stop is broadcast and the loss is a sum over all ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,23 +23,27 @@ AnyLearner = TypeVar("AnyLearner", bound=Learner)
 
 
 @dataclass(frozen=True)
-class Start:
-    """All that a learner is built from, on each rank alike."""
+class LearnerSetup:
+    """The arguments of a learner. Every rank builds its learner from the same ones."""
 
     config: TrainerConfig
     algorithm: AlgorithmConfig
     model: Path
-    """Folder of the starting model, or of the checkpoint to go on from."""
+    """Folder of the starting model, or of the checkpoint that training continues from."""
     resumes: bool
+    """Whether `model` is a checkpoint whose optimizer, counters and random state are loaded."""
     total_steps: int
     seed: int
-    """Of weights that are random at first, as an adapter's."""
+    """Seed of weights that start at random, such as an adapter's."""
     reference: Path | None
+    """Folder of the run's starting model, if the learner loads it."""
     temperature: float
+    """Temperature at which the tokens were sampled."""
 
     def build(
         self, kind: type[AnyLearner], ranks: Ranks, should_stop: Callable[[], bool] = lambda: False
     ) -> AnyLearner:
+        """Build the learner of this rank, and load its state if it resumes."""
         torch.manual_seed(self.seed)
         learner = kind(
             self.config,
@@ -57,7 +61,7 @@ class Start:
 
 
 class Leader(Learner):
-    """The first rank's learner, whose calls the others make too."""
+    """The first rank's learner. It broadcasts each call, so that the other ranks repeat it."""
 
     def step(self, batch: Batch) -> dict[str, float]:
         self.ranks.broadcast(("step", batch))
@@ -68,36 +72,36 @@ class Leader(Learner):
         return super().evaluate(batch)
 
     @contextmanager
-    def whole(self) -> Iterator[dict[str, Any]]:
-        self.ranks.broadcast(("whole",))
-        with super().whole() as state:
+    def ready_to_save(self) -> Iterator[dict[str, Any]]:
+        self.ranks.broadcast(("ready_to_save",))
+        with super().ready_to_save() as state:
             yield state
 
 
-def lead(start: Start, ranks: Ranks, should_stop: Callable[[], bool]) -> Leader:
-    """A learner on each rank; returns the first rank's."""
-    ranks.broadcast(start)
-    return start.build(Leader, ranks, should_stop)
+def lead(setup: LearnerSetup, ranks: Ranks, should_stop: Callable[[], bool]) -> Leader:
+    """Build a learner on every rank. Return the first rank's."""
+    ranks.broadcast(setup)
+    return setup.build(Leader, ranks, should_stop)
 
 
 def dismiss(ranks: Ranks) -> None:
-    """There will be no more calls."""
+    """End `follow` on the other ranks."""
     ranks.broadcast(None)
 
 
 def follow(ranks: Ranks) -> None:
-    """Make the first rank's calls until it dismisses us."""
+    """Repeat the first rank's calls until it calls `dismiss`."""
     learner: Learner
     while (call := ranks.broadcast(None)) is not None:
-        with suppress(Abandoned, NonFiniteLoss):  # the first rank knows what to do about them
+        with suppress(Abandoned, NonFiniteLoss):  # the first rank handles them
             match call:
-                case Start():
-                    learner = None  # type: ignore[assignment]  # rather than two in memory
+                case LearnerSetup():
+                    learner = None  # type: ignore[assignment]  # so that memory never holds two learners
                     learner = call.build(Learner, ranks)
                 case "step", batch:
                     learner.step(batch)
                 case "evaluate", batch:
                     learner.evaluate(batch)
-                case ("whole",):
-                    with learner.whole():
+                case ("ready_to_save",):
+                    with learner.ready_to_save():
                         pass

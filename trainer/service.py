@@ -1,8 +1,8 @@
-"""The trainer: draws, computes, commits, publishes.
+"""The trainer: draws batches, takes optimizer steps, commits them and publishes versions.
 
-It owns the learner and the step counter, which equals the number of committed batches that the
-weights have seen. It reads batches and writes checkpoints; it never speaks to an explorer or a
-processor. A run has one trainer.
+The trainer owns the learner and its step counter. Before each draw this counter equals the number of
+committed batches that the weights contain. The trainer reads batches from the store and writes checkpoints.
+It never talks to an explorer or a processor. A run has one trainer.
 """
 
 import logging
@@ -48,7 +48,7 @@ PROGRESS_SECONDS = 5.0  # between lines in the log
 
 @dataclass(frozen=True)
 class TrainerSetup:
-    """What of a run's configuration the trainer needs."""
+    """The settings of a run that its trainer reads."""
 
     trainer: TrainerConfig
     algorithm: AlgorithmConfig
@@ -63,26 +63,26 @@ class TrainerSetup:
 
     @property
     def is_online(self) -> bool:
-        """Whether it learns from live rollout groups; otherwise from adopted rows, for some epochs."""
+        """Whether the run learns from live rollout groups. An offline run learns from adopted rows."""
         return self.algorithm.draws == "groups"
 
     @property
     def expert_rows(self) -> int:
-        """How many adopted rows stand beside the live rollout groups in each step."""
+        """The number of adopted rows beside the live rollout groups in each step."""
         return self.algorithm.expert_rows if isinstance(self.algorithm, MixConfig) else 0
 
     def check(self) -> None:
-        """Find out early, without a database, that parts do not fit.
+        """Find mistakes in the settings early, without a database.
 
         Raises:
-            ConfigError: a part of the algorithm is not there or cannot be called so, or a reference is
-                configured that the algorithm does not have, or cannot do with.
+            ConfigError: a part of the algorithm does not exist or has wrong parameters, or the algorithm
+                cannot use the configured reference.
         """
         needs = create(self.algorithm).needs
         if "mismatched" in needs and self.trainer.reference.name == "precomputed":
             raise ConfigError(
-                f"trainer.reference: {needs['mismatched']} also asks about each prompt with the response to "
-                "another one of its batch, which nobody can know beforehand; leave out precomputed."
+                f"trainer.reference: {needs['mismatched']} also scores each prompt with the response to "
+                "another prompt of the batch, and batches are not known in advance; leave out precomputed."
             )
         if "reference" not in needs and self.trainer.reference.name != "start":
             raise ConfigError(
@@ -92,10 +92,10 @@ class TrainerSetup:
 
     @property
     def needs_first_model(self) -> bool:
-        """Whether the starting model is loaded: the policy is compared with it, or is an adapter on it."""
+        """Whether the learner loads the starting model, as a reference or as the base of an adapter."""
         has_reference = "reference" in create(self.algorithm).needs
-        asks_it = has_reference and self.trainer.reference.name != "precomputed"
-        return asks_it or self.trainer.lora is not None
+        loads_reference = has_reference and self.trainer.reference.name != "precomputed"
+        return loads_reference or self.trainer.lora is not None
 
     @property
     def publish_every(self) -> int:
@@ -116,13 +116,15 @@ class Trainer(Service):
         self._learner: lead_follow.Leader
         self._folder: Folder
         self._mark: batches.Mark
-        """Where the run is, as the store said it last."""
+        """The newest version and the last committed batch, as this trainer knows them. Each transaction
+        checks that the store still agrees."""
         self._rows: dict[int, int] = {}
-        """How many rows each step had."""
-        self._set_back: recovery.Weights | None = None
-        """What the weights contain, while a loss of the server's is not on the record yet."""
-        self._said_by: list[scores.Name] = []
-        """Of whom it is stored what they said of rows, and is read with these."""
+        """The number of rows of each step since the start."""
+        self._lost_weights: recovery.Weights | None = None
+        """The steps that the weights contained when the trainer found that the server had lost some of them.
+        None once the setback is recorded."""
+        self._score_names: list[scores.Name] = []
+        """The stored scores that are read with each batch."""
         self._total_steps = 0
         self._published_step = 0
         self._evaluated_step = -1
@@ -131,103 +133,46 @@ class Trainer(Service):
         self._logged_at = 0.0
 
     def start(self) -> None:
-        """Go on from the latest whole checkpoint; what it does not include is drawn again."""
+        """Continue from the latest whole checkpoint. Rows that it does not include are drawn again."""
         setup = self._setup
         setup.check()
-        begin = recovery.own_folder(self.database, self.run, self.worker_id, setup.checkpoints)
-        self._folder = begin.folder
-        lost = recovery.clear_leftovers(begin)
-        recovery.publish_first_version(begin, setup.model, setup.seed)
-        policy = recovery.recover(begin, setup.allowed, lost, self._set_back)
+        files = recovery.own_folder(self.database, self.run, self.worker_id, setup.checkpoints)
+        self._folder = files.folder
+        lost = recovery.clear_leftovers(files)
+        recovery.publish_first_version(files, setup.model, setup.seed)
+        policy = recovery.recover(files, setup.allowed, lost, self._lost_weights)
         with self.database.transaction() as tx:
             self._mark = batches.hold_trainer(tx, self.run.id, self.worker_id)
         self._tokenizer = load_tokenizer(policy.checkpoint)
-        if setup.expert_rows or not setup.is_online:
-            limit = min(setup.trainer.max_length or sys.maxsize, context_length(policy.checkpoint))
-            encode_adopted(
-                self.database,
-                self.run.id,
-                self.worker_id,
-                self._tokenizer,
-                setup.model.prompt_template,
-                limit,
-                should_stop=lambda: self.stopping,
-            )
-        self._said_by = ["teacher"] if "teacher" in create(setup.algorithm).needs else []
-        if setup.trainer.reference.name == "precomputed":
-            self._said_by.append("reference")
-            score_adopted(begin, setup.trainer, should_stop=lambda: self.stopping)
+        self._prepare_adopted_rows(files, policy)
         self._total_steps = self._count_steps(policy.step)
-        learner = lead_follow.Start(
+        learner = lead_follow.LearnerSetup(
             setup.trainer,
             setup.algorithm,
             policy.checkpoint,
             resumes=policy.version > 0,
             total_steps=self._total_steps,
             seed=setup.seed,
-            reference=recovery.first_model(begin) if setup.needs_first_model else None,
+            reference=recovery.first_model(files) if setup.needs_first_model else None,
             temperature=setup.temperature if setup.is_online else 1.0,
         )
         self._learner = lead_follow.lead(learner, self._ranks, should_stop=lambda: self.stopping)
-        self._set_back = None
+        self._lost_weights = None
         self._published_step = policy.step
         self._rows = {}
         self._is_exhausted = False
         self._waiting_since = time.monotonic()
 
     def work(self) -> bool:
-        """One step; False when no batch can be drawn yet, or never again."""
+        """Take one step. Return False if no batch can be drawn now, or if the run has ended."""
         try:
             return self._work()
         except batches.SetBack:
             self._go_back()
             return True
 
-    def _work(self) -> bool:
-        step = self._learner.steps_done
-        if self._setup.is_online and step >= self._total_steps:
-            return False
-        # Both before a step and not after it, so that they are tried again when the database was away.
-        if step - self._published_step >= self._setup.publish_every:
-            self._publish()
-            self._waiting_since = time.monotonic()
-        if self._evaluation_is_due():
-            if not self._evaluate():
-                return True
-            self._waiting_since = time.monotonic()
-        setup = self._setup
-        draw = batches.Draw(
-            self.run.id,
-            self.worker_id,
-            step + 1,
-            setup.trainer.batch_size,
-            self.run.seed,
-            setup.max_uses,
-            setup.expert_rows,
-            self._mark,
-        )
-        with self.database.transaction() as tx:
-            batch = self._draw(tx, draw)
-        if batch is None:
-            self._is_exhausted = not self._setup.is_online
-            return False
-        try:
-            metrics = self._train_on(batch)
-        except (Abandoned, NonFiniteLoss) as error:
-            with self.database.transaction() as tx:
-                batches.reopen_leased(tx, draw)
-            if isinstance(error, NonFiniteLoss):
-                self.release()  # the steps before it are whole: nobody shall do them again to come here
-                raise
-            logger.info("step %d was abandoned; its rows are given back", batch.step)
-            return True
-        self._as_owner(lambda: self._commit(batch, metrics))
-        self._log(metrics)
-        self._waiting_since = time.monotonic()
-        return True
-
     def is_done(self) -> bool:
-        """When the last step is done, or no imported row has uses left: publish, and say so to the others."""
+        """After the last step, or when no adopted row has uses left: publish, and finish the run."""
         online_end = self._setup.is_online and self._learner.steps_done >= self._total_steps
         if not online_end and not self._is_exhausted:
             return False
@@ -245,17 +190,82 @@ class Trainer(Service):
         return True
 
     def release(self) -> None:
-        """Publish the steps that no checkpoint includes yet, so that stopping costs nothing."""
+        """Publish the steps that no checkpoint includes, so that the next start repeats none."""
         if self._learner.steps_done > self._published_step:
             self._publish()
 
+    def _prepare_adopted_rows(self, files: recovery.RunFiles, policy: policies.PolicyVersion) -> None:
+        """Give adopted rows their tokens and, if the reference is precomputed, its scores."""
+        setup = self._setup
+        if setup.expert_rows or not setup.is_online:
+            limit = min(setup.trainer.max_length or sys.maxsize, context_length(policy.checkpoint))
+            encode_adopted(
+                self.database,
+                self.run.id,
+                self.worker_id,
+                self._tokenizer,
+                setup.model.prompt_template,
+                limit,
+                should_stop=lambda: self.stopping,
+            )
+        self._score_names = ["teacher"] if "teacher" in create(setup.algorithm).needs else []
+        if setup.trainer.reference.name == "precomputed":
+            self._score_names.append("reference")
+            score_adopted(files, setup.trainer, should_stop=lambda: self.stopping)
+
+    def _work(self) -> bool:
+        step = self._learner.steps_done
+        if self._setup.is_online and step >= self._total_steps:
+            return False
+        # Both come before a step, not after it. So they are tried again if the database was away.
+        if step - self._published_step >= self._setup.publish_every:
+            self._publish()
+            self._waiting_since = time.monotonic()
+        if self._evaluation_is_due():
+            if not self._evaluate():
+                return True
+            self._waiting_since = time.monotonic()
+        draw = self._next_draw()
+        with self.database.transaction() as tx:
+            batch = self._draw(tx, draw)
+        if batch is None:
+            self._is_exhausted = not self._setup.is_online
+            return False
+        try:
+            metrics = self._train_on(batch)
+        except (Abandoned, NonFiniteLoss) as error:
+            with self.database.transaction() as tx:
+                batches.reopen_leased(tx, draw)
+            if isinstance(error, NonFiniteLoss):
+                self.release()  # the steps before are good, and the next start need not repeat them
+                raise
+            logger.info("step %d was abandoned; its rows are given back", batch.step)
+            return True
+        self._retry_as_owner(lambda: self._commit(batch, metrics))
+        self._log(metrics)
+        self._waiting_since = time.monotonic()
+        return True
+
     def _go_back(self) -> None:
-        """Begin again with what the store still knows: the weights contain steps that the server has lost."""
-        if self._set_back is None:
-            self._set_back = recovery.Weights(self._learner.steps_done, self._rows)
-        logger.warning("the store says another last step or version than it said before: going back")
-        del self._learner  # rather than two in memory
+        """Start again from what the store still knows: the server has lost steps that the weights contain."""
+        if self._lost_weights is None:
+            self._lost_weights = recovery.Weights(self._learner.steps_done, self._rows)
+        logger.warning("the store names another last step or version than it did before: going back")
+        del self._learner  # so that memory never holds two learners
         self.database.retry(self.start, give_up=lambda: self.stopping)
+
+    def _next_draw(self) -> batches.Draw:
+        setup = self._setup
+        return batches.Draw(
+            self.run.id,
+            self.worker_id,
+            self._learner.steps_done + 1,
+            setup.trainer.batch_size,
+            self.run.seed,
+            setup.max_uses,
+            setup.expert_rows,
+            self._mark,
+        )
 
     def _draw(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
         match self._setup.algorithm.draws:
@@ -274,11 +284,11 @@ class Trainer(Service):
         started = time.monotonic()
         algorithm = self._learner.algorithm
         compares = algorithm.compares & algorithm.needs.keys()
-        found = batches.read(self.database, batch.id)
+        drawn = batches.read(self.database, batch.id)
         with self.database.transaction() as tx:
-            rows = batch_from_store.drawn(tx, found, batch.experts, self._said_by, compares)
+            rows = batch_from_store.drawn_batch(tx, drawn, batch.experts, self._score_names, compares)
             outcomes = outcomes_of(tx, batch.id) if self._setup.is_online else None
-        self._rows[batch.step] = len(found)
+        self._rows[batch.step] = len(drawn)
         metrics = self._learner.step(rows)
         if outcomes is not None:
             metrics |= step_metrics.of_rollouts(rows, outcomes)
@@ -297,7 +307,7 @@ class Trainer(Service):
         self._mark = done
 
     def _publish(self) -> None:
-        """Save, then record the version and what it includes; older checkpoints go after that."""
+        """Save a checkpoint and record it as a version. Then delete checkpoints that are no longer kept."""
         step = self._learner.steps_done
         with self.database.transaction() as tx:
             version = (policies.latest_version(tx, self.run.id) or 0) + 1
@@ -305,7 +315,7 @@ class Trainer(Service):
         policy = policies.PolicyVersion(
             version, step, folder, checkpoint.save(folder, self._learner, self._tokenizer)
         )
-        pruned = self._as_owner(lambda: self._record(policy))
+        pruned = self._retry_as_owner(lambda: self._record(policy))
         self._published_step = step
         self._folder.acknowledge(Publication(version, step, policy.checkpoint_hash))
         for old, files in pruned:
@@ -320,11 +330,13 @@ class Trainer(Service):
         self._mark = done
         return pruned
 
-    def _as_owner(self, decide: Callable[[], Result]) -> Result:
-        """Say what only the run's trainer may say, until it is heard; being refused is put on the record.
+    def _retry_as_owner(self, decide: Callable[[], Result]) -> Result:
+        """Run a transaction that only the run's trainer may commit, again while the database is away.
+
+        If the store refuses because another trainer has taken over, count that in a metric.
 
         Raises:
-            LeaseLost: another trainer took the run over. Nothing of this one may be published any more.
+            LeaseLost: another trainer has taken over the run, and this one may publish nothing more.
         """
         try:
             return self.database.retry(decide, give_up=lambda: self.stopping)
@@ -343,21 +355,24 @@ class Trainer(Service):
             logger.info("step %d of %d: %s", step, self._total_steps, _short(metrics))
 
     def _evaluation_is_due(self) -> bool:
-        """Before the first step and every so many; after a crash again, as it may have been in between."""
+        """Whether to evaluate now: before the first step, and every `eval_every` steps.
+
+        A step is evaluated again after a restart, because the crash may have come before the measurement.
+        """
         step, every = self._learner.steps_done, self._setup.trainer.eval_every
         if step == self._evaluated_step or step >= self._total_steps:
             return False
         return step == 0 or (every is not None and step % every == 0)
 
     def _evaluate(self) -> bool:
-        """Measure the held-out rows, where there are any; False when a stop came in between."""
+        """Evaluate the held-out rows, if there are any. Return False if a stop ended the evaluation."""
         step = self._learner.steps_done
         if not self._setup.is_online:
             pairs = self._setup.algorithm.draws == "pairs"
             kept = offline.held_out(self.database, self.run.id, pairs, batch_from_store.HELD_OUT_ROWS)
             if kept:
                 with self.database.transaction() as tx:
-                    rows = batch_from_store.held_out(tx, kept, self._said_by)
+                    rows = batch_from_store.held_out_batch(tx, kept, self._score_names)
                 try:
                     measured = self._learner.evaluate(rows)
                 except Abandoned:
@@ -370,7 +385,11 @@ class Trainer(Service):
         return True
 
     def _count_steps(self, done: int) -> int:
-        """All steps of the run: online its end, offline what the learning rate's schedule is laid out for."""
+        """All steps of the run. Offline these are the steps for which rows have uses left.
+
+        Args:
+            done: the steps that the checkpoint includes.
+        """
         setup = self._setup
         if setup.is_online:
             assert setup.trainer.steps is not None, "the configuration checks it"
@@ -384,7 +403,9 @@ class Trainer(Service):
             available = offline.count_trainable(tx, self.run.id, pairs)
             unlabelled = offline.count_unlabelled(tx, self.run.id)
         if unlabelled:
-            logger.warning("%d rows have no reward: they are not learned from until they do", unlabelled)
+            logger.warning(
+                "%d rows have no reward: nothing is learned from them until they have one", unlabelled
+            )
         if not available:
             what, other = _SOURCES[setup.algorithm.draws]
             raise TrinityError(
@@ -408,7 +429,7 @@ _SOURCES = {
     ),
     "labels": ("rows with a reward", "say what its rows are worth with: trinity-db reward"),
 }
-"""What an offline run may lack, by what it draws, and what to do about it but to import some."""
+"""By what an offline run draws: the rows that it may lack, and a remedy other than importing some."""
 
 
 def _sampler(config: SamplerConfig) -> samplers.Sampler:

@@ -18,7 +18,7 @@ from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.distribution import ranks
 from trinity_db.trainer.distribution.ranks import Ranks
-from trinity_db.trainer.distribution.sharding import collected
+from trinity_db.trainer.distribution.sharding import whole_tensors
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Abandoned, Learner, NonFiniteLoss
 
@@ -81,7 +81,7 @@ def step(one: Learner, rows: Batch) -> dict[str, Any]:
     """What a step comes to."""
     metrics = one.step(rows)
     gradients = [parameter.grad for parameter in one.policy.parameters()]
-    return {"metrics": metrics, "gradients": collected(gradients, one.ranks)}
+    return {"metrics": metrics, "gradients": whole_tensors(gradients, one.ranks)}
 
 
 def save(one: Learner, folder: Path) -> None:
@@ -89,7 +89,7 @@ def save(one: Learner, folder: Path) -> None:
     if one.ranks.rank == 0:
         checkpoint.save(folder, one, tokenizer)
     else:
-        with one.whole():
+        with one.ready_to_save():
             pass
 
 

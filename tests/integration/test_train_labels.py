@@ -122,7 +122,7 @@ def test_rows_without_a_reward_are_counted_and_said(
     import_records(scene.database, "attempts", [trajectory(20, "a response"), trajectory(21, "another")])
     with caplog.at_level(logging.WARNING):
         started(scene, tmp_path, "labels", "attempts")
-    assert "2 rows have no reward: they are not learned from until they do" in caplog.text
+    assert "2 rows have no reward: nothing is learned from them until they have one" in caplog.text
 
 
 def test_a_run_without_any_label_says_where_some_come_from(scene: Scene, tmp_path: Path) -> None:
@@ -137,5 +137,7 @@ def test_a_reference_that_was_asked_beforehand_does_not_know_what_is_compared(
     scene: Scene, tmp_path: Path
 ) -> None:
     import_labels(scene, tmp_path)
-    with pytest.raises(ConfigError, match=r"reference: label loss 'kto' also asks .*; leave out precomputed"):
+    with pytest.raises(
+        ConfigError, match=r"reference: label loss 'kto' also scores each prompt .*; leave out precomputed"
+    ):
         started(scene, tmp_path, "labels", reference="precomputed")

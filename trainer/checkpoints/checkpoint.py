@@ -1,8 +1,8 @@
-"""Checkpoints on disk: a Hugging Face model folder plus the trainer's own state.
+"""Checkpoints on disk: a Hugging Face model folder with the trainer's state.
 
-A checkpoint appears whole or not at all: it is written aside, flushed, and renamed into place.
-Nothing is ever written over: a folder of that name is left as it is, and the new one refused.
-Its digest goes into the database with the policy version, so that a damaged one is noticed.
+A checkpoint appears whole or not at all: `place` writes it into a temporary folder, flushes it, and renames
+it. No checkpoint is overwritten: if a folder of that name exists, `place` leaves it and raises an error.
+The trainer records the digest of the files with the policy version, so that damage is noticed.
 """
 
 import errno
@@ -25,13 +25,13 @@ STATE_FILE = "trainer_state.pt"
 
 
 def save(folder: Path, learner: Learner, tokenizer: Any) -> str:
-    """Write a checkpoint and return its digest; as `place` does it."""
-    with learner.whole() as state:
+    """Write a checkpoint by `place`, and return its digest."""
+    with learner.ready_to_save() as state:
 
         def write(aside: Path) -> None:
             learner.policy.save(aside)
             tokenizer.save_pretrained(aside)
-            # Through a file of ours: torch's own says nothing about a full disk but "unexpected pos".
+            # torch gets an open file. If torch opens it, a full disk is reported as "unexpected pos" only.
             with (aside / STATE_FILE).open("wb") as file:
                 torch.save(state, file)
 
@@ -39,19 +39,19 @@ def save(folder: Path, learner: Learner, tokenizer: Any) -> str:
 
 
 def place(folder: Path, write: Callable[[Path], None]) -> str:
-    """Make a folder of what `write` writes into it; returns its digest.
+    """Let `write` fill a temporary folder, then rename it to `folder`. Returns its digest.
 
     When this returns, the files survive a power cut.
 
     Raises:
-        TrinityError: the disk is full, cannot be written, or something is in the way. Nothing is left.
+        TrinityError: the disk is full or cannot be written, or `folder` exists. The temporary folder is gone.
     """
-    # A name of its own: a trainer that was replaced, and does not know, must not write into ours.
+    # The random name keeps out a replaced trainer that still runs and writes the same version.
     aside = folder.with_name(f"{folder.name}.{uuid4().hex[:8]}.tmp")
     try:
         aside.mkdir(parents=True)
         write(aside)
-        for path in [*aside.rglob("*"), aside]:  # folders too, for the names in them
+        for path in [*aside.rglob("*"), aside]:  # a folder's names are flushed with the folder
             flush(path)
         written = digest(aside)
         aside.rename(folder)
@@ -66,10 +66,10 @@ def place(folder: Path, write: Callable[[Path], None]) -> str:
 
 
 def copy(found: Path, expected: str, folder: Path) -> None:
-    """Copy a checkpoint; as `place` does it.
+    """Copy a checkpoint by `place`.
 
     Raises:
-        TrinityError: the copy is not what the digest was made of: its owner deletes it right now.
+        TrinityError: the files do not have the expected digest. Probably their owner is deleting them.
     """
 
     def write(aside: Path) -> None:
@@ -84,10 +84,11 @@ def copy(found: Path, expected: str, folder: Path) -> None:
 
 
 def load_state(folder: Path, learner: Learner) -> None:
-    """Restore optimizer, random numbers and step counter of a learner built on this folder's model.
+    """Load optimizer, random state and counters into a learner that was built from this folder's model.
 
     Raises:
-        ConfigError: the folder is a model and no checkpoint, or one without the values that are learned.
+        ConfigError: the folder is a model without the trainer's state, or lacks the value head that the
+            learner trains.
     """
     path = folder / STATE_FILE
     if not path.is_file():
@@ -101,9 +102,9 @@ def load_state(folder: Path, learner: Learner) -> None:
 
 
 def unwritable(what: str, error: OSError | SafetensorError) -> TrinityError:
-    """The error that says so, with what to do."""
+    """The error that names the cause and a remedy."""
     cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    # By their words: safetensors has no error numbers.
+    # Errors of safetensors have no error number, so the text is compared.
     is_full = any(os.strerror(number) in cause for number in (errno.ENOSPC, errno.EDQUOT))
     remedy = "Free space there, or name" if is_full else "Name"
     return TrinityError(
@@ -113,7 +114,7 @@ def unwritable(what: str, error: OSError | SafetensorError) -> TrinityError:
 
 
 def flush(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a power cut."""
+    """Flush a file, or the names in a folder, to disk, so that they survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

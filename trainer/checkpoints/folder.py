@@ -1,9 +1,9 @@
-"""The run's own folder of checkpoints: the only place where the trainer renames or deletes anything.
+"""The run's own folder of checkpoints: the only place where the trainer renames or deletes files.
 
-A file in the folder names its owner: the store instance and the run. A folder that names another owner, or
-holds versions and names none, is read and never changed; the run gets a folder of its own beside it.
-Every path that comes from the database is input: `delete` and `set_aside` touch a version's own folder
-here, and leave anything else alone.
+The file `run.json` in a folder names its owner: a store instance and a run. The trainer only reads a folder
+that names another owner, or that holds versions and names no owner. The run then gets a folder of its own
+beside it. Paths from the database are not trusted: `delete` and `set_aside` change a version's folder in
+this folder, and nothing else.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _ASIDE = re.compile(_NAME.pattern + r"\.\w+\.tmp")
 
 @dataclass(frozen=True)
 class Publication:
-    """A version that the store knew."""
+    """A policy version that the store has recorded, as `published.json` remembers it."""
 
     version: int
     step: int
@@ -43,18 +43,18 @@ class Publication:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that its owner's file gives to one run of one store instance."""
+    """A folder of checkpoints whose `run.json` names one run of one store instance as its owner."""
 
     path: Path
     owner: str
 
     def version_folder(self, version: int) -> Path:
-        """Where the checkpoint of a version shall lie; another name when there is a folder of that name.
+        """The folder for a version's new checkpoint. If the usual name is taken, the name ends in -2, -3, ...
 
-        A trainer that was replaced may have left it, or may not know yet and still put it there.
+        A replaced trainer may have left a folder of that name, or may still be writing one.
 
         Raises:
-            TrinityError: the folder names another owner by now.
+            TrinityError: the folder names another owner now.
         """
         self._check_owner()
         folder = self.path / f"version-{version:06d}"
@@ -62,7 +62,7 @@ class Folder:
         return next(path for path in chain([folder], others) if not path.is_dir())
 
     def holds(self, version: int, path: Path) -> bool:
-        """Whether a path is the version's own folder in this one, and no link to anywhere else."""
+        """Whether a path is the folder of this version in this folder, and not a link."""
         name = _NAME.fullmatch(path.name)
         if name is None or f"version-{version:06d}" != f"version-{name[1]}":
             return False
@@ -73,21 +73,24 @@ class Folder:
             return False
 
     def delete(self, version: int, path: Path) -> None:
-        """Delete the checkpoint of a version that is not needed any more."""
+        """Delete the checkpoint of a version that is no longer needed."""
         if self._may_change(version, path):
             shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, version: int, path: Path) -> None:
-        """Keep the damaged checkpoint of a version where nothing loads or deletes it.
+        """Rename a version's damaged checkpoint to *.damaged, which nothing loads or deletes.
 
         Raises:
-            TrinityError: the disk cannot be written.
+            TrinityError: the folder cannot be renamed.
         """
         if self._may_change(version, path):
             _rename(path, "damaged")
 
     def acknowledge(self, publication: Publication) -> None:
-        """Remember beside the files that the store knows a version, for the case that a server forgets it."""
+        """Note in `published.json` that the store has recorded a version.
+
+        With this note a later trainer finds out if the server has lost the version.
+        """
         self._check_owner()
         files = [path.name for path in self.path.glob("version-*")]
         kept = [
@@ -100,7 +103,7 @@ class Folder:
         _write_whole(self.path / PUBLISHED_FILE, content)
 
     def publications(self) -> list[Publication]:
-        """The newest version that the store knew, after those that have files here."""
+        """The noted versions: those that still have files here, and the newest one at the end."""
         try:
             found = json.loads((self.path / PUBLISHED_FILE).read_bytes())
             return [Publication(**known) for known in found]
@@ -111,11 +114,11 @@ class Folder:
             return []
 
     def keep_later(self, newest: int) -> list[int]:
-        """Set aside checkpoints of versions that the store has forgotten; returns these versions' numbers.
+        """Rename checkpoints of versions that the server has lost to *.later; return these versions' numbers.
 
         Args:
-            newest: the highest version that the store knows of, -1 before the first. A crash leaves at most
-                the next one that it never knew.
+            newest: the highest version that the store knows, -1 before the first. A crash before the record
+                leaves at most the checkpoint of version newest + 1. It counts as lost only if it was noted.
         """
         self._check_owner()
         paths = [(path, _NAME.fullmatch(path.name)) for path in sorted(self.path.glob("version-*"))]
@@ -130,7 +133,7 @@ class Folder:
         return list(range(newest + 1, last + 1))
 
     def later(self, version: int) -> tuple[Publication, Path] | None:
-        """The checkpoint of a version that was set aside, as it was published; None where there is none."""
+        """The *.later checkpoint of a version whose files match its noted hash, or None."""
         known = [publication for publication in self.publications() if publication.version == version]
         paths = [path for path in self.path.glob(f"version-{version:06d}*") if _LATER.fullmatch(path.name)]
         found = (path for path in sorted(paths) if known and verify(path, known[-1].hash))
@@ -138,12 +141,12 @@ class Folder:
         return None if place is None else (known[-1], place)
 
     def clear_leftovers(self, published: Container[str]) -> None:
-        """Delete what crashes left: unfinished checkpoints, and whole ones that no version names.
+        """Delete unfinished checkpoints, and whole ones that no version names. Crashes leave both.
 
-        Call it after `keep_later`.
+        Call it after `keep_later`, which saves the checkpoints of lost versions.
 
         Args:
-            published: the names of the folders of versions.
+            published: the folder names of the recorded versions.
         """
         self._check_owner()
         for path in sorted(self.path.glob("version-*")):
@@ -154,7 +157,7 @@ class Folder:
             path.unlink(missing_ok=True)
 
     def _may_change(self, version: int, path: Path) -> bool:
-        """Whether a version's folder may be renamed or deleted; says so where one that is there may not."""
+        """Whether the trainer may rename or delete a version's folder. Warns about one that it may not."""
         if self.holds(version, path) and names(self.path, self.owner):
             return True
         if path.exists():
@@ -173,16 +176,16 @@ class Folder:
 
 
 def claim(default: Path, identity: dict[str, Any]) -> Folder:
-    """The run's own folder: the default one, or where that has another owner, one beside it.
+    """Return the run's own folder: the default one, or if that has another owner, the one beside it.
 
     Raises:
-        ConfigError: both have another owner.
+        ConfigError: both have other owners.
         TrinityError: the folder cannot be written.
     """
     owner = json.dumps(identity)
     default, own = places(default, identity)
     for path in (default, own):
-        if _take(path, owner):
+        if _claim(path, owner):
             if path == own:
                 logger.warning(
                     "%s has checkpoints of another store's run, or names no owner, and is left as it is: "
@@ -194,16 +197,16 @@ def claim(default: Path, identity: dict[str, Any]) -> Folder:
 
 
 def places(default: Path, identity: dict[str, Any]) -> tuple[Path, Path]:
-    """Where a run's own folder may be: the default one, or the one beside it."""
+    """The two places where a run's own folder may be: the default one, and the one beside it."""
     own = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
     return default, default.with_name(f"{default.name}-{own}")
 
 
 def clear(path: Path, identity: dict[str, Any]) -> bool:
-    """Delete all checkpoints in a folder, and the folder where nothing else is in it.
+    """Delete all checkpoints in a run's folder, and the folder too if it is empty then.
 
     Returns:
-        whether it is the run's: another folder is left as it is.
+        whether the folder belongs to the run. A folder of another owner is left as it is.
     """
     if not path.is_absolute() or path.is_symlink() or not names(path, json.dumps(identity)):
         return False
@@ -221,7 +224,7 @@ def clear(path: Path, identity: dict[str, Any]) -> bool:
 
 
 def names(folder: Path, owner: str) -> bool:
-    """Whether the file in a folder names this owner."""
+    """Whether the folder's `run.json` names this owner."""
     file = folder / OWNER_FILE
     try:
         return file.is_file() and file.read_bytes() == owner.encode()
@@ -229,26 +232,27 @@ def names(folder: Path, owner: str) -> bool:
         return False
 
 
-def _take(folder: Path, owner: str) -> bool:
-    """Make a folder the owner's where it is nobody's; whether it is the owner's."""
+def _claim(folder: Path, owner: str) -> bool:
+    """Write `run.json` into a folder that has no owner. Return whether the folder names this owner."""
     file = folder / OWNER_FILE
     try:
-        # Versions that nobody owns are of a run whose file was lost: a copy of its store knows them too.
+        # Versions without an owner's file belong to a run whose file was lost. Its store may have a copy, and
+        # both would claim them.
         if not file.exists() and not any(folder.glob("version-*")):
             _write_once(file, owner)
         is_owners = file.is_file() and file.read_bytes() == owner.encode()
         if is_owners:
-            checkpoint.flush(folder)  # each time, since a crash may have come before it
+            checkpoint.flush(folder)  # each time: the trainer that wrote the file may have crashed before it
         return is_owners
     except OSError as error:
         raise checkpoint.unwritable(str(folder), error) from error
 
 
 def _write_whole(file: Path, content: str) -> None:
-    """Replace a file by one that is whole and on disk.
+    """Replace a file in one step, and flush it.
 
     Raises:
-        TrinityError: it cannot be written.
+        TrinityError: the file cannot be written.
     """
     aside = file.with_name(f"{file.name}.{uuid4().hex[:8]}.tmp")
     try:
@@ -263,33 +267,33 @@ def _write_whole(file: Path, content: str) -> None:
 
 
 def _write_once(file: Path, content: str) -> None:
-    """Write a file whole; one that is there by now stays as it is. The caller flushes the folder."""
+    """Create a file in one step. If it exists by then, leave it as it is. The caller flushes the folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f"{file.name}.{uuid4().hex[:8]}.tmp")
     try:
         aside.write_text(content)
         checkpoint.flush(aside)
         _link(aside, file)
-    except FileExistsError:  # another store was faster
+    except FileExistsError:  # another trainer was faster
         pass
     finally:
         aside.unlink(missing_ok=True)
 
 
 def _link(aside: Path, file: Path) -> None:
-    """Give a file its name, which unlike a rename fails where the name is taken."""
+    """Give a file its name. Unlike a rename, this fails if the name is taken."""
     try:
         os.link(aside, file)
     except FileExistsError:
         raise
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system has no hard links
         with file.open("xb") as output:
             output.write(aside.read_bytes())
         checkpoint.flush(file)
 
 
 def _rename(path: Path, word: str) -> None:
-    """Give a folder a name that says what became of it, and that is free."""
+    """Add a word to a folder's name, and a number if that name is taken."""
     names = chain([f"{path.name}.{word}"], (f"{path.name}.{word}-{number}" for number in count(2)))
     target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
     try:

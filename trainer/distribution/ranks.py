@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 -m trinity_db train CONFIG
 
-The first rank is the trainer, the others do what it does with the learner (`lead_follow.py`); what a step is
-divided into, and put together from, goes through the methods here. Where a rank is lost, the others hear
-of it at their next call and end; torchrun ends whoever does not. Models and checkpoints lie where every
-rank can read them.
+The first rank is the trainer. The other ranks repeat the calls that it makes on its learner
+(`lead_follow.py`). All exchange between ranks goes through the methods of `Ranks`. If a rank is lost, the
+others get an error at their next exchange and end; torchrun ends a rank that hangs. Every rank must be able
+to read the folders of models and checkpoints.
 """
 
 import logging
@@ -27,39 +27,40 @@ from trinity_db.errors import ConfigError, TrinityError
 
 T = TypeVar("T")
 
-STEP_LIMIT = timedelta(minutes=10)  # that one rank may wait for another within a step; they differ by seconds
-# That the others wait for the first: for rollouts, a database, a disk. That one was lost they notice at once.
-PATIENCE = timedelta(days=365)
-BUCKET = 1 << 24  # gradients in one message, 64 MiB: enough that a message's delay does not matter
+STEP_TIMEOUT = timedelta(minutes=10)  # for one rank to wait for another within a step; they differ by seconds
+# For the other ranks to wait for the first one's next call, while it waits for rollouts, the database or a
+# disk. They notice at once if the first rank is lost.
+CALL_TIMEOUT = timedelta(days=365)
+BUCKET = 1 << 24  # elements of gradients in one message, 64 MiB: then the latency of messages does not matter
 
 
 class Ranks:
-    """This process alone: what it has is all there is."""
+    """This process alone. Each exchange returns what the process itself gives."""
 
     rank = 0
     size = 1
     device: str | None = None
-    """Where this rank computes; None: as it likes."""
+    """The device that this rank computes on; None: the first GPU if there is one, else the CPU."""
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The ranks in a row, for what is divided among them."""
-        raise AssertionError("there is nobody to divide anything with")
+        """All ranks in one dimension, as FSDP takes them."""
+        raise AssertionError("one process shards nothing")
 
     def broadcast(self, value: Any) -> Any:
-        """What the first rank says; what the others say is not heard."""
+        """Return the first rank's value on every rank. The values of the other ranks are ignored."""
         return value
 
     def gather(self, value: T) -> list[T]:
-        """What each rank says, in their order."""
+        """Return the values of all ranks on every rank, ordered by rank."""
         return [value]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Element by element, of all ranks. The argument may be changed."""
+        """Return the sum over all ranks, element by element. The argument may be changed."""
         return values
 
     def sum_all(self, tensors: Iterable[Tensor]) -> None:
-        """The same of several tensors of one dtype, in place."""
+        """Replace each tensor by its sum over all ranks. All tensors have the same dtype."""
 
 
 ALONE = Ranks()
@@ -68,24 +69,25 @@ ALONE = Ranks()
 class Torchrun(Ranks):
     """The ranks that torchrun started.
 
-    Values go through gloo and the CPU; tensors through the CPU or NCCL, where they are.
+    Python values go through gloo on the CPU. Tensors go through gloo on the CPU, and through NCCL on a GPU.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         device = _own_device()
         self.rank, self.size, self.device = rank, size, str(device)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=STEP_LIMIT)
-        self._calls = dist.new_group(backend="gloo", timeout=PATIENCE)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=STEP_TIMEOUT)
+        self._call_group = dist.new_group(backend="gloo", timeout=CALL_TIMEOUT)
         self._mesh = init_device_mesh(device.type, (size,))
 
     def leave(self) -> None:
-        """There will be no more calls. Returns when no thread of ours has anything left of the last one.
+        """End the process groups, and wait until gloo's threads have ended.
 
-        One that had would want the interpreter for it, which may be ending by then, and abort the process.
-        gloo's threads end with their group, and that with its last reference.
+        A thread that still holds something of the last exchange would ask for the interpreter to free it. The
+        interpreter may be shutting down by then, and the process would abort. gloo's threads end with their
+        group, and the group ends with its last reference.
         """
-        del self._calls, self._mesh
+        del self._call_group, self._mesh
         dist.destroy_process_group()
 
     @property
@@ -94,7 +96,7 @@ class Torchrun(Ranks):
 
     def broadcast(self, value: Any) -> Any:
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._calls, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=0, group=self._call_group, device=torch.device("cpu"))
         return box[0]
 
     def gather(self, value: T) -> list[T]:
@@ -117,9 +119,9 @@ class Torchrun(Ranks):
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """The ranks that torchrun started, this one among them, as long as they train; else this process alone.
+    """Join the ranks that torchrun started, and leave them at the end. Without torchrun, train alone.
 
-    An error ends all of them, and one of them says it.
+    An error ends all ranks, and one of them reports it.
 
     Raises:
         ConfigError: torchrun started more processes here than there are GPUs.
@@ -128,7 +130,7 @@ def joined() -> Iterator[Ranks]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
-    store, rank, size = next(rendezvous("env://", timeout=STEP_LIMIT))
+    store, rank, size = next(rendezvous("env://", timeout=STEP_TIMEOUT))
     try:
         ranks = Torchrun(store, rank, size)
         yield ranks
@@ -136,10 +138,10 @@ def joined() -> Iterator[Ranks]:
         is_first = _is_first_to_fail(store)
         is_lost = _is_loss(error)
         if not is_first and (is_lost or isinstance(error, TrinityError)):
-            sys.exit(1)  # the first has said it, or what it is a consequence of
+            sys.exit(1)  # the first rank that failed reports the error, or the cause of this one
         if is_lost:
             raise TrinityError(
-                f"Rank {rank} lost another rank of this training; see what that one said. "
+                f"Rank {rank} lost another rank of this training; see the messages of that rank. "
                 "The same command goes on from the latest checkpoint."
             ) from error
         raise
@@ -147,10 +149,10 @@ def joined() -> Iterator[Ranks]:
 
 
 def end_process(ranks: Ranks) -> None:
-    """End a process that torchrun started, which has done all it had to, as it stands; return in any other.
+    """End a finished process of torchrun at once, without Python's shutdown. Return if this process is alone.
 
-    Sharded weights keep groups alive until the interpreter is torn down, and with them gloo's threads. One
-    that wants the interpreter by then aborts the process, and torchrun says that a complete run failed.
+    Sharded weights keep process groups and gloo's threads alive until the interpreter shuts down. A thread
+    that asks for the interpreter then aborts the process, and torchrun would report a finished run as failed.
     """
     if ranks.size > 1:
         logging.shutdown()
@@ -159,15 +161,15 @@ def end_process(ranks: Ranks) -> None:
         os._exit(0)
 
 
-def dealt(costs: Sequence[int], ranks: int) -> list[list[int]]:
-    """Items dealt out to ranks, by index: the dearest first, each to the rank that has the least so far."""
-    hands: list[list[int]] = [[] for _ in range(ranks)]
+def split_by_cost(costs: Sequence[int], ranks: int) -> list[list[int]]:
+    """Return the indices of each rank's items. The costliest go first, to the rank with the least so far."""
+    items_of: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
         least = loads.index(min(loads))
-        hands[least].append(item)
+        items_of[least].append(item)
         loads[least] += costs[item]
-    return [sorted(hand) for hand in hands]
+    return [sorted(items) for items in items_of]
 
 
 def _own_device() -> torch.device:
@@ -176,7 +178,8 @@ def _own_device() -> torch.device:
     here, there_are = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     if here > there_are:
         raise ConfigError(
-            f"torchrun started {here} processes, and there are {there_are} GPUs: lower --nproc-per-node."
+            f"torchrun started {here} processes, and this machine has {there_are} GPUs: lower "
+            "--nproc-per-node."
         )
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -184,7 +187,7 @@ def _own_device() -> torch.device:
 
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Neighbours together, so that each bucket begins within another BUCKET of elements."""
+    """Group neighbouring tensors: those that begin within the same BUCKET of elements."""
     tensors = list(tensors)
     ends = accumulate(one.numel() for one in tensors)
     buckets: dict[int, list[Tensor]] = {}
@@ -201,5 +204,5 @@ def _is_first_to_fail(store: Any) -> bool:
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Whether this is how torch says that a rank does not answer; gloo's errors have no class of theirs."""
+    """Whether torch reports that another rank does not answer. gloo raises a plain RuntimeError."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -1,7 +1,7 @@
-"""Gradients and optimizer state of weights that ranks share (PyTorch's FSDP2), in parts and whole.
+"""Gradients, weights and optimizer state of sharded parameters (PyTorch's FSDP2), in parts and whole.
 
-A sharded parameter is a DTensor. What is asked of parameters here holds for those that are not, too: the
-ranks have copies of these (as DDP has), or there is one process.
+A sharded parameter is a DTensor, of which each rank holds a part. The functions also take plain parameters:
+of these each rank has a copy (as in DDP), or there is one process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,10 @@ from trinity_db.trainer.distribution.ranks import Ranks
 
 @torch.no_grad()
 def sum_gradients(parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
-    """Of all ranks. FSDP has taken the mean over the ranks of those of sharded parameters."""
+    """Replace each gradient by its sum over all ranks.
+
+    FSDP has already replaced the gradients of sharded parameters by their mean over the ranks.
+    """
     gradients = [one.grad for one in parameters if one.grad is not None]
     for mean in gradients:
         if isinstance(mean, DTensor):
@@ -26,25 +29,28 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> Non
 
 
 def clip(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
-    """Scale the gradient down to a norm when it is longer; returns its norm before."""
+    """Scale the gradient down to `max_norm` if it is larger. Return its norm before."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def collected(state: Any, ranks: Ranks) -> Any:
-    """A structure with whole tensors, on the CPU of the first rank, for the sharded ones; None elsewhere."""
+def whole_tensors(state: Any, ranks: Ranks) -> Any:
+    """Replace each sharded tensor in a nested structure: by the whole one on the first rank, else by None.
+
+    Whole tensors are on the CPU. All ranks call it together.
+    """
 
     def whole(leaf: Any) -> Any:
         if not isinstance(leaf, DTensor):
             return leaf
-        tensor = leaf.full_tensor()  # by all ranks together
+        tensor = leaf.full_tensor()  # all ranks take part in it
         return tensor.cpu() if ranks.rank == 0 else None
 
     return tree_map(whole, state)
 
 
-def scattered(state: dict[str, Any], parameters: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
-    """An optimizer's whole state with its parts of what belongs to sharded parameters."""
+def sharded_state(state: dict[str, Any], parameters: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
+    """In an optimizer's state, replace each whole tensor of a sharded parameter by this rank's part."""
 
     def part(value: Any, parameter: torch.nn.Parameter) -> Any:
         if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
@@ -59,10 +65,11 @@ def scattered(state: dict[str, Any], parameters: Sequence[torch.nn.Parameter]) -
 
 
 @contextmanager
-def whole(modules: Sequence[torch.nn.Module], ranks: Ranks) -> Iterator[None]:
-    """Within a `with`, on the first rank, sharded parameters are plain ones on the CPU, to be saved.
+def whole_weights(modules: Sequence[torch.nn.Module], ranks: Ranks) -> Iterator[None]:
+    """Within this `with`, sharded parameters are plain ones on the CPU of the first rank, ready to be saved.
 
-    They are copies, and those that were tied still are. The other ranks only have their parts taken.
+    They are copies. Parameters that were tied stay tied. The other ranks contribute their parts and keep
+    their modules as they are.
     """
     places: list[tuple[torch.nn.Module, str, Any]] = [
         (module, name, parameter)
@@ -72,7 +79,7 @@ def whole(modules: Sequence[torch.nn.Module], ranks: Ranks) -> Iterator[None]:
         if isinstance(parameter, DTensor)
     ]
     parameters = {id(parameter): parameter for _, _, parameter in places}
-    copies = {key: collected(parameter.detach(), ranks) for key, parameter in parameters.items()}
+    copies = {key: whole_tensors(parameter.detach(), ranks) for key, parameter in parameters.items()}
     if ranks.rank > 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""LoRA: what is trained are two small matrices beside the frozen weight of a layer (arXiv 2106.09685).
+"""LoRA: the trainer trains two small matrices beside the frozen weight of a layer (arXiv 2106.09685).
 
     y = W·x + alpha / rank · B·(A·x)        W [out, in], A [rank, in], B [out, rank]
 
@@ -24,17 +24,17 @@ from trinity_db.settings import hint
 from trinity_db.trainer.config import LoraConfig
 
 ADAPTER_FOLDER = "adapter"
-"""In a checkpoint: what peft loads onto the starting model."""
+"""The folder in a checkpoint that peft loads onto the starting model."""
 EVERYWHERE = "all-linear"  # peft's name for all linear layers but the output embedding
 _WEIGHTS_FILE = "adapter_model.safetensors"  # peft's name for it
-_NAME = "default"  # of the only adapter, as peft calls it
+_NAME = "default"  # peft's name for a model's only adapter
 
 
 class Adapter:
-    """The matrices on the layers of a model, which is changed in place: all else of it is frozen.
+    """Adds the two matrices to layers of a model, in place, and freezes all other weights.
 
     Raises:
-        ConfigError: the model has no such layers, or they are its output embedding.
+        ConfigError: the model has no layer that a target names, or a target names its output embedding.
         MissingExtra: peft is not installed.
     """
 
@@ -54,25 +54,25 @@ class Adapter:
         )
         self._model = model
         with warnings.catch_warnings():
-            # peft asks transformers by a name that it calls deprecated.
+            # peft uses a name that transformers has deprecated.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
             self._wrapped = peft.get_peft_model(model, settings, adapter_name=_NAME)
-        # A set otherwise, whose order in the file would differ from process to process.
+        # peft makes a set of it. The order of a set in the file would differ from process to process.
         settings.target_modules = sorted(settings.target_modules)
         self._settings = settings
         self._layers = {name: one for name, one in model.named_modules() if isinstance(one, LoraLayer)}
-        model.eval()  # the new layers too
+        model.eval()  # the new layers begin in training mode
 
     def off(self) -> AbstractContextManager[None]:
-        """Within it the model is the one without the adapter, bit for bit."""
+        """Within this `with`, the model computes what it computes without the adapter, bit for bit."""
         without: AbstractContextManager[None] = self._wrapped.disable_adapter()
         return without
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
-        """All weights with the adapter in them, W + alpha / rank · B·A, by the names that the model has.
+        """All weights with the adapter merged in, W + alpha / rank · B·A, under the model's own names.
 
-        Those that differ are copies, on the CPU.
+        Adapted weights are copies on the CPU. The live weights stay as they are.
         """
         weights = {}
         for name, weight in self._model.state_dict().items():
@@ -97,7 +97,7 @@ class Adapter:
         save_file(weights, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
 
     def load(self, folder: Path) -> None:
-        """Take the matrices that were saved."""
+        """Load the matrices that `save` wrote."""
         import peft
 
         peft.set_peft_model_state_dict(self._wrapped, load_file(folder / _WEIGHTS_FILE), adapter_name=_NAME)
@@ -106,8 +106,8 @@ class Adapter:
 def _check_targets(model: Any, targets: Sequence[str]) -> None:
     """Raise ConfigError unless each target names at least one linear layer, and none the output embedding.
 
-    `models/chunked_logprobs.py` multiplies with the weight of the output embedding alone, chunk by chunk. It
-    would pass over an adapter there.
+    `models/chunked_logprobs.py` reads the weight of the output embedding directly, so an adapter there would
+    have no effect.
     """
     from transformers.pytorch_utils import Conv1D
 

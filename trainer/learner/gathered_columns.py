@@ -1,7 +1,7 @@
-"""What there is to read of a whole step before its gradient: what is stored, and what models say.
+"""Gathers the columns of a whole step before its gradient: from the store, and from models.
 
-The columns are declared in `trainer/algorithms/columns.py`. Shapes: N sequences of the step,
-K the most trained tokens of one.
+`trainer/algorithms/columns.py` declares the columns. Shapes: N sequences of the step, K the most trained
+tokens of one sequence.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,48 +20,51 @@ from trinity_db.trainer.algorithms.columns import COLUMNS, STORED, Origin
 from trinity_db.trainer.algorithms.interface import Algorithm, Columns
 from trinity_db.trainer.learner.policy import Policy
 
-Pace = Callable[[Sequence[Payload]], Iterator[tuple[list[int], bool]]]
-"""Goes through this rank's micro-batches of some rows, by index, and may give up between two; says of each
-whether it counts. All ranks together go through each row once."""
+MicroBatches = Callable[[Sequence[Payload]], Iterator[tuple[list[int], bool]]]
+"""Splits rows into this rank's micro-batches. It yields the indices of each, and whether its results count.
+Over all ranks each row counts once. Between two micro-batches it may raise `Abandoned`."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one optimizer step learns from. Pairs stand as chosen, rejected, chosen, rejected, ..."""
+    """The rows of one optimizer step. Pairs stand in the order chosen, rejected, chosen, rejected, ..."""
 
     payloads: Sequence[Payload]
-    """Each trains at least one token."""
+    """The arrays of each row. Each row has at least one trained token."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """[N] A number a row, by the names in `COLUMNS`: advantages, rewards, groups, staleness, weight,
-    is_expert."""
+    """One number for each row [N], under the names in `COLUMNS`: advantages, rewards, groups, staleness,
+    weight, is_expert."""
     scores: Mapping[str, Sequence[NDArray[np.floating]]] = field(default_factory=dict)
-    """For each row [k] what another model said of its trained tokens, by the names in `COLUMNS`:
-    teacher, and reference where it is not asked during the step."""
+    """For each row, the stored log-probabilities [k] of its trained tokens under another model. The names are
+    those in `COLUMNS`: teacher, and reference where it was precomputed."""
 
 
 @torch.no_grad()
-def gathered(batch: Batch, algorithm: Algorithm, policy: Policy, pace: Pace) -> dict[str, Tensor]:
-    """The columns that the algorithm needs, and those that are there anyway.
+def gather_columns(
+    batch: Batch, algorithm: Algorithm, policy: Policy, micro_batches: MicroBatches
+) -> dict[str, Tensor]:
+    """Return the columns that the rows have, and those that the algorithm needs from models.
 
     Raises:
-        ConfigError: the rows lack one.
+        ConfigError: the rows lack a column that the algorithm needs.
     """
     columns = _stored(batch, policy.device)
     _check_has(columns, algorithm.needs)
-    for name, column in COLUMNS.items():  # in this order on every rank
+    for name, column in COLUMNS.items():  # every rank uses the same order, because all ranks sum together
         if column.origin is Origin.MODEL and name in algorithm.needs and name not in columns:
             ask = getattr(policy, column.source)
-            columns[name] = _scored(ask, batch.payloads, columns["mask"], policy, pace)
+            columns[name] = _scores(ask, batch.payloads, columns["mask"], policy, micro_batches)
     if "mismatched" in algorithm.needs:
-        columns["mismatched"] = _mismatched_ratios(batch.payloads, policy, pace)
+        columns["mismatched"] = _mismatched_ratios(batch.payloads, policy, micro_batches)
     return columns
 
 
 def mismatched(payloads: Sequence[Payload], max_length: int) -> list[Payload]:
-    """Each row's prompt with the response of the row before it; before the first one stands the last.
+    """Combine each row's prompt with the response of the row before it; the first row takes the last one's.
 
-    What lies beyond `max_length` tokens is cut off, as TRL's KTO does, also if it is all of the response. (A
-    response that was cut with its own prompt when it got its tokens comes as it was left; TRL has it whole.)
+    Tokens beyond `max_length` are cut off, even if no token of the response is left. TRL's KTO does the same.
+    If a response was cut when the trainer tokenised it with its own prompt, the cut one is used. TRL uses
+    the whole one.
     """
     starts = [int(np.argmax(payload.action_mask)) for payload in payloads]
     rows = []
@@ -79,7 +82,7 @@ def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
     columns = {name: one.float() if one.is_floating_point() else one for name, one in columns.items()}
     if "advantages" in columns:
         columns["advantages"] = columns["advantages"][:, None]
-    # An expert's rows were sampled by nobody: 0 stands there, and nothing of it is read.
+    # Expert rows have no log-probabilities of sampling. They get 0, and no part reads it.
     is_expert = batch.columns.get("is_expert", np.zeros(len(batch.payloads), np.bool_))
     sampled = [payload for payload, skipped in zip(batch.payloads, is_expert, strict=True) if not skipped]
     if all(payload.logprobs is not None for payload in sampled):
@@ -93,25 +96,28 @@ def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
     return {name: one.to(device) for name, one in columns.items()}
 
 
-def _scored(
+def _scores(
     ask: Callable[[Sequence[Payload]], Tensor],
     payloads: Sequence[Payload],
     mask: Tensor,
     policy: Policy,
-    pace: Pace,
+    micro_batches: MicroBatches,
 ) -> Tensor:
-    """[N, K] What a model says of the trained tokens."""
+    """[N, K] The numbers that `ask` returns for the trained tokens, from all ranks."""
     scores = torch.zeros(mask.shape, device=policy.device)
-    # In the micro-batches of the second phase, so that a policy that has not moved differs by exactly 0.
-    for chosen, counts in pace(payloads):
+    # The second phase uses the same micro-batches. So an unchanged policy gives exactly equal numbers.
+    for chosen, counts in micro_batches(payloads):
         found = ask([payloads[i] for i in chosen])
         if counts:
             scores[chosen, : found.shape[1]] = found
     return policy.ranks.sum(scores)
 
 
-def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, pace: Pace) -> Tensor:
-    """[N] log(policy / reference) of mismatched responses; 0 where none is left, or there is no other row."""
+def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, micro_batches: MicroBatches) -> Tensor:
+    """[N] log(policy / reference) of each mismatched response, summed over its tokens.
+
+    It is 0 where no token of the response is left, and where the batch has only one row.
+    """
     ratios = torch.zeros(len(payloads), device=policy.device)
     rows = mismatched(payloads, policy.max_length) if len(payloads) > 1 else []
     kept = [number for number, row in enumerate(rows) if row.action_mask[1:].any()]
@@ -120,7 +126,7 @@ def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, pace: Pace) 
     chosen = [rows[number] for number in kept]
     mask = torch.from_numpy(trained_mask(chosen))
     sums = [
-        _scored(ask, chosen, mask, policy, pace).sum(dim=1)
+        _scores(ask, chosen, mask, policy, micro_batches).sum(dim=1)
         for ask in (policy.logprobs, policy.reference_logprobs)
     ]
     ratios[kept] = sums[0] - sums[1]

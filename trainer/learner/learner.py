@@ -23,31 +23,38 @@ from trinity_db.errors import TrinityError
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.interface import Columns, Shares, Totals
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.distribution.ranks import ALONE, Ranks, dealt
-from trinity_db.trainer.distribution.sharding import clip, collected, scattered, sum_gradients
-from trinity_db.trainer.learner.gathered_columns import Batch, gathered
+from trinity_db.trainer.distribution.ranks import ALONE, Ranks, split_by_cost
+from trinity_db.trainer.distribution.sharding import (
+    clip,
+    sharded_state,
+    sum_gradients,
+    whole_tensors,
+)
+from trinity_db.trainer.learner.gathered_columns import Batch, gather_columns
 from trinity_db.trainer.learner.policy import Policy
 
 
 class NonFiniteLoss(TrinityError):
-    """A step's loss or gradient is infinite or not a number; the weights were left as they were."""
+    """A step's loss or gradient is infinite or not a number. The learner has not changed the weights."""
 
 
 class Abandoned(Exception):
-    """A step or an evaluation was given up between two micro-batches; the learner is as it was before."""
+    """The learner stopped between two micro-batches. Its state is that of before the step or evaluation."""
 
 
 class Learner:
-    """A policy and the means to improve it.
+    """A policy with its algorithm, its optimizer and its step counter.
 
     Args:
-        model: folder of the model to start from, or of the checkpoint to go on from.
-        total_steps: optimizer steps of the whole run, for the learning rate's schedule.
-        reference: folder of the run's starting model, for algorithms that compare with it and for adapters,
-            which are laid on it; None: `model`.
-        temperature: of the sampled tokens, so that ratios compare like with like.
-        should_stop: asked between two micro-batches; true gives up what is being computed.
-        ranks: who learns together; the first rank's `should_stop` is asked for all.
+        model: folder of the starting model, or of the checkpoint that training continues from.
+        total_steps: optimizer steps of the whole run; the learning rate's schedule needs them.
+        reference: folder of the run's starting model. Algorithms compare the policy with it, and adapters
+            are added to it. None: `model`.
+        temperature: the temperature at which the tokens were sampled. Log-probabilities are computed at the
+            same temperature, so that ratios compare like with like.
+        should_stop: the learner calls it between two micro-batches. If it returns True, the learner raises
+            `Abandoned`. Of several ranks, only the first rank's function is called.
+        ranks: the processes that train this policy together.
     """
 
     def __init__(
@@ -81,33 +88,24 @@ class Learner:
         )
         self.steps_done = 0
         self.num_tokens = 0
-        """Of all rows so far, prompts included."""
+        """Tokens of all rows so far, prompts included."""
         self._total_steps = total_steps
         self._should_stop = should_stop
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """One optimizer step.
+        """Take one optimizer step.
 
         Returns:
             the algorithm's metrics, `grad_norm` before clipping, `learning_rate`, and `num_tokens` so far.
 
         Raises:
-            ConfigError: the rows do not have what the algorithm reads.
+            ConfigError: the rows lack a column that the algorithm reads.
             NonFiniteLoss: the weights and the step counter are unchanged.
-            Abandoned: the same, and the gradients are cleared.
+            Abandoned: the weights and the step counter are unchanged, and the gradients are cleared.
         """
         self.optimizer.zero_grad()
-        rows, totals, metrics = self._prepared(batch)
-        parts = []
-        try:
-            for shares, counts in self._shares(batch, rows, totals):
-                torch.autograd.backward(shares["loss"] if counts else 0.0 * shares["loss"])
-                if counts:
-                    parts.append({name: share.detach() for name, share in shares.items()})
-        except Abandoned:
-            self.optimizer.zero_grad()
-            raise
-        metrics |= self._added(parts)
+        rows, totals, metrics = self._prepare(batch)
+        metrics |= self._backward(batch, rows, totals)
         sum_gradients(self.policy.parameters(), self.ranks)
         metrics["grad_norm"] = clip(self.policy.parameters(), self.config.max_grad_norm)
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
@@ -122,55 +120,62 @@ class Learner:
             group["lr"] = metrics["learning_rate"]
         self.optimizer.step()
         self.steps_done += 1
-        self.policy.stepped(self.steps_done)
+        self.policy.after_step(self.steps_done)
         self.num_tokens += sum(payload.num_tokens for payload in batch.payloads)
         metrics["num_tokens"] = float(self.num_tokens)
         return metrics | self.algorithm.learned(metrics, totals)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, float]:
-        """The algorithm's metrics on rows that are not learned from.
+        """Compute the algorithm's metrics on rows without learning from them.
 
         Raises:
             Abandoned: there is no result.
         """
-        rows, totals, metrics = self._prepared(batch)
+        rows, totals, metrics = self._prepare(batch)
         shares = [shares for shares, counts in self._shares(batch, rows, totals) if counts]
-        return metrics | self._added(shares)
+        return metrics | self._combine(shares)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights that the next step depends on; of sharded weights on the first rank."""
+        """All that the next step depends on, except the weights.
+
+        Where weights are sharded, all ranks call it together, and only the first one gets whole tensors.
+        """
         return {
             "steps_done": self.steps_done,
             "num_tokens": self.num_tokens,
-            "optimizer": collected(self.optimizer.state_dict(), self.ranks),
+            "optimizer": whole_tensors(self.optimizer.state_dict(), self.ranks),
             "rng": torch.get_rng_state(),
             "cuda_rng": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
             "algorithm": self.algorithm.state_dict(),
         }
 
     @contextmanager
-    def whole(self) -> Iterator[dict[str, Any]]:
-        """Within a `with`, the first rank has `state_dict` and can save the policy; all enter it together."""
+    def ready_to_save(self) -> Iterator[dict[str, Any]]:
+        """Within this `with`, the first rank can save the policy; the value is `state_dict`.
+
+        All ranks enter it together.
+        """
         state = self.state_dict()
-        with self.policy.whole():
+        with self.policy.whole_weights():
             yield state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; the weights come from the checkpoint's model."""
+        """Continue from a `state_dict`. The weights come from the checkpoint's model."""
         self.steps_done = state["steps_done"]
-        self.num_tokens = state.get("num_tokens", 0)  # checkpoints of 0.1 have none
-        self.optimizer.load_state_dict(scattered(state["optimizer"], self.policy.parameters()))
-        for group in self.optimizer.param_groups:  # the settings of today, not those of the checkpoint
+        self.num_tokens = state["num_tokens"]
+        self.optimizer.load_state_dict(sharded_state(state["optimizer"], self.policy.parameters()))
+        for group in self.optimizer.param_groups:  # the current setting, which may have changed since
             group["weight_decay"] = self.config.weight_decay
-        self.algorithm.load_state_dict(state.get("algorithm", {}))  # checkpoints of 0.1 have none
+        self.algorithm.load_state_dict(state["algorithm"])
         torch.set_rng_state(state["rng"])
         if torch.cuda.is_available() and state["cuda_rng"]:
             torch.cuda.set_rng_state(state["cuda_rng"][0])
 
-    def _prepared(self, batch: Batch) -> tuple[Columns, Totals, dict[str, float]]:
-        """The whole step's rows as the algorithm wants them, what there is of them, and metrics."""
-        rows, metrics = self.algorithm.prepare(gathered(batch, self.algorithm, self.policy, self._rounds))
+    def _prepare(self, batch: Batch) -> tuple[Columns, Totals, dict[str, float]]:
+        """Return the columns of the whole step, the counts of what trains, and metrics of the columns."""
+        columns = gather_columns(batch, self.algorithm, self.policy, self._micro_batches)
+        rows, metrics = self.algorithm.prepare(columns)
         lengths = rows["mask"].sum(dim=1)
         items = (lengths.reshape(-1, self.algorithm.width) > 0).any(dim=1)
         expert = lengths[rows["is_expert"]] if "is_expert" in rows else lengths[:0]
@@ -183,33 +188,53 @@ class Learner:
         )
         return rows, totals, metrics
 
+    def _backward(self, batch: Batch, rows: Columns, totals: Totals) -> dict[str, float]:
+        """Add up the gradients of this rank's micro-batches. Return the metrics of all ranks' micro-batches.
+
+        Raises:
+            Abandoned: the gradients are cleared.
+        """
+        parts = []
+        try:
+            for shares, counts in self._shares(batch, rows, totals):
+                torch.autograd.backward(shares["loss"] if counts else 0.0 * shares["loss"])
+                if counts:
+                    parts.append({name: share.detach() for name, share in shares.items()})
+        except Abandoned:
+            self.optimizer.zero_grad()
+            raise
+        return self._combine(parts)
+
     def _shares(self, batch: Batch, rows: Columns, totals: Totals) -> Iterator[tuple[Shares, bool]]:
-        """The algorithm's shares, micro-batch by micro-batch, and whether they count."""
+        """Yield the algorithm's shares of each micro-batch of this rank, and whether they count."""
         width = self.algorithm.width
         trains = rows["mask"].any(dim=1).reshape(-1, width).any(dim=1).repeat_interleave(width)
         kept = trains.nonzero()[:, 0].tolist()
         payloads = [batch.payloads[i] for i in kept]
-        for places, counts in self._rounds(payloads):
+        for places, counts in self._micro_batches(payloads):
             scored = self.policy.forward(
                 [payloads[place] for place in places], entropy_gradient="entropy" in self.algorithm.needs
             )
             chosen = [kept[place] for place in places]
-            columns = _taken(rows, chosen, scored.mask.shape[1]) | scored.columns
+            columns = _rows_of(rows, chosen, scored.mask.shape[1]) | scored.columns
             yield self.algorithm.shares(columns, totals), counts
 
-    def _rounds(self, payloads: Sequence[Payload]) -> Iterator[tuple[list[int], bool]]:
-        """This rank's micro-batches, by index, until it is time to stop, and whether they count.
+    def _micro_batches(self, payloads: Sequence[Payload]) -> Iterator[tuple[list[int], bool]]:
+        """Yield the indices of each micro-batch of this rank, and whether its results count.
 
-        Every rank has as many, since all compute together where weights are sharded. One that has no more
-        computes the cheapest item once again, which then does not count.
+        Every rank gets the same number of micro-batches, because sharded weights make all ranks compute
+        together. A rank that runs out computes the cheapest item again, and that result does not count.
+
+        Raises:
+            Abandoned: the first rank's `should_stop` returned True.
         """
         width = self.algorithm.width
         costs = (
             np.array([payload.num_tokens for payload in payloads], np.int64).reshape(-1, width).sum(axis=1)
         )
         plans = []
-        for hand in dealt(costs.tolist(), self.ranks.size):
-            own = [item * width + member for item in hand for member in range(width)]
+        for items in split_by_cost(costs.tolist(), self.ranks.size):
+            own = [item * width + member for item in items for member in range(width)]
             batches = self.policy.forward.micro_batches([payloads[i] for i in own], width)
             plans.append([[own[place] for place in places] for places in batches])
         for number in range(max(map(len, plans))):
@@ -219,9 +244,12 @@ class Learner:
             cheapest = int(costs.argmin()) * width
             yield (mine[0], True) if mine else (list(range(cheapest, cheapest + width)), False)
 
-    def _added(self, parts: Sequence[Shares]) -> dict[str, float]:
-        """The shares of all micro-batches together; of what is called /min or /max the extreme."""
-        everywhere = [part for rank in self.ranks.gather(_numbers(parts)) for part in rank]
+    def _combine(self, parts: Sequence[Shares]) -> dict[str, float]:
+        """Combine the shares of all micro-batches of all ranks.
+
+        A metric whose name ends in /min or /max is their minimum or maximum. Any other is their sum.
+        """
+        everywhere = [part for rank in self.ranks.gather(_as_floats(parts)) for part in rank]
         if not everywhere:  # no row of the batch trains
             return {"loss": 0.0}
         columns = {name: [part[name] for part in everywhere] for name in everywhere[0]}
@@ -236,7 +264,7 @@ class Learner:
 
 
 def learning_rate(config: TrainerConfig, step: int, total_steps: int) -> float:
-    """The learning rate of a step, counted from 0: a linear warm-up, then the schedule down to zero."""
+    """The learning rate of a step, counted from 0: a linear warm-up, then the configured schedule."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
@@ -248,15 +276,15 @@ def learning_rate(config: TrainerConfig, step: int, total_steps: int) -> float:
     return config.learning_rate * factor
 
 
-def _taken(rows: Columns, chosen: list[int], width: int) -> dict[str, torch.Tensor]:
-    """A micro-batch's rows, as wide as its longest one; what is one number a row stays so."""
-    tokens = rows["mask"].shape
-    taken = {name: values[chosen] for name, values in rows.items()}
-    return {name: one[:, :width] if rows[name].shape == tokens else one for name, one in taken.items()}
+def _rows_of(rows: Columns, chosen: list[int], width: int) -> dict[str, torch.Tensor]:
+    """The chosen rows of all columns. Columns with a number for each token are cut to `width` tokens."""
+    per_token = rows["mask"].shape
+    columns = {name: values[chosen] for name, values in rows.items()}
+    return {name: one[:, :width] if rows[name].shape == per_token else one for name, one in columns.items()}
 
 
-def _numbers(parts: Sequence[Shares]) -> list[dict[str, float]]:
-    """From tensors, all at once: each time the CPU asks for one, it waits for the GPU."""
+def _as_floats(parts: Sequence[Shares]) -> list[dict[str, float]]:
+    """Read the tensors in one transfer, because each separate read makes the CPU wait for the GPU."""
     if not parts:
         return []
     names = list(parts[0])

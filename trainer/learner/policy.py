@@ -1,8 +1,8 @@
-"""The policy: the model that is being trained, and what it is compared with.
+"""The policy: the model that is trained, and the reference that it is compared with.
 
-It knows which weights are trained, how they come from a checkpoint and go back into one, and how
-models are asked. What a step does with the answers is `learner.py`'s. A checkpoint holds the whole model,
-whatever of it is trained: `transformers` loads it, and explorers know no difference.
+The policy knows which weights are trained. It loads them from a checkpoint, saves them into one, and
+computes log-probabilities and values. `learner.py` uses these in a step. A checkpoint always holds the whole
+model, even if only an adapter is trained. So `transformers` and explorers load every checkpoint alike.
 """
 
 import sys
@@ -20,23 +20,23 @@ from trinity_db.models.forward import Forward
 from trinity_db.models.layers import recompute
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.distribution.ranks import ALONE, Ranks
-from trinity_db.trainer.distribution.sharding import whole
+from trinity_db.trainer.distribution.sharding import whole_weights
 from trinity_db.trainer.learner.adapter import ADAPTER_FOLDER, Adapter
 from trinity_db.trainer.learner.reference import Reference
 from trinity_db.trainer.learner.value_head import load_value_head
 
 
 class Policy:
-    """A model with gradient, whole or of an adapter, and perhaps a second model without one.
+    """A model with gradient, and if needed a value head and a frozen reference.
 
     Args:
-        folder: of the model to start from, or of the checkpoint to go on from.
-        start: folder of the run's starting model, which adapters are laid on and references begin as;
-            None: `folder` is it.
-        has_reference: whether the policy is compared with a reference.
-        has_values: whether it is asked what responses are expected to earn.
-        temperature: of the sampled tokens, so that ratios compare like with like.
-        ranks: who has copies or, where the configuration says so, parts of the same weights.
+        folder: the folder of the starting model, or of the checkpoint that training continues from.
+        start: the folder of the run's starting model. Adapters are added to it, and references begin as it.
+            None: the same as `folder`.
+        has_reference: whether the algorithm compares the policy with a reference.
+        has_values: whether the algorithm reads the values of a value head.
+        temperature: the temperature at which the tokens were sampled.
+        ranks: the processes that hold the same weights. Each has a copy, or a part (`trainer.sharding`).
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Policy:
         self.device = device or default_device()
         start = start or folder
         checkpoint = None if folder == start else folder
-        # Evaluation mode throughout: dropout would make the ratio of unchanged weights differ from 1.
+        # The model stays in evaluation mode. Dropout would move the ratio of unchanged weights away from 1.
         self.model: Any = load_model(start if config.lora else folder, self.device)
         self._adapter = Adapter(self.model, config.lora) if config.lora else None
         if self._adapter and checkpoint:
@@ -65,7 +65,7 @@ class Policy:
         if config.gradient_checkpointing:
             recompute(self.model)
         self.max_length = min(config.max_length or sys.maxsize, context_of(self.model.config))
-        """Of a sequence, in tokens."""
+        """Longest sequence that the policy takes, in tokens."""
         self._reference: Reference | None = None
         if has_reference and not self._adapter:
             self._reference = Reference(
@@ -79,37 +79,40 @@ class Policy:
                 self._sharded.append(self._reference.shard(ranks.mesh))
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What is trained."""
+        """The parameters that are trained, those of the value head last."""
         of_head = self.value_head.parameters() if self.value_head else ()
         return [one for one in (*self.model.parameters(), *of_head) if one.requires_grad]
 
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
-        """[B, K] Of the trained tokens as the policy is now, without gradient."""
+        """[B, K] Log-probabilities of the trained tokens under the policy as it is now, without gradient."""
         return self.forward.logprobs(payloads)
 
     def values(self, payloads: Sequence[Payload]) -> Tensor:
-        """[B, K] What is expected to be earned from each trained token on, without gradient."""
+        """[B, K] The value head's expectation before each trained token, without gradient."""
         return self.forward.values(payloads)
 
     def reference_logprobs(self, payloads: Sequence[Payload]) -> Tensor:
-        """[B, K] Of the trained tokens under the reference: of an adapter the model without it."""
+        """[B, K] Log-probabilities of the trained tokens under the reference, without gradient.
+
+        With an adapter, the reference is the model with its adapter switched off.
+        """
         if self._adapter:
             with self._adapter.off():
                 return self.forward.logprobs(payloads)
         assert self._reference is not None, "the algorithm asks for a reference"
         return self._reference.logprobs(payloads)
 
-    def stepped(self, steps_done: int) -> None:
-        """The weights have taken so many steps: the reference follows, if it is one that does."""
+    def after_step(self, steps_done: int) -> None:
+        """Update a synchronised reference when its interval ends."""
         if self._reference:
             self._reference.follow(self.model, steps_done)
 
-    def whole(self) -> AbstractContextManager[None]:
-        """Within a `with`, the first rank has all weights, to be saved; all ranks enter it together."""
-        return whole(self._sharded, self.ranks)
+    def whole_weights(self) -> AbstractContextManager[None]:
+        """Within this `with`, the first rank has all weights and can save them. All ranks enter together."""
+        return whole_weights(self._sharded, self.ranks)
 
     def save(self, folder: Path) -> None:
-        """Write what `transformers` loads, and what else the policy consists of."""
+        """Write the model that `transformers` loads, and adapter, reference and value head beside it."""
         self.model.save_pretrained(folder, state_dict=self._adapter.merged() if self._adapter else None)
         if self._adapter:
             self._adapter.save(folder / ADAPTER_FOLDER)

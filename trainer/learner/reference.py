@@ -1,4 +1,7 @@
-"""A second model that the policy is compared with: the starting model as it was, or following the policy."""
+"""A reference: a second model that the policy is compared with.
+
+It is the frozen starting model, or a model that follows the policy (`reference: synchronised`).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,48 +17,48 @@ from trinity_db.models.forward import Forward
 from trinity_db.trainer.config import SynchronisedReference, TrainerConfig
 
 REFERENCE_FOLDER = "reference"
-"""In a checkpoint: the model that has followed the policy so far."""
+"""The folder in a checkpoint that holds a synchronised reference."""
 
 
 class Reference:
-    """A model without gradient.
+    """The reference's model, without gradient.
 
     Args:
-        start: folder of the run's starting model.
-        checkpoint: of the one to go on from; None at the run's start.
+        start: the folder of the run's starting model.
+        checkpoint: the folder of the checkpoint that training continues from; None at the run's start.
     """
 
     def __init__(
         self, start: Path, checkpoint: Path | None, config: TrainerConfig, *, temperature: float, device: str
     ) -> None:
-        how = config.reference
-        self._follows = how if isinstance(how, SynchronisedReference) else None
-        folder = checkpoint / REFERENCE_FOLDER if self._follows and checkpoint else start
+        kind = config.reference
+        self._synchronised = kind if isinstance(kind, SynchronisedReference) else None
+        folder = checkpoint / REFERENCE_FOLDER if self._synchronised and checkpoint else start
         self._model = load_model(folder, device).requires_grad_(False)
         self._forward = Forward(self._model, config, temperature=temperature)
 
     def shard(self, mesh: DeviceMesh) -> torch.nn.Module:
-        """Leave each rank a part of the weights; returns the module that they are in."""
+        """Shard the weights over the ranks. Returns the module that holds this rank's part."""
         return self._forward.shard(mesh)
 
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
-        """[B, K] Of the trained tokens."""
+        """[B, K] Log-probabilities of the trained tokens."""
         return self._forward.logprobs(payloads)
 
     @torch.no_grad()
     def follow(self, policy: Any, steps_done: int) -> None:
-        """After a step, where it is time: reference ← mix · policy + (1 - mix) · reference.
+        """After every `sync_every`-th step of the run: reference ← mix · policy + (1 - mix) · reference.
 
-        As TRL's sync_ref_model, of TR-DPO (arXiv 2404.09656), whose soft update has mix < 1 and whose hard
-        one has 1. It is time after every `sync_every`-th step of the run, whenever the trainer was started.
+        Steps count from the run's start, also after a restart. The source is TR-DPO (arXiv 2404.09656): mix
+        < 1 is its soft update, 1 its hard update. TRL calls it sync_ref_model.
         """
-        if self._follows is None or steps_done % self._follows.sync_every:
+        if self._synchronised is None or steps_done % self._synchronised.sync_every:
             return
-        mix = self._follows.mix
-        for mine, its in zip(self._model.parameters(), policy.parameters(), strict=True):
-            mine.mul_(1.0 - mix).add_(its, alpha=mix)
+        mix = self._synchronised.mix
+        for own, new in zip(self._model.parameters(), policy.parameters(), strict=True):
+            own.mul_(1.0 - mix).add_(new, alpha=mix)
 
     def save(self, folder: Path) -> None:
-        """Write its weights into a checkpoint, if they are not the starting model's."""
-        if self._follows is not None:
+        """Write a synchronised reference into a checkpoint. A frozen one is the starting model, on disk."""
+        if self._synchronised is not None:
             self._model.save_pretrained(folder / REFERENCE_FOLDER)

@@ -1,6 +1,6 @@
-"""The value head: what the policy expects a response to earn, read off its own last hidden state.
+"""The value head predicts the reward of a response from the policy's last hidden state.
 
-It lies beside the model in a checkpoint, in a file of its own that transformers does not look at.
+In a checkpoint it is a file beside the model's files. transformers ignores that file.
 """
 
 from pathlib import Path
@@ -14,11 +14,11 @@ FILE = "value_head.safetensors"
 
 
 class ValueHead(torch.nn.Linear):
-    """V = w·h + b of hidden states [N, H], in units of reward; 0 throughout until it has learned.
+    """V = w·h + b of hidden states [N, H], in units of reward. w and b start at 0.
 
-    Zeros, as in the first code of RLHF (arXiv 1909.08593), and not the small random numbers of verl: they
-    need no seed, the first step weighs tokens by what they earn and not by noise, and its loss of values
-    moves the head alone, since it reaches the trunk through w.
+    The first code of RLHF (arXiv 1909.08593) starts at 0 too; verl starts at small random numbers. Zeros
+    need no seed. The first step's advantages then contain no noise from the head. Its value loss changes
+    the head alone, because the gradient reaches the model through w.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -31,12 +31,12 @@ class ValueHead(torch.nn.Linear):
         return super().forward(hidden.to(self.weight.dtype))[:, 0]
 
     def save(self, folder: Path) -> None:
-        """Write it into the folder of its model."""
+        """Write the head into the folder of its model."""
         save_file(self.state_dict(), folder / FILE)
 
 
 def load_value_head(folder: Path, model: Any) -> ValueHead:
-    """The one that lies beside a model, on the model's device; a new one where there is none."""
+    """Load the value head beside a model onto the model's device. Without a file, make a new one."""
     head = ValueHead(model.config.get_text_config().hidden_size)
     if (folder / FILE).is_file():
         head.load_state_dict(load_file(folder / FILE))

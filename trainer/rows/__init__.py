@@ -1,1 +1,1 @@
-"""From rows of the store to batches, and what the trainer writes to rows besides."""
+"""Turns rows of the store into batches, and writes tokens and scores of adopted rows into the store."""

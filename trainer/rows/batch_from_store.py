@@ -1,4 +1,4 @@
-"""From rows of the store to what the learner takes: arrays, numbers, and what other models said of them."""
+"""Reads rows from the store into the batches that the learner takes: arrays, columns and stored scores."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -13,18 +13,20 @@ from trinity_db.trainer.learner.gathered_columns import Batch
 HELD_OUT_ROWS = 512  # rows or pairs of an evaluation; its error is then a few percent
 
 
-def drawn(
+def drawn_batch(
     tx: Transaction,
     rows: Sequence[batches.Row],
     experts: int,
-    said_by: Iterable[scores.Name],
+    score_names: Iterable[scores.Name],
     compares: Collection[str] = (),
 ) -> Batch:
-    """The rows of a drawn batch; what the experts' rows, which come last, have no number of is 0.
+    """Make a batch of drawn rows.
 
     Args:
-        said_by: whose scores are read with them.
-        compares: which columns of `store.attempts` are, for advantages that a step computes anew.
+        rows: the expert rows come last. A column in which they have no number gets 0 there.
+        experts: the number of expert rows.
+        score_names: the stored scores that are read with the rows.
+        compares: the columns of `store.attempts` that are read too, for advantages that a step recomputes.
     """
     live = len(rows) - experts
     columns: dict[str, list[Any]] = {
@@ -40,18 +42,22 @@ def drawn(
     if experts:
         known["is_expert"] = np.arange(len(rows)) >= live
     known |= attempts.read(tx, [row.experience_id for row in rows], compares)
-    return Batch([row.payload for row in rows], known, _said(tx, rows, said_by))
+    return Batch([row.payload for row in rows], known, _stored_scores(tx, rows, score_names))
 
 
-def held_out(tx: Transaction, rows: Sequence[offline.HeldOut], said_by: Iterable[scores.Name]) -> Batch:
-    """Rows that are kept for evaluation, or chosen and rejected ones in turn."""
+def held_out_batch(
+    tx: Transaction, rows: Sequence[offline.HeldOut], score_names: Iterable[scores.Name]
+) -> Batch:
+    """Make a batch of held-out rows. Pairs come as chosen, rejected, chosen, rejected, ..."""
     rewards = [row.reward for row in rows]
     known = {} if None in rewards else {"rewards": np.array(rewards)}
-    return Batch([row.payload for row in rows], known, _said(tx, rows, said_by))
+    return Batch([row.payload for row in rows], known, _stored_scores(tx, rows, score_names))
 
 
-def _said(
-    tx: Transaction, rows: Sequence[batches.Row] | Sequence[offline.HeldOut], said_by: Iterable[scores.Name]
+def _stored_scores(
+    tx: Transaction,
+    rows: Sequence[batches.Row] | Sequence[offline.HeldOut],
+    score_names: Iterable[scores.Name],
 ) -> dict[str, Any]:
     arrays = [(row.experience_id, row.payload) for row in rows]
-    return {name: scores.read(tx, name, arrays) for name in said_by}
+    return {name: scores.read(tx, name, arrays) for name in score_names}

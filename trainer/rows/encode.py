@@ -1,7 +1,7 @@
-"""Gives adopted rows their tokens: imported text meets the run's tokenizer once, before the first draw.
+"""Tokenises adopted rows: the trainer turns their imported text into tokens once, before the first draw.
 
-A row the model cannot take is dropped with the reason, and so are the pairs it is in. What was
-done stays done: after a crash the next start goes on with the rows that are left.
+A row that the model cannot take is dropped with the reason, and so are the pairs that contain it. Each
+chunk is committed. After a crash the next start continues with the remaining rows.
 """
 
 import logging
@@ -26,12 +26,14 @@ def encode_adopted(
     max_length: int,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Tokenise every adopted row that has no tokens yet, prompt and response cut to `max_length` tokens.
+    """Tokenise every adopted row that has no tokens yet.
 
-    It ends early, between two chunks, when it should stop.
+    Args:
+        max_length: prompt and response together are cut to so many tokens.
+        should_stop: called between two chunks. If it returns True, the next start does the rest.
 
     Raises:
-        LeaseLost: another trainer has this one's place; it does the rest.
+        LeaseLost: another trainer has this one's place, and tokenises the rest.
     """
     with database.transaction() as tx:
         total = offline.count_unencoded(tx, run_id)

@@ -1,7 +1,7 @@
-"""What the starting model says of adopted rows: asked once, before the first step, and stored with them.
+"""Scores adopted rows with the starting model once, before the first step (`reference: precomputed`).
 
-What was stored stays stored: after a crash the next start goes on with the rows that are left, and where
-none is, the model is not even loaded.
+The log-probabilities are stored with the rows. Each chunk is committed. After a crash the next start
+continues with the remaining rows. If none remain, the model is not loaded.
 """
 
 import logging
@@ -14,35 +14,36 @@ from trinity_db.trainer.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
 
-CHUNK_ROWS = 256  # a transaction; a crash loses so much work at most
+CHUNK_ROWS = 256  # rows of a transaction; a crash loses the work on at most so many
 
 
-def score_adopted(begin: recovery.Beginning, config: TrainerConfig, should_stop: Callable[[], bool]) -> None:
-    """Ask the run's starting model about every adopted row that has tokens and of which it has said nothing.
+def score_adopted(files: recovery.RunFiles, config: TrainerConfig, should_stop: Callable[[], bool]) -> None:
+    """Store the starting model's log-probabilities of every adopted row that has tokens and no scores yet.
 
-    It ends early, between two micro-batches, when it should stop.
+    Args:
+        should_stop: called between two micro-batches. If it returns True, the next start does the rest.
 
     Raises:
-        ConfigError: there is something to ask, and the starting model has changed or is gone.
-        LeaseLost: another trainer has this one's place; it does the rest.
+        ConfigError: rows remain to be scored, and the starting model has changed or is gone.
+        LeaseLost: another trainer has this one's place, and scores the rest.
     """
-    database, run = begin.database, begin.run
+    database, run = files.database, files.run
     model = scores.Model("reference", recovery.first_digest(database, run))
     with database.transaction() as tx:
         total = scores.count_unscored(tx, run.id, model)
     done = after = 0
-    frozen = FrozenModel(recovery.first_model(begin), config) if total else None
+    frozen = FrozenModel(recovery.first_model(files), config) if total else None
     while frozen and done < total:
         with database.transaction() as tx:
             ids = scores.unscored(tx, run.id, model, after, CHUNK_ROWS)
         found = payloads.read(database, ids)
-        said = []
+        scored = []
         for place, logprobs in frozen.scores([found[experience_id] for experience_id in ids]):
-            said.append(scores.scored(ids[place], model, found[ids[place]], logprobs))
+            scored.append(scores.scored(ids[place], model, found[ids[place]], logprobs))
             if should_stop():
                 return
         with database.transaction() as tx:
-            workers.hold_place(tx, begin.worker_id)
-            scores.write(tx, said)
+            workers.hold_place(tx, files.worker_id)
+            scores.write(tx, scored)
         after, done = ids[-1], done + len(ids)
-        logger.info("the starting model was asked about %d of %d rows", done, total)
+        logger.info("the starting model scored %d of %d rows", done, total)

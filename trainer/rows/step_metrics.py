@@ -1,7 +1,7 @@
-"""What a step's rows and its clock say, beside what the algorithm says of its loss.
+"""Metrics of a step's rows and of its time. The algorithms compute the metrics of their losses.
 
-Pure functions; names and meanings are TRL's where it has one (version 1.16), verl's for the rate. All of
-them, and those of the algorithms, stand in docs/reference/metrics.md.
+Names and meanings are those of TRL 1.16 where it has the metric; the throughput is verl's.
+docs/reference/metrics.md lists all metrics.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from trinity_db.trainer.learner.gathered_columns import Batch
 def of_rollouts(batch: Batch, outcomes: Outcomes) -> dict[str, float]:
     """Rewards, lengths and staleness of the rollout groups in a batch.
 
-    Rows of experts do not count, nor those that are only compared with, which have no weight.
+    Expert rows do not count. Rows with weight 0 do not count either: other rows are only compared with them.
     """
     live = ~batch.columns.get("is_expert", np.zeros(len(batch.payloads), np.bool_))
     live &= batch.columns.get("weight", np.ones(len(batch.payloads))) > 0
@@ -28,7 +28,7 @@ def of_rollouts(batch: Batch, outcomes: Outcomes) -> dict[str, float]:
     }
     if outcomes.clipped is not None:
         found["completions/clipped_ratio"] = outcomes.clipped
-    if "rewards" in batch.columns:  # nobody gives any where a teacher alone is learned from
+    if "rewards" in batch.columns:  # a run that learns from a teacher alone has none
         found |= _of_rewards(batch.columns["rewards"][live], batch.columns["groups"][live])
     for name, (mean, deviation) in outcomes.rewards.items():
         found |= {f"rewards/{name}/mean": mean, f"rewards/{name}/std": deviation}
@@ -39,7 +39,7 @@ def of_rollouts(batch: Batch, outcomes: Outcomes) -> dict[str, float]:
 
 
 def of_time(batch: Batch, *, waited: float, computed: float, ranks: int) -> dict[str, float]:
-    """Seconds, and tokens per second and process, prompts included, of waiting and computing together."""
+    """Seconds of waiting and of computing; tokens, prompts included, per second of both and per process."""
     num_tokens = sum(payload.num_tokens for payload in batch.payloads)
     return {
         "time/wait_for_batch": waited,
@@ -50,7 +50,7 @@ def of_time(batch: Batch, *, waited: float, computed: float, ranks: int) -> dict
 
 
 def _of_rewards(rewards: NDArray[np.float64], groups: NDArray[np.int64]) -> dict[str, float]:
-    """The last one is the share of rows that nothing is learned from by comparison with others of a group."""
+    """Mean and deviation, and the share of rows in groups with equal rewards: such rows have advantage 0."""
     _, places = np.unique(groups, return_inverse=True)
     lowest, highest = np.full(places.max() + 1, np.inf), np.full(places.max() + 1, -np.inf)
     np.minimum.at(lowest, places, rewards)
