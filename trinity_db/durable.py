@@ -11,3 +11,9 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_all(folder: Path) -> None:
+    """Have everything in a folder on the disk, with the names in it and in the folders below."""
+    for path in [*folder.rglob("*"), folder]:
+        flush(path)

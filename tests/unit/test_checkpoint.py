@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from tests.disk import fill, make_read_only, small_disk
 from tests.recipes import recipe
+from trinity_db import durable
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError, TrinityError
@@ -144,7 +145,7 @@ def test_all_that_is_in_a_checkpoint_is_flushed_the_names_in_its_folders_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[Path] = []
-    monkeypatch.setattr(checkpoint, "flush", flushed.append)
+    monkeypatch.setattr(durable, "flush", flushed.append)
 
     def write(aside: Path) -> None:
         (aside / "adapter").mkdir()

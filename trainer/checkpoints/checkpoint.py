@@ -16,6 +16,7 @@ from uuid import uuid4
 import torch
 from safetensors import SafetensorError
 
+from trinity_db import durable
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.folder_digest import digest
 from trinity_db.trainer.learner import value_head
@@ -51,11 +52,10 @@ def place(folder: Path, write: Callable[[Path], None]) -> str:
     try:
         aside.mkdir(parents=True)
         write(aside)
-        for path in [*aside.rglob("*"), aside]:  # a folder's names are flushed with the folder
-            flush(path)
+        durable.flush_all(aside)
         written = digest(aside)
         aside.rename(folder)
-        flush(folder.parent)
+        durable.flush(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise unwritable(f"Checkpoint {folder}", error) from error
@@ -111,12 +111,3 @@ def unwritable(what: str, error: OSError | SafetensorError) -> TrinityError:
         f"{what} cannot be written: {cause}. "
         f"{remedy} another folder with trainer.checkpoints, and start again."
     )
-
-
-def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk, so that they survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from trinity_db import durable
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.folder_digest import verify
 from trinity_db.trainer.checkpoints import checkpoint
@@ -242,7 +243,7 @@ def _claim(folder: Path, owner: str) -> bool:
             _write_once(file, owner)
         is_owners = file.is_file() and file.read_bytes() == owner.encode()
         if is_owners:
-            checkpoint.flush(folder)  # each time: the trainer that wrote the file may have crashed before it
+            durable.flush(folder)  # each time: the trainer that wrote the file may have crashed before it
         return is_owners
     except OSError as error:
         raise checkpoint.unwritable(str(folder), error) from error
@@ -257,9 +258,9 @@ def _write_whole(file: Path, content: str) -> None:
     aside = file.with_name(f"{file.name}.{uuid4().hex[:8]}.tmp")
     try:
         aside.write_text(content)
-        checkpoint.flush(aside)
+        durable.flush(aside)
         aside.replace(file)
-        checkpoint.flush(file.parent)
+        durable.flush(file.parent)
     except OSError as error:
         raise checkpoint.unwritable(str(file), error) from error
     finally:
@@ -272,7 +273,7 @@ def _write_once(file: Path, content: str) -> None:
     aside = file.with_name(f"{file.name}.{uuid4().hex[:8]}.tmp")
     try:
         aside.write_text(content)
-        checkpoint.flush(aside)
+        durable.flush(aside)
         _link(aside, file)
     except FileExistsError:  # another trainer was faster
         pass
@@ -289,7 +290,7 @@ def _link(aside: Path, file: Path) -> None:
     except OSError:  # the file system has no hard links
         with file.open("xb") as output:
             output.write(aside.read_bytes())
-        checkpoint.flush(file)
+        durable.flush(file)
 
 
 def _rename(path: Path, word: str) -> None:

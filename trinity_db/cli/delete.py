@@ -1,13 +1,12 @@
 """`trinity-db delete`: a run or a data set goes, with its rows, its archive and its own checkpoints."""
 
-import logging
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trinity_db.cli import output
+from trinity_db.cli.removal import RemovalLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,10 +14,6 @@ if TYPE_CHECKING:
     from trinity_db.store.instances import Instance
     from trinity_db.store.policies import PolicyVersion
     from trinity_db.store.runs import Run
-
-logger = logging.getLogger(__name__)
-
-PROGRESS_SECONDS = 5.0  # between lines
 
 
 def delete(
@@ -53,7 +48,7 @@ def delete(
             tables = payloads.archives(tx, found.id, instance.id)
         # Before the rows, which alone say where they are: a deletion that was killed finds them again.
         folders, kept = _delete_folders(found, instance, checkpoints)
-        rows = deletion.delete_rows(database, found, _Progress(run))
+        rows = deletion.delete_rows(database, found, RemovalLog("deleting", run))
         kept += _drop_archives(tables)
         with database.transaction() as tx:
             deletion.finish(tx, found)
@@ -66,19 +61,6 @@ def delete(
         print(f"Deleted its checkpoints in {folder}.")
     for line in kept:
         print(f"Kept: {line}")
-
-
-class _Progress:
-    """A line now and then about what is deleted so far."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-        self._said_at = time.monotonic()
-
-    def __call__(self, name: str, count: int) -> None:
-        if time.monotonic() - self._said_at > PROGRESS_SECONDS:
-            self._said_at = time.monotonic()
-            logger.info("deleting '%s': %d %s so far", self._run, count, name)
 
 
 def _delete_folders(

@@ -1,8 +1,6 @@
 """`trinity-db prune`: what runs need no more goes: payloads, metrics, processing records."""
 
-import logging
 import re
-import time
 from contextlib import closing
 from dataclasses import asdict
 from datetime import timedelta
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity_db.cli import disk, output
+from trinity_db.cli.removal import RemovalLog
 from trinity_db.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from trinity_db.store.pruning import Family, Pruned
     from trinity_db.store.runs import Run
 
-logger = logging.getLogger(__name__)
-
-PROGRESS_SECONDS = 5.0  # between lines
 MOST_DAYS = 36_500
 UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
@@ -131,23 +127,10 @@ def _prune(
 
     with database.transaction() as tx:
         limits = pruning.limits(tx, run, age, keep_versions)
-    progress = _Progress(run.name)
+    progress = RemovalLog("pruning", run.name)
     return {
         family.name: pruning.prune(database, run, family, limits, dry_run, progress) for family in families
     }
-
-
-class _Progress:
-    """A line now and then about what is pruned so far."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-        self._said_at = time.monotonic()
-
-    def __call__(self, name: str, count: int) -> None:
-        if time.monotonic() - self._said_at > PROGRESS_SECONDS:
-            self._said_at = time.monotonic()
-            logger.info("pruning '%s': %d %s so far", self._run, count, name)
 
 
 def _described(pruned: "dict[str, Pruned]") -> str:

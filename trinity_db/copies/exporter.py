@@ -15,7 +15,7 @@ from typing import Any
 
 from psycopg import sql
 
-from trinity_db import __version__, schema
+from trinity_db import __version__, durable, schema
 from trinity_db.copies import folder as folders
 from trinity_db.copies import tables
 from trinity_db.copies.columns import form
@@ -70,7 +70,7 @@ def export_run(
         with folders.writable(target):
             partial.mkdir()
             exported = _export(database, name, partial, with_checkpoints, progress)
-            folders.flush(partial)
+            durable.flush_all(partial)
             if target.exists():
                 target.rmdir()
             partial.rename(target)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trinity_db import durable, schema
+from trinity_db import schema
 from trinity_db.copies.columns import arrow_schema
 from trinity_db.copies.tables import Copied
 from trinity_db.errors import ImportFileError, TrinityError
@@ -216,12 +216,6 @@ def describe(manifest: Manifest, columns: Mapping[str, Sequence[str]]) -> str:
         f"| `{name}` | {entry.rows} | {', '.join(columns[name])} |" for name, entry in manifest.tables.items()
     )
     return _TEXT.format(run=manifest.run, version=manifest.trinity_db, tables=tables)
-
-
-def flush(folder: Path) -> None:
-    """Have everything in a folder on the disk."""
-    for path in [*folder.rglob("*"), folder]:
-        durable.flush(path)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from trinity_db import settings
+from trinity_db import durable, settings
 from trinity_db.copies import folder as folders
 from trinity_db.copies import tables
 from trinity_db.copies.columns import form
@@ -277,11 +277,11 @@ def _placed_checkpoints(
                 progress(f"checkpoint {entry.version}", 0)
                 place = target / f"version-{entry.version:06d}"
                 shutil.copytree(folders.checkpoint_path(folder, entry.version), place)
-                folders.flush(place)
+                durable.flush_all(place)
                 if not folder_digest.verify(place, entry.sha256):
                     raise TrinityError(f"{place}: does not give back what was written to it.")
                 places[entry.version] = place, entry.sha256
-            folders.flush(target)
+            durable.flush_all(target)
         yield places
     except DatabaseUnavailable:
         logger.warning(
