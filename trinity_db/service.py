@@ -1,8 +1,8 @@
-"""The life all roles share: start, heartbeat, claim, work, finish or release, stop.
+"""The life that all roles share: register, start, work until there is no more, release, stop.
 
-A Service owns the process's signals and its worker row; its pulse, a thread with a connection
-of its own, keeps the leases alive, gives back those of dead workers, and wakes the loop when
-somebody announces news. A role adds `work`: one piece of work, and whether there was any.
+A `Service` handles the process's signals and owns its worker row. Its `Pulse` is a thread with a separate
+connection. The pulse keeps this worker's leases alive, gives back the leases of dead workers, and wakes the
+service when another worker announces news. A role implements `work`, which does one piece of work.
 """
 
 import logging
@@ -28,16 +28,15 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-LEASE_SECONDS = 30.0  # longer than a disk stalls, short enough to wait for
-HEARTBEAT_SECONDS = LEASE_SECONDS / 6  # so that several may be missed
-LISTEN_SECONDS = (
-    0.5  # at a time: how long a stop waits, how soon a lost supervisor or, behind a pooler, news is noticed
-)
-POLL_SECONDS = 2.0  # news usually wakes sooner; polling is the truth
-WATCH_SECONDS = 1.5 * HEARTBEAT_SECONDS  # a worker that is alive gives a sign of it meanwhile
-LOOK_SECONDS = 0.2  # between two looks at a worker that is in the way
-RELEASE_SECONDS = 5.0  # for a database that is away when a role stops; then its work is done again
-SUPERVISOR = "TRINITY_DB_SUPERVISOR"  # process id of the parent that a role shall end with
+LEASE_SECONDS = 30.0  # longer than a disk stalls, short enough for people to wait
+HEARTBEAT_SECONDS = LEASE_SECONDS / 6  # so that a worker may miss several beats
+# One turn of the pulse. So long it may take to notice a stop, a lost supervisor or, behind a pooler, news.
+LISTEN_SECONDS = 0.5
+POLL_SECONDS = 2.0  # between two looks for work; news usually wakes a service sooner, but may get lost
+WATCH_SECONDS = 1.5 * HEARTBEAT_SECONDS  # a live worker beats at least once in this time
+LOOK_SECONDS = 0.2  # between two looks at a worker that holds the place
+RELEASE_SECONDS = 5.0  # to wait for the database when a role stops; after that its work is done again
+SUPERVISOR = "TRINITY_DB_SUPERVISOR"  # environment variable with the process id of the supervisor
 
 
 class Service:
@@ -45,7 +44,7 @@ class Service:
 
     role: ClassVar[WorkerRole]
     exclusive: ClassVar[bool] = False
-    """Whether a run has only one worker of this role."""
+    """Whether a run may have only one worker of this role."""
 
     def __init__(self, database: Database, run: runs.Run) -> None:
         self.database = database
@@ -53,54 +52,54 @@ class Service:
         self.worker_id = 0
         self._stopping = False
         self._news = threading.Event()
-        self._unclear_until = -math.inf
-        """Until when a claim of a lost connection may still be committed."""
+        self._lost_claim_until = -math.inf
+        """Until this time the server may still commit a claim of a lost connection."""
 
     def start(self) -> None:
-        """Prepare, as a registered worker; may be called again after a lost connection. For subclasses."""
+        """Prepare for work. Subclasses override it. It is called again if the connection is lost in it."""
 
     def work(self) -> bool:
-        """Do one piece of work; False when there is nothing to do right now. For subclasses."""
+        """Do one piece of work; return False if there is none now. Subclasses override it."""
         raise NotImplementedError(type(self).__name__)
 
     def release(self) -> None:
-        """Give back or finish what is in hand; may be called again, as `start` may. For subclasses."""
+        """Finish or give back unfinished work. Subclasses override it. Like `start` it may be repeated."""
 
     def is_done(self) -> bool:
-        """Whether there will never be more work. Asked when there is none right now."""
+        """Whether there will never be more work. The service asks when `work` has returned False."""
         with self.database.transaction() as tx:
             return runs.is_finished(tx, self.run.id)
 
     @property
     def stopping(self) -> bool:
-        """Whether a long piece of work should end early."""
+        """Whether the service is to stop. A long piece of work ends early then."""
         return self._stopping
 
     def stop(self) -> None:
-        """Take no more work. Harmless when repeated."""
+        """Take no more work. It may be called repeatedly."""
         self._stopping = True
         self._news.set()
 
-    def hear_news(self) -> None:
-        """Look for work now rather than at the next poll."""
+    def wake(self) -> None:
+        """Look for work now instead of at the next poll."""
         self._news.set()
 
     def serve(self) -> None:
-        """Work until there is no more or a signal comes. A database that is away is waited for, whenever.
+        """Work until there is no more work or a signal arrives. If the database is away, wait for it.
 
         Raises:
-            ConfigError: the role is exclusive, and the run has a worker that is alive.
-            LeaseLost: this worker was silent for too long, and another has its place.
+            ConfigError: the role is exclusive, and the run has a live worker in it.
+            LeaseLost: this worker was silent for too long, and another worker has its place.
             NotFound: the store has lost the run.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
-            self.worker_id = self._enter()
+            self.worker_id = self._take_place()
         except DatabaseUnavailable as error:
             if not self.stopping:
                 raise
-            logger.warning("%s; nothing was begun", error)
+            logger.warning("%s; no work was started", error)
         if not self.worker_id:
             return
         pulse = Pulse(self)
@@ -109,20 +108,20 @@ class Service:
         except DatabaseUnavailable as error:
             if not self.stopping:
                 raise
-            logger.warning("%s; what was in hand will be done again", error)
+            logger.warning("%s; unfinished work will be done again", error)
         except (LeaseLost, psycopg.errors.ForeignKeyViolation):
-            self._check_that_the_run_is_there()
+            self._check_that_the_run_exists()
             raise
         finally:
             pulse.stop()
-            self._goodbye()
+            self._sign_off()
         if pulse.failure is not None:
             if isinstance(pulse.failure, LeaseLost):
-                self._check_that_the_run_is_there()
+                self._check_that_the_run_exists()
             raise pulse.failure
 
-    def look_after_supervisor(self) -> None:
-        """Stop when the parent that this process shall end with is gone."""
+    def stop_if_orphaned(self) -> None:
+        """Stop if the supervisor that started this process is gone."""
         if is_orphan() and not self.stopping:
             logger.warning("the supervisor is gone: stopping")
             self.stop()
@@ -130,14 +129,14 @@ class Service:
     def _serve(self, pulse: "Pulse") -> None:
         pulse.start()
         logger.info("%s worker %d serves run '%s'", self.role, self.worker_id, self.run.name)
-        self._insist(self.start)
-        while not self.stopping and not self._insist(self._step):
+        self._retry(self.start)
+        while not self.stopping and not self._retry(self._step):
             pass
         deadline = time.monotonic() + RELEASE_SECONDS
         self.database.retry(self.release, lambda: self.stopping and time.monotonic() > deadline)
 
-    def _check_that_the_run_is_there(self) -> None:
-        """Where the server forgot the run, it forgot this worker too, which looks as if it were replaced.
+    def _check_that_the_run_exists(self) -> None:
+        """Tell a lost run from a lost lease: a server that lost the run has lost this worker's row too.
 
         Raises:
             NotFound: the store has lost the run.
@@ -145,31 +144,32 @@ class Service:
         with self.database.transaction() as tx:
             runs.is_finished(tx, self.run.id)
 
-    def _insist(self, decide: Callable[[], Result]) -> Result:
-        """Try until the database answers, or until this process shall stop."""
+    def _retry(self, decide: Callable[[], Result]) -> Result:
+        """Retry while the database is away, until this process is to stop."""
 
         def give_up() -> bool:
-            self.look_after_supervisor()
+            self.stop_if_orphaned()
             return self.stopping
 
         return self.database.retry(decide, give_up)
 
-    def _enter(self) -> int:
-        """Register; returns the worker's id, or 0 where this process shall stop before.
+    def _take_place(self) -> int:
+        """Register this process. Return the worker's id, or 0 if a stop came first.
 
-        Where an exclusive role has another worker, this one watches it, by its own clock: one that gives a
-        sign of life stays. One whose lease has ended by the server's clock is given the time of a beat, as
-        that clock may have been moved; any other the time of a lease.
+        If another worker holds an exclusive role, this process watches it by its own clock. A worker that
+        beats keeps its place. A worker whose lease has ended by the server's clock loses its place after
+        `WATCH_SECONDS` of silence, because that clock may have been set forward. Any other worker loses it
+        after `LEASE_SECONDS`.
 
         Raises:
-            ConfigError: the other is alive. Nothing is left behind.
+            ConfigError: the other worker is alive. Nothing was registered.
         """
         watched: workers.Rival | None = None
         since = time.monotonic()
         while not self.stopping:
             seconds = time.monotonic() - since
             is_gone = watched and seconds > (WATCH_SECONDS if watched.is_silent else LEASE_SECONDS)
-            found = self._insist(partial(self._register, watched if is_gone else None))
+            found = self._retry(partial(self._register, watched if is_gone else None))
             if isinstance(found, int):
                 return found
             if watched is not None and found is not None and found != watched:
@@ -183,7 +183,11 @@ class Service:
         return 0
 
     def _register(self, gone: workers.Rival | None) -> int | workers.Rival | None:
-        """This process's worker, or the one that has its place; None where that has just left."""
+        """Return a new worker's id, or the rival that holds the place; None if the rival has just left.
+
+        Args:
+            gone: a rival that is dead. It is stopped first.
+        """
         with self.database.transaction() as tx:
             if not self.exclusive:
                 worker_id: int | None = workers.register(tx, self.run, self.role)
@@ -197,29 +201,30 @@ class Service:
             return worker_id
 
     def _step(self) -> bool:
-        """One piece of work, or a wait for news; True when there will never be more work."""
+        """Do one piece of work, or wait for news. Return True if there will never be more work."""
         self._news.clear()
-        if time.monotonic() < self._unclear_until:
-            # Nothing is in hand between two steps, so that all that is held was claimed by the lost session.
+        if time.monotonic() < self._lost_claim_until:
+            # Between two steps this worker has no work. So all its leases come from the lost connection.
             with self.database.transaction() as tx:
                 workers.release_own(tx, self.worker_id)
-            self._unclear_until = min(self._unclear_until, time.monotonic() + LEASE_SECONDS)
+            self._lost_claim_until = min(self._lost_claim_until, time.monotonic() + LEASE_SECONDS)
         try:
             if self.work():
                 return False
         except DatabaseUnavailable:
-            # A claim may have been committed without our hearing of it, or be committed yet.
-            self._unclear_until = math.inf
+            # The server may have committed a claim without an answer, or may still commit it.
+            self._lost_claim_until = math.inf
             raise
         if self.is_done():
             return True
         self._news.wait(POLL_SECONDS)
         return False
 
-    def _goodbye(self) -> None:
+    def _sign_off(self) -> None:
+        """Give back this worker's leases and end its row. If the database stays away, the leases expire."""
         if not self.worker_id:
             return
-        self.database.close()  # the connection may be lost without anybody having noticed
+        self.database.close()  # a connection may be lost without notice, so a new one is made
         deadline = time.monotonic() + RELEASE_SECONDS
         try:
             self.database.retry(self._leave, lambda: time.monotonic() > deadline)
@@ -234,47 +239,49 @@ class Service:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.stopping:
-            os._exit(128 + number)  # the second time: leave at once, the leases run out by themselves
+            os._exit(128 + number)  # the second signal: end at once, and let the leases run out
         logger.info("%s: finishing what is in hand; once more to leave at once", signal.Signals(number).name)
-        # No more: whom this interrupts may hold the lock of an event. The pulse wakes it.
+        # Do not set an event here: the interrupted code may hold the event's lock. The pulse sets it.
         self._stopping = True
 
 
 class Pulse(threading.Thread):
-    """Heartbeat, rescue and news, on a connection of its own that comes back when the server does."""
+    """The thread that beats, rescues and listens, on a separate connection. It reconnects after an outage."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(name="pulse", daemon=True)
         self.failure: Exception | None = None
+        """The error that ended the thread."""
         self._service = service
         self._ended = threading.Event()
-        self._beaten_at = -math.inf
+        self._last_beat = -math.inf
+        """Time of the last beat, by this process's clock. -inf: none on this connection."""
         self._server_time: datetime | None = None
-        """When the last beat was, by the server's clock."""
+        """Time of the last beat, by the server's clock."""
         self._connection: Transaction | None = None
-        self._told = False
-        """Whether the log says that there are no notifications."""
+        self._polling_is_logged = False
+        """Whether the log says that the service polls, because a pooler passes no notifications on."""
 
     def run(self) -> None:
-        """Beat and listen until stopped."""
+        """Beat and listen until `stop`."""
         pause, longest = RETRY_SECONDS
         while not self._ended.is_set():
-            self._service.look_after_supervisor()
+            self._service.stop_if_orphaned()
             if self._service.stopping:
-                self._service.hear_news()
+                self._service.wake()
             try:
                 connection = self._connected()
                 self._beat(connection)
-                self._hear(connection)
+                self._listen(connection)
                 pause = RETRY_SECONDS[0]
             except DatabaseUnavailable:
                 self._ended.wait(pause)
                 pause = min(2 * pause, longest)
-            except Exception as error:  # whatever it is, nobody may work without a heartbeat
+            except Exception as error:  # after any error: a worker must not work without a heartbeat
                 self.failure = error
                 self._ended.set()
                 self._service.stop()
-        # Here and not in stop(): a connection must not be closed while another thread waits on it.
+        # stop() does not close it: no thread may close a connection while another one waits on it.
         if self._connection is not None:
             self._connection.close()
 
@@ -285,68 +292,68 @@ class Pulse(threading.Thread):
             self.join(HEARTBEAT_SECONDS)
 
     def _beat(self, connection: Transaction) -> None:
-        """Now and then a sign of life, and a look after the others.
+        """If it is time, record a heartbeat, and give back the leases of silent workers.
 
-        If by the server's clock a lease has passed since the last beat, forward or back, that clock was set,
-        or this process stood still, or the server was away: then others may be alive and seem silent too, and
-        are left alone until they had the time of a beat.
+        If the server's clock has moved by more than a lease since the last beat, forward or back, then the
+        clock was set, this process was frozen, or the server was away. Live workers may look silent then. So
+        no lease is given back until the next beat.
 
         Raises:
-            LeaseLost: somebody looked after us.
+            LeaseLost: another worker took this one for dead.
         """
-        if time.monotonic() - self._beaten_at < HEARTBEAT_SECONDS:
+        if time.monotonic() - self._last_beat < HEARTBEAT_SECONDS:
             return
         service = self._service
         with service.database.transaction_on(connection) as tx:
-            if self._beaten_at == -math.inf:
+            if self._last_beat == -math.inf:
                 workers.keep_session(tx, service.worker_id)
             now = workers.beat(tx, service.worker_id)
             is_steady = abs((now - (self._server_time or now)).total_seconds()) <= LEASE_SECONDS
             released = is_steady and workers.release_leases(tx, service.run.id, LEASE_SECONDS)
-        self._beaten_at, self._server_time = time.monotonic(), now
+        self._last_beat, self._server_time = time.monotonic(), now
         if released:
             logger.warning(
                 "gave back %d rows and %d groups of workers that are gone",
                 released.experiences,
                 released.groups,
             )
-            service.hear_news()
+            service.wake()
 
-    def _hear(self, connection: Transaction) -> None:
-        """Wake the role when there is news; behind a pooler, where none arrives, let it look now and then."""
+    def _listen(self, connection: Transaction) -> None:
+        """Wake the service at each notification; behind a pooler, which passes none on, at every turn."""
         if is_pooled(connection):
             self._ended.wait(LISTEN_SECONDS)
-            self._service.hear_news()
+            self._service.wake()
             return
         with in_our_words(connection):
             for _ in connection.notifies(timeout=LISTEN_SECONDS):
-                self._service.hear_news()
+                self._service.wake()
 
     def _connected(self) -> Transaction:
-        """The connection, made again where it was lost.
+        """Return the connection, after connecting again if it was lost.
 
         Raises:
-            DatabaseUnavailable: not yet.
+            DatabaseUnavailable: the server does not answer.
         """
         connection = self._connection
         if connection is None or connection.closed or connection.broken:
             if connection is not None:
                 connection.close()
-                self._service.hear_news()
+                self._service.wake()
             channel = runs.channel(self._service.run.id)
             self._connection = connection = self._service.database.listen(channel)
-            self._beaten_at = -math.inf
-            if is_pooled(connection) and not self._told:
-                self._told = True
-                logger.info("a pooler is before the database: looking for news every %g s", LISTEN_SECONDS)
+            self._last_beat = -math.inf
+            if is_pooled(connection) and not self._polling_is_logged:
+                self._polling_is_logged = True
+                logger.info("the database is behind a pooler: looking for news every %g s", LISTEN_SECONDS)
         return connection
 
 
 def is_supervised() -> bool:
-    """Whether a supervisor started this process, which has seen the database."""
+    """Whether a supervisor started this process. The supervisor has reached the database before."""
     return SUPERVISOR in os.environ
 
 
 def is_orphan() -> bool:
-    """Whether the supervisor of this process is gone."""
+    """Whether a supervisor started this process and has ended since."""
     return is_supervised() and int(os.environ[SUPERVISOR]) != os.getppid()

@@ -97,7 +97,7 @@ def test_the_log_says_once_that_news_are_asked_for(
     store: Store, second_trainer_and_run: tuple[Ended, Ended]
 ) -> None:
     assert second_trainer_and_run[1].code == 0
-    assert store.log("pooled", "explore").count("a pooler is before the database") == 1
+    assert store.log("pooled", "explore").count("the database is behind a pooler") == 1
 
 
 def test_no_session_of_the_pool_keeps_a_setting(

@@ -338,12 +338,12 @@ def test_workers_are_given_the_time_of_a_beat_when_the_server_s_clock_was_set(
         assert pulse._server_time is not None
         pulse._server_time -= timedelta(seconds=seconds)
         for _ in range(2):
-            pulse._beaten_at = -math.inf
+            pulse._last_beat = -math.inf
             pulse._beat(connection)
             assert direct.execute(HELD, [other.worker_id]).fetchone() == (1,)
             heard._beat(heard._connected())  # its next beat, within seconds
         direct.execute(shift, [seconds])
-        pulse._beaten_at = -math.inf
+        pulse._last_beat = -math.inf
         pulse._beat(connection)
         assert direct.execute(HELD, [other.worker_id]).fetchone() == (0,), "it is gone"
         pulse._connected().close()

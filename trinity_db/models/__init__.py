@@ -1,13 +1,14 @@
-"""Causal language models: load one, build a small one, and ask it about rows. Knows no role and no store.
+"""Causal language models: load them, build small ones, and score rows. Imports no role and no store.
 
-libraries          torch and transformers, imported when they are needed
-loading            models and tokenizers on disk
-scratch            small models with random weights
-forward            from payloads to what losses read of each trained token
-attention          sequences end to end in one row
-chunked_logprobs   log-probabilities without the logits of all tokens at once
-layers             the layers of a model: recompute them, share their weights among ranks
-frozen_model       a model that is only asked
+libraries          imports torch and transformers when they are needed
+loading            loads models and tokenizers from disk
+scratch            builds small models with random weights
+forward            computes from payloads the columns of trained tokens that losses read
+attention          lets sequences lie end to end in one row
+chunked_logprobs   computes log-probabilities without the logits of all tokens at once
+layers             recomputes layers in the backward pass, and shards their weights over ranks
+frozen_model       scores rows with a model that is not trained
+folder_digest      computes a digest of a model's folder
 """
 
 from trinity_db.models.libraries import check_libraries, default_device

@@ -1,9 +1,9 @@
-"""Sequences end to end in one row, each attending only to itself.
+"""Attention for sequences that lie end to end in one row. Each sequence attends only to itself.
 
-transformers knows two ways: its flash-attention kernels, which need a GPU and another library, and a
-mask of all tokens times all tokens for PyTorch's attention, whose cost grows with the square of the
-row. This is a third: PyTorch's causal attention, sequence by sequence, without a mask. On a CPU
-forward and backward of 16 log-normal sequences take 1/4 of the padded and 1/12 of the masked time.
+transformers has two ways to do this. Its flash-attention kernels need a GPU and another library. Its mask
+of all tokens times all tokens costs the square of the row. This module has a third way: PyTorch's causal
+attention without a mask, sequence by sequence. On a CPU, forward and backward of 16 sequences with
+log-normal lengths take 1/4 of the time with padding, and 1/12 of the time with a mask.
 """
 
 from typing import Any
@@ -13,23 +13,23 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 PACKED = "trinity_db_packed"
-LENGTHS = "packed_lengths"  # the name under which models hand them on to their attention
+LENGTHS = "packed_lengths"  # the argument under which models pass the lengths to their attention
 UNDERSTOOD = {"position_ids", "output_attentions", "use_cache", "past_key_values", "cache_position", LENGTHS}
-PROBE_TOKENS = (7, 5)  # tokens of two sequences
-TOLERANCE = 1e-4  # of the largest hidden value; rounding is 1e-6, seeing another sequence about 1
+PROBE_TOKENS = (7, 5)  # tokens of the two sequences of a trial
+TOLERANCE = 1e-4  # relative to the largest hidden value; rounding gives 1e-6, attending to another sequence 1
 
 
 def pack(lengths: list[int], device: torch.device) -> dict[str, Any]:
-    """What a model that `can_pack` takes beside the tokens [1, total] of so many sequences."""
+    """The arguments that a model takes beside the tokens [1, total], if it `can_pack`."""
     positions = torch.cat([torch.arange(length) for length in lengths])
     return {"position_ids": positions[None].to(device), LENGTHS: lengths}
 
 
 def can_pack(model: Any) -> bool:
-    """Whether the model computes the same for sequences end to end; if so, it is made ready for them.
+    """Whether the model computes the same for sequences end to end. If so, switch its attention to packed.
 
-    It is tried out on two short sequences. What they would not show, such as windows and chunks that
-    are in the mask only, models declare: those that may run without a mask support flash attention.
+    A trial on two short sequences decides. It cannot show windows and chunks that exist in the mask only. But
+    a model that needs its mask does not declare support for flash attention, and is refused before.
     """
     from transformers import AttentionInterface
 
@@ -49,7 +49,7 @@ def can_pack(model: Any) -> bool:
         try:
             inputs = pack(list(PROBE_TOKENS), device)
             found = decoder(input_ids=tokens, use_cache=False, **inputs)[0]
-        except Exception:  # whatever it is, this model wants its own attention
+        except Exception:  # any error: the model needs its own attention
             found = torch.full_like(expected, torch.inf)
     same = bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
     if not same:
@@ -69,21 +69,27 @@ def packed_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, heads, total, D], key and value with as many or fewer heads; returns [1, total, heads, D].
+    """The attention function of transformers' interface, for sequences end to end.
+
+    Args:
+        query: [1, heads, total, D]; key and value have as many heads or fewer.
+
+    Returns:
+        [1, total, heads, D].
 
     Raises:
-        NotImplementedError: the model wants something that this does not do, such as soft-capped scores.
+        NotImplementedError: the model needs more than this function does, such as soft-capped scores.
     """
-    asked = sorted(name for name, value in others.items() if value is not None and name not in UNDERSTOOD)
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in UNDERSTOOD)
     if (
-        asked
+        unknown
         or attention_mask is not None
         or dropout
         or not (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     ):
-        raise NotImplementedError(f"{type(module).__name__}: {asked}")
+        raise NotImplementedError(f"{type(module).__name__}: {unknown}")
     lengths = others.get(LENGTHS) or [query.shape[2]]
-    # One split a tensor, whose gradient is one concatenation; a slice a sequence would add up whole tensors.
+    # The gradient of one split is one concatenation. The gradient of slices would be a sum of whole tensors.
     parts = zip(*(torch.split(whole, lengths, dim=2) for whole in (query, key, value)), strict=True)
     grouped = query.shape[1] != key.shape[1]
     attended = []

@@ -1,7 +1,7 @@
 """Log-probabilities from hidden states, without the logits of all tokens at once.
 
-Logits are the largest array of a step: N trained tokens times V words. Here they exist for a part of
-the tokens at a time, in the forward pass, and again in the backward pass, which computes them anew.
+Logits are the largest array of a step: N trained tokens times V words. Here they exist for one part of the
+tokens at a time. The forward pass computes them, and the backward pass computes them again.
 Shapes: N tokens, H the width of the model, V the vocabulary, n the tokens of one part.
 """
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Entropy = Literal["none", "value", "gradient"]
-"""Whether entropies are wanted, and whether their gradient is."""
+"""Whether to compute entropies, and whether with their gradient."""
 Scores = tuple[Tensor, Tensor, Tensor]
 """[N] each: log-probability and entropy of the targets, and whether no token is likelier."""
-CPU_PART_BYTES = 16 << 20  # float32 logits that exist at a time: what caches hold, and malloc keeps
-GPU_PART_BYTES = 256 << 20  # enough to keep it busy
+CPU_PART_BYTES = 16 << 20  # of float32 logits at a time: they fit into caches, and malloc reuses the memory
+GPU_PART_BYTES = 256 << 20  # of float32 logits at a time: enough work for a GPU
 
 
 def is_plain(model: Any) -> bool:
-    """Whether logits are the output embedding of the decoder's hidden states, and nothing is done to them.
+    """Whether the logits are exactly the output embedding applied to the decoder's hidden states.
 
-    Tried out on a few tokens: the same operations in the same order give the same bits.
+    A trial on a few tokens decides. The same operations in the same order give the same bits.
     """
     head = model.get_output_embeddings()
     if not isinstance(head, torch.nn.Linear):
@@ -35,9 +35,9 @@ def is_plain(model: Any) -> bool:
 
 
 def from_logits(logits: Tensor, targets: Tensor, entropy: Entropy) -> Scores:
-    """Scores of the targets [N] by logits [N, V] in float32, all at once.
+    """Compute the scores of the targets [N] from logits [N, V] in float32, all at once.
 
-    log p = z - logsumexp(z), H = -Σ p·log p in nats, 0 where it is not wanted.
+    log p = z - logsumexp(z). H = -Σ p·log p in nats, or 0 if the entropy is not wanted.
     """
     log_p = logits.log_softmax(-1)
     logprobs = log_p.gather(-1, targets[:, None])[:, 0]
@@ -83,11 +83,12 @@ class ChunkedHead(torch.autograd.Function):
         hidden, weight, bias, *scored = ctx.saved_tensors
         used = weight.to(ctx.dtype)
         by_hidden = torch.empty_like(hidden)
-        by_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # frozen: a third less work
+        # A frozen weight saves a third of the work.
+        by_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         by_bias = None if bias is None else torch.zeros_like(bias)
         columns = (hidden, *scored, by_logprobs / ctx.temperature, by_entropies / ctx.temperature, by_hidden)
         for part, ids, logprob, entropy, by_logprob, by_entropy, by_part in _parts(len(weight), *columns):
-            # log p of all words: what was subtracted from the target's logit is subtracted from each.
+            # log p of all words: subtract the logsumexp, which is the target's logit less its log p.
             log_p = _logits(part, used, bias, ctx.temperature)
             log_p.sub_((log_p.gather(1, ids[:, None])[:, 0] - logprob)[:, None])
             by_p = by_logprob[:, None]
@@ -108,7 +109,7 @@ class ChunkedHead(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """[n, V] in float32 or better, whatever the weight's dtype."""
+    """[n, V] Logits in float32 or better, for any dtype of the weight."""
     logits = (hidden.to(weight.dtype) @ weight.T).to(torch.promote_types(weight.dtype, torch.float32))
     if bias is not None:
         logits += bias
@@ -116,7 +117,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 
 
 def _parts(vocabulary: int, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Columns [N, ...] cut alike, into parts whose logits take so many bytes."""
+    """Cut columns [N, ...] into parts of equal length, whose logits fit into the bytes of a part."""
     part_bytes = CPU_PART_BYTES if columns[0].device.type == "cpu" else GPU_PART_BYTES
     size = max(1, part_bytes // (4 * vocabulary))
     return zip(*(torch.split(column, size) for column in columns), strict=True)

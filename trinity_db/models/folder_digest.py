@@ -1,10 +1,10 @@
-"""A digest of a model's folder, by which damaged or exchanged files are noticed."""
+"""Computes a digest of a model's folder. With it, roles notice damaged or exchanged files."""
 
 import hashlib
 import os
 from pathlib import Path
 
-BLOCK_BYTES = 1 << 24  # how much of a file is in memory at a time; an optimizer's state may be larger than it
+BLOCK_BYTES = 1 << 24  # of a file in memory at a time; an optimizer's state may be larger than memory
 
 
 def digest(folder: Path) -> str:
@@ -23,8 +23,8 @@ def digest(folder: Path) -> str:
 
 
 def verify(folder: Path, expected: str) -> bool:
-    """Whether the folder is there and its files are exactly those that the digest was made of."""
+    """Whether the folder exists and its files have exactly the expected digest."""
     try:
         return folder.is_dir() and digest(folder) == expected
-    except OSError:  # a disk that cannot be read any more, or a folder that is deleted right now
+    except OSError:  # the disk cannot be read, or the folder is being deleted
         return False

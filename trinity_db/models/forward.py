@@ -1,16 +1,16 @@
-"""From payloads and a causal language model to what losses read of each trained token.
+"""Runs payloads through a causal language model, and returns for each trained token what losses read.
 
     forward = Forward(model, config, temperature=0.7)
     for chosen in forward.micro_batches(payloads, width=2):  # indices; every 2 neighbours stay together
         scored = forward([payloads[i] for i in chosen])      # .mask .logprobs .entropy .correct .values
         frozen.logprobs([payloads[i] for i in chosen])       # of a reference, or of a proximal policy
 
-B sequences, K the most trained tokens of one: a row's trained tokens stand at its left, in order,
-and the mask says where. A sequence's first token never trains, since nothing predicts it.
+Shapes: B sequences, K the most trained tokens of one sequence. A row's trained tokens stand at its left, in
+order, and the mask marks them. The first token of a sequence is never trained, because nothing predicts it.
 
-Sequences are laid end to end, without padding, where that does not change what the model computes
-(`attention.py` tries it); else they are padded to the right. Logits exist for a part of the trained
-tokens at a time (`chunked_logprobs.py`), where the output embedding alone makes them.
+Sequences lie end to end without padding if the model computes the same so (`attention.py` tries it). Else
+they are padded to the right. If the output embedding alone makes the logits, these exist for a part of the
+trained tokens at a time (`chunked_logprobs.py`).
 """
 
 import logging
@@ -35,22 +35,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model says about the trained tokens of a micro-batch. What stands where mask is False is 0."""
+    """A model's columns for the trained tokens of a micro-batch. They are 0 where the mask is False."""
 
     mask: Tensor
     """[B, K] bool."""
     logprobs: Tensor
-    """[B, K] Log-probability of each token at the temperature it was sampled at; with gradient."""
+    """[B, K] Log-probability of each token at the temperature of `Forward`; with gradient."""
     entropy: Tensor
-    """[B, K] Entropy in nats of the distribution each token is from; with gradient where it was asked for."""
+    """[B, K] Entropy in nats of the distribution of each token; with gradient only on request."""
     correct: Tensor
     """[B, K] bool, True where no token is likelier."""
     values: Tensor | None = None
-    """[B, K] What the value head expects before each token; with gradient. None where there is no head."""
+    """[B, K] The value head's expectation before each token, with gradient. None without a value head."""
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """By the names that losses read, without the mask: the rows of the whole step may narrow it."""
+        """The columns by the names that losses read, without the mask: algorithms may mask more tokens."""
         columns = {"logprobs": self.logprobs, "entropy": self.entropy, "correct": self.correct}
         return columns if self.values is None else columns | {"values": self.values}
 
@@ -60,8 +60,8 @@ class Forward:
 
     Args:
         model: a causal language model of transformers, in evaluation mode.
-        temperature: logits are divided by it.
-        value_head: maps hidden states [N, H] to values [N]; None: there are no values.
+        temperature: the logits are divided by it.
+        value_head: maps hidden states [N, H] to values [N]. None: values are not computed.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class Forward:
             logger.warning("%s cannot take sequences end to end: they are padded", type(model).__name__)
         if not self._plain:
             logger.info("%s changes its logits: they are computed whole", type(model).__name__)
-        self._within: Callable[[Callable[[], Any]], Any] = lambda compute: compute()
-        """Computes something with the weights."""
+        self._with_weights: Callable[[Callable[[], Any]], Any] = lambda compute: compute()
+        """Calls a function while the weights outside of layers are whole. `shard` replaces it."""
 
     def shard(self, mesh: DeviceMesh) -> torch.nn.Module:
-        """Leave each rank a part of the weights; returns the module that they are in."""
+        """Shard the weights over the ranks. Returns the module that holds this rank's part."""
         modules = [self._model] if self._value_head is None else [self._model, self._value_head]
-        self._within = shard(modules, layers_of(self._model), mesh)
-        return self._within
+        self._with_weights = shard(modules, layers_of(self._model), mesh)
+        return self._with_weights
 
     def micro_batches(self, payloads: Sequence[Payload], width: int = 1) -> list[list[int]]:
-        """Which payloads go through the model together, by index; `width` neighbours are never parted.
+        """The indices of the payloads of each micro-batch. Each `width` neighbours stay together.
 
-        The longest come first, so that a step that does not fit into memory fails at its beginning, and
-        padding, where there is any, stays low.
+        The longest come first. So a step that does not fit into memory fails at its beginning, and payloads
+        of similar length share a micro-batch, which keeps padding low.
         """
         lengths = np.array([payload.num_tokens for payload in payloads]).reshape(-1, width)
         batches: list[list[int]] = []  # of items
@@ -115,32 +115,32 @@ class Forward:
         return bool(tokens <= self._max_tokens)
 
     def __call__(self, payloads: Sequence[Payload], *, entropy_gradient: bool = False) -> Scored:
-        """Score the trained tokens; `entropy_gradient` where a loss reads the entropy."""
+        """Score the trained tokens. `entropy_gradient`: whether a loss reads the entropy."""
 
         def compute() -> tuple[Tensor, ...]:
             mask, scores, hidden = self._scores(payloads, "gradient" if entropy_gradient else "value")
             values = [] if self._value_head is None else [self._value_head(hidden)]
             return mask, *(_rectangle(one, mask) for one in (*scores, *values))
 
-        return Scored(*self._within(compute))
+        return Scored(*self._with_weights(compute))
 
     @torch.no_grad()
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
         """[B, K] Only the log-probabilities, without gradient."""
-        mask, scores, _ = self._within(lambda: self._scores(payloads, "none"))
+        mask, scores, _ = self._with_weights(lambda: self._scores(payloads, "none"))
         return _rectangle(scores[0], mask)
 
     @torch.no_grad()
     def values(self, payloads: Sequence[Payload]) -> Tensor:
-        """[B, K] Only the values, without gradient: no logits are computed for them."""
+        """[B, K] Only the values, without gradient. No logits are computed."""
         head = self._value_head
         assert head is not None, "the algorithm asks for values"
         inputs, places, _ = self._inputs(payloads)
-        values: Tensor = self._within(lambda: head(self._hidden(inputs, places)))
+        values: Tensor = self._with_weights(lambda: head(self._hidden(inputs, places)))
         return _rectangle(values, self._mask(payloads))
 
     def _scores(self, payloads: Sequence[Payload], entropy: Entropy) -> tuple[Tensor, Scores, Tensor]:
-        """The mask [B, K]; of the N trained tokens, row after row, scores [N] and hidden states [N, H]."""
+        """The mask [B, K]; scores [N] and hidden states [N, H] of the N trained tokens, row after row."""
         inputs, places, targets = self._inputs(payloads)
         mask = self._mask(payloads)
         if self._plain:
@@ -151,19 +151,25 @@ class Forward:
                 hidden, head.weight, head.bias, targets, *how
             )
             return mask, scores, hidden
+        logits, hidden = self._whole_logits(inputs, places)
+        return mask, from_logits(logits / self._temperature, targets, entropy), hidden
+
+    def _whole_logits(self, inputs: dict[str, Any], places: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [N, V] and hidden states [N, H] at the places, of a model that changes its logits."""
         width = inputs["input_ids"].shape[1]
         rows, columns = places // width, places % width
         kept, columns = torch.unique(columns, return_inverse=True)
-        heard: list[Tensor] = []  # what the decoder says within the model
-        hears = self._model.get_decoder().register_forward_hook(lambda *told: heard.append(told[-1][0]))
-        with self._autocast(), hears:
+        captured: list[Tensor] = []
+        capture = self._model.get_decoder().register_forward_hook(
+            lambda module, arguments, output: captured.append(output[0])
+        )
+        with self._autocast(), capture:
             logits = self._model(**inputs, logits_to_keep=kept).logits[rows, columns]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        scores = from_logits(logits / self._temperature, targets, entropy)
-        return mask, scores, heard[0].flatten(0, 1)[places]
+        return logits, captured[0].flatten(0, 1)[places]
 
     def _inputs(self, payloads: Sequence[Payload]) -> tuple[dict[str, Any], Tensor, Tensor]:
-        """What the model takes; the flat places [N] that predict trained tokens, and these."""
+        """The model's arguments; the flat places [N] that predict trained tokens; these tokens [N]."""
         tokens, places, targets = (array.to(self._device) for array in _laid_out(payloads, self._packs))
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
         if self._packs:
@@ -184,7 +190,7 @@ class Forward:
 
 
 def trained_values(payloads: Sequence[Payload], name: Literal["logprobs", "versions"]) -> NDArray[Any]:
-    """[B, K] A stored array of the trained tokens, 0 elsewhere and for sequences that have none."""
+    """[B, K] A stored array at the trained tokens; 0 elsewhere, and for sequences without that array."""
     rows = [getattr(payload, name) for payload in payloads]
     first = [int(payload.action_mask[:1].sum()) for payload in payloads]
     mask = trained_mask(payloads)
@@ -196,16 +202,16 @@ def trained_values(payloads: Sequence[Payload], name: Literal["logprobs", "versi
 
 
 def trained_mask(payloads: Sequence[Payload]) -> NDArray[np.bool_]:
-    """[B, K] Each row's trained tokens, at its left."""
+    """[B, K] True at each row's trained tokens, which stand at its left."""
     counts = np.array([np.count_nonzero(payload.action_mask[1:]) for payload in payloads])
     mask: NDArray[np.bool_] = np.arange(counts.max()) < counts[:, None]
     return mask
 
 
 def _laid_out(payloads: Sequence[Payload], packs: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [1, total] or padded [B, T], the flat places [N] that predict trained tokens, and these [N].
+    """Tokens [1, total] or padded [B, T]; the flat places [N] that predict trained tokens; these tokens [N].
 
-    There is no attention mask for padding, since it stands on the right and attention looks left.
+    Padding needs no attention mask: it stands on the right, and attention looks to the left.
     """
     lengths = [payload.num_tokens for payload in payloads]
     width = max(lengths)
@@ -225,5 +231,5 @@ def _laid_out(payloads: Sequence[Payload], packs: bool) -> tuple[Tensor, Tensor,
 
 
 def _rectangle(values: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] from [N], row after row."""
+    """[B, K] Values [N], which come row after row, put where the mask is True."""
     return values.new_zeros(mask.shape).masked_scatter(mask, values)

@@ -1,4 +1,4 @@
-"""The layers of a model: recompute them in the backward pass, or leave each rank a part of their weights."""
+"""The layers of a model: recompute them in the backward pass, or shard their weights over ranks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 
 def layers_of(model: Any) -> list[torch.nn.Module]:
-    """The repeated blocks of a model; none where transformers does not mark them."""
+    """The repeated blocks of a model. The list is empty if transformers does not mark them."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def recompute(model: Any) -> None:
-    """Keep only the input of each layer, and compute the rest again in the backward pass.
+    """Keep only the input of each layer, and compute its inner values again in the backward pass.
 
-    transformers does this in training mode only, which would switch on dropout.
+    transformers can do this in training mode only, and training mode would switch on dropout.
 
     Raises:
         ConfigError: transformers does not mark the layers of this model.
@@ -38,10 +38,11 @@ def recompute(model: Any) -> None:
 
 
 class Root(torch.nn.Module):
-    """The module around what is computed with sharded ones: while it is called, the weights are whole.
+    """The outermost module of sharded modules. Its call runs a function while the outer weights are whole.
 
     FSDP gathers the weights outside of layers (embeddings, norm, head) when the outermost module is called.
-    `Forward` calls parts of a model and reads the weight of its head, so the outermost module is this one.
+    `Forward` calls parts of a model and reads the weight of its head. So it must not call the model itself,
+    and calls this module instead.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
@@ -53,10 +54,10 @@ class Root(torch.nn.Module):
 
 
 def shard(modules: Sequence[torch.nn.Module], layers: Sequence[torch.nn.Module], mesh: DeviceMesh) -> Root:
-    """Leave each rank its part of the modules' weights (PyTorch's FSDP2).
+    """Shard the modules' weights over the ranks (PyTorch's FSDP2). Each rank keeps its part.
 
-    The forward pass gathers the layers one at a time, and the backward pass does so again. Between two calls
-    no rank has whole weights.
+    The forward pass gathers one layer at a time, and the backward pass does so again. Between two calls no
+    rank has whole weights.
     """
     for layer in layers:
         fully_shard(layer, mesh=mesh)

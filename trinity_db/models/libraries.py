@@ -1,4 +1,4 @@
-"""The libraries of the extra `train`, imported when they are needed."""
+"""Imports the libraries of the extra `train` when they are needed."""
 
 import importlib
 import importlib.util
@@ -8,15 +8,15 @@ from trinity_db.errors import MissingExtra
 
 
 def default_device() -> str:
-    """The device models run on: the first GPU if there is one, else the CPU."""
+    """The device that models run on: the first GPU if there is one, else the CPU."""
     return "cuda" if library("torch").cuda.is_available() else "cpu"
 
 
 def check_libraries(*names: str) -> None:
-    """Find out early that a part of the extra is not installed.
+    """Check early that libraries of the extra are installed.
 
     Raises:
-        MissingExtra: naming the first that is missing.
+        MissingExtra: a library is missing. The message names the first one.
     """
     for name in names:
         if importlib.util.find_spec(name) is None:
@@ -24,7 +24,7 @@ def check_libraries(*names: str) -> None:
 
 
 def library(name: str) -> Any:
-    """Import one of the extra's libraries; transformers with its progress bars and advice off."""
+    """Import a library of the extra. Progress bars and advice of transformers are switched off."""
     try:
         library = importlib.import_module(name)
     except ImportError as error:

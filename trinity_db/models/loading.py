@@ -1,7 +1,7 @@
-"""Models and tokenizers on disk, in Hugging Face format: check and load them.
+"""Checks and loads models and tokenizers from disk, in Hugging Face format.
 
-Loading never touches the network and keeps stderr for our own logs. It needs the extra `train`;
-importing this module does not.
+Loading never uses the network, and writes nothing to stderr, which is for logs. Loading needs the extra
+`train`; importing this module does not.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from trinity_db.models.scratch import scratch_tokenizer
 
 
 def check_source(config: ModelConfig) -> None:
-    """Find out early, without loading anything, that a starting model cannot be loaded.
+    """Check early, without loading anything, that a starting model can be loaded.
 
     Raises:
         ConfigError: there is no model in the folder.
@@ -26,7 +26,7 @@ def check_source(config: ModelConfig) -> None:
 
 
 def load_model(path: Path, device: str | None = None) -> Any:
-    """A causal language model in float32, in evaluation mode (no dropout), ready on the device.
+    """Load a causal language model onto the device, in float32 and in evaluation mode (no dropout).
 
     Raises:
         ConfigError: there is no such folder, or no model in it that transformers can read.
@@ -45,7 +45,7 @@ def load_model(path: Path, device: str | None = None) -> Any:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer that stands beside a model. It refuses characters that it has no token for.
+    """Load the tokenizer beside a model. It raises an error for characters that it has no token for.
 
     Raises:
         ConfigError: there is no such folder, or no tokenizer in it that transformers can read.
@@ -59,34 +59,35 @@ def load_tokenizer(path: Path) -> Any:
         raise ConfigError(f"{path}: holds no tokenizer: {_one_line(error)}") from error
     vocabulary = tokenizer.backend_tokenizer.model if tokenizer.is_fast else None
     if isinstance(vocabulary, tokenizers.models.BPE) and vocabulary.unk_token is None:
-        # Without this BPE skips what it cannot spell; a token that does not exist makes it an error.
+        # By default BPE skips characters that it has no token for. An unknown token that is not in the
+        # vocabulary makes BPE raise an error instead.
         vocabulary.unk_token = "<unknown character>"
     return tokenizer
 
 
 def source_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer of a starting model that is in a folder, or that is built from nothing.
+    """The tokenizer of a starting model that lies in a folder, or of a scratch model.
 
     Raises: as `load_tokenizer`.
     """
     if config.scratch is not None:
         return scratch_tokenizer(config.scratch.alphabet, config.scratch.context)
-    assert config.path is not None, "another run's is where its checkpoint is"
+    assert config.path is not None, "the tokenizer of another run lies in its checkpoint"
     return load_tokenizer(config.path.expanduser())
 
 
 def other_token(tokenizer: Any, other: Any) -> str | None:
-    """The first token that another tokenizer lacks, or has under another number; None: it has all of them."""
+    """The first token that another tokenizer lacks or has under another id; None if it has all of them."""
     numbers = other.get_vocab()
     differing = [(n, token) for token, n in tokenizer.get_vocab().items() if numbers.get(token) != n]
     return min(differing)[1] if differing else None
 
 
 def context_length(path: Path) -> int:
-    """Longest sequence in tokens that the model in a folder takes, prompt and response together.
+    """The longest sequence in tokens that the model in a folder takes, prompt and response together.
 
     Raises:
-        ConfigError: there is no model in the folder, or it is of a kind that does not say.
+        ConfigError: there is no model in the folder, or its configuration does not say it.
     """
     transformers = library("transformers")
     _check_folder(path)
@@ -94,10 +95,10 @@ def context_length(path: Path) -> int:
 
 
 def context_of(config: Any) -> int:
-    """The same of a model's configuration; of one that sees as well as reads, its language model's.
+    """`context_length` from a model's configuration. For a vision-language model, its language model counts.
 
     Raises:
-        ConfigError: it does not say, as BLOOM's, MPT's and Mamba's do not.
+        ConfigError: the configuration does not say it, such as those of BLOOM, MPT and Mamba.
     """
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is None:

@@ -1,4 +1,4 @@
-"""Small models with random weights, and their tokenizers, built from nothing."""
+"""Builds small models with random weights, and their tokenizers."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from trinity_db.config import ScratchConfig
 from trinity_db.models.libraries import library
 
-PAD_TOKEN = "<|pad|>"  # the end of a sequence is Qwen2's own "<|endoftext|>"
+PAD_TOKEN = "<|pad|>"  # not the token that ends a sequence, which is Qwen2's "<|endoftext|>"
 
 
 def build_scratch(config: ScratchConfig, seed: int, folder: Path) -> None:
-    """Write a small Qwen2 with random weights and its tokenizer; the same seed gives the same bytes.
+    """Write a small Qwen2 with random weights, and its tokenizer. The same seed gives the same bytes.
 
-    With an alphabet the tokens are its characters, without one the 256 bytes of UTF-8.
+    The tokens are the characters of the alphabet. Without an alphabet they are the 256 bytes of UTF-8.
     """
     torch, transformers = library("torch"), library("transformers")
     tokenizer = scratch_tokenizer(config.alphabet, config.context)
@@ -24,7 +24,8 @@ def build_scratch(config: ScratchConfig, seed: int, folder: Path) -> None:
         num_attention_heads=config.heads,
         num_key_value_heads=config.heads,
         max_position_embeddings=config.context,
-        # Large models' 0.02 is so small at this width that each step of Adam would turn the weights over.
+        # 0.02, as large models have it, is so small at this width that one step of Adam changes the weights
+        # by as much as their own size.
         initializer_range=config.hidden_size**-0.5,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -39,13 +40,13 @@ def build_scratch(config: ScratchConfig, seed: int, folder: Path) -> None:
 
 
 def scratch_tokenizer(alphabet: str | None, context: int) -> Any:
-    """Qwen2's own class without merges, since AutoTokenizer rebuilds it for every Qwen2 folder."""
+    """A tokenizer without merges, of Qwen2's class: AutoTokenizer loads that class for any Qwen2 folder."""
     tokenizers, transformers = library("tokenizers"), library("transformers")
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if alphabet is None:
         symbols = sorted(byte_level.alphabet())
     else:
-        # Printable ASCII stands for itself; a space, for example, becomes "Ġ".
+        # The byte level writes printable ASCII as it is, and other characters by symbols: a space as "Ġ".
         symbols = [symbol for word, _ in byte_level.pre_tokenize_str(alphabet) for symbol in word]
     return transformers.Qwen2Tokenizer(
         vocab={symbol: index for index, symbol in enumerate(symbols)},
