@@ -125,7 +125,7 @@ def _prepare(server: Server, rows: int, pairs: bool) -> _Trainer:
         connection.execute(IMPORTED.format(rows=rows, pairs=pairs).encode())
         database = Database(url, LEASE_SECONDS)
         with database.transaction() as tx:
-            run = runs.open_run(tx, "benchmark", {"seed": 7}, ["set"], holdout=0.0)
+            run = runs.open_run(tx, "benchmark", {"seed": 7}, "rows", ["set"], holdout=0.0)
             worker_id = workers.register(tx, run, WorkerRole.TRAIN)
             policies.publish(tx, run.id, policies.PolicyVersion(0, 0, Path("version-0"), "hash"), worker_id)
             tokens = payload(data.rows(data.GROUP_SIZE)[0])

@@ -37,7 +37,7 @@ class Scene:
             [Task({"prompt": f"task {number}", "answer": str(number)}) for number in range(NUM_TASKS)]
         )
         with database.transaction() as tx:
-            run = runs.open_run(tx, RUN, {"name": RUN}, [], 0.0)
+            run = runs.open_run(tx, RUN, {"name": RUN}, "groups", [], 0.0)
             taskset_id = runs.find_taskset(tx, "tasks")
             policies.publish(tx, run.id, policies.PolicyVersion(0, 0, Path("version-0"), "hash"))
         database.close()

@@ -28,7 +28,7 @@ GRANT SELECT ON ALL SEQUENCES IN SCHEMA trinity
 
 -- Every worker: its own row, what it measures, and giving back what workers hold that are gone. The first role that
 -- comes makes the run.
-GRANT INSERT (name, kind, config) ON trinity.run TO trinity_explorer, trinity_processor, trinity_trainer;
+GRANT INSERT (name, kind, config, draws) ON trinity.run TO trinity_explorer, trinity_processor, trinity_trainer;
 GRANT INSERT (run_id, config, host) ON trinity.run_setting TO trinity_explorer, trinity_processor, trinity_trainer;
 ALTER TABLE trinity.run_setting ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS is_read ON trinity.run_setting;

@@ -1,7 +1,7 @@
 """Runs, the workers that serve them, the policy versions they publish, what they measure."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import (
     Boolean,
@@ -19,7 +19,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from trinity_db.schema.base import LOCAL, Base, Id, Now, enum, refers_to
-from trinity_db.schema.states import RunKind, RunState, WorkerRole
+from trinity_db.schema.states import Draws, RunKind, RunState, WorkerRole
 
 
 class Run(Base):
@@ -46,16 +46,16 @@ class Run(Base):
         Computed("(config #>> '{processors,pair}'::text[]) IS NOT NULL", persisted=True),
         comment="Whether a processor derives pairs from its groups, from the configuration",
     )
-    # Whether it learns from good rows and from bad ones, by their rewards, and from none without a reward;
-    # otherwise it passes by those that are known to be bad.
-    draws_labels: Mapped[bool] = mapped_column(
-        Boolean,
-        Computed(
-            """config @> '{"algorithm": {"name": "kto"}}'::jsonb"""
-            """ OR config @> '{"algorithm": "kto"}'::jsonb""",
-            persisted=True,
+    # The statements know no algorithm by its name: the command line says what the algorithm draws. A run that
+    # draws rows passes by those that are known to be bad. One that draws labels takes good and bad rows, and
+    # none without a reward.
+    draws: Mapped[str | None] = mapped_column(
+        Text,
+        comment=(
+            "What its batches are made of: groups (its own rollout groups), rows (imported ones to "
+            "imitate), labels (imported ones that their reward calls good or bad) or pairs; NULL for a "
+            "data set"
         ),
-        comment=("Whether it learns from good and from bad rows by their rewards, from the configuration"),
     )
     created_at: Mapped[Now] = mapped_column(comment="Time at which it was made")
     finished_at: Mapped[datetime | None] = mapped_column(
@@ -67,6 +67,9 @@ class Run(Base):
 
     __table_args__ = (
         CheckConstraint("(state = 'finished') = (finished_at IS NOT NULL)", "finished_at_iff_finished"),
+        # A run that did not say what it draws would adopt rows without the places that its draws look for.
+        CheckConstraint("(kind = 'train') = (draws IS NOT NULL)", "draws_iff_train"),
+        CheckConstraint(f"draws IN ({', '.join(map(repr, get_args(Draws)))})", "known_draws"),
     )
 
 

@@ -1,6 +1,7 @@
 """The states of everything that moves. docs/how-it-works/states.md draws the moves; the queries own them."""
 
 from enum import StrEnum
+from typing import Literal
 
 
 class RunKind(StrEnum):
@@ -8,6 +9,11 @@ class RunKind(StrEnum):
 
     TRAIN = "train"  #: a training effort with roles that work on it
     DATA = "data"  #: a data set that was imported; training runs adopt its rows
+
+
+Draws = Literal["groups", "rows", "labels", "pairs"]
+"""What the batches of a run are made of: its own rollout groups, imported rows that are not known to be bad,
+imported rows with a reward that calls them good or bad, or pairs."""
 
 
 class RunState(StrEnum):

@@ -42,7 +42,7 @@ class Bench:
 
     def open(self, name: str) -> runs.Run:
         with self._scene.database.transaction() as tx:
-            return runs.open_run(tx, name, {}, ["set"], holdout=0.0)
+            return runs.open_run(tx, name, {}, "rows", ["set"], holdout=0.0)
 
     def trainer(
         self,

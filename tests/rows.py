@@ -25,9 +25,10 @@ from trinity_db.arrays import Payload
 from trinity_db.database import Database, Transaction, connect
 from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.records import Demonstration, Preference, Task, Trajectory, Unpaired
-from trinity_db.schema.states import WorkerRole
+from trinity_db.schema.states import Draws, WorkerRole
 from trinity_db.store import batches, groups, offline, policies, processing, rewards, runs, samplers, workers
 from trinity_db.store.metrics import record_metrics
+from trinity_db.trainer.recipes import RECIPES
 
 Result = TypeVar("Result")
 
@@ -62,7 +63,7 @@ class Scene:
         config |= {"algorithm": {"name": algorithm}}
         open_writer(database, "tasks", "tasks")([task(number) for number in range(num_tasks)])
         with database.transaction() as tx:
-            run = runs.open_run(tx, name, config, data, holdout)
+            run = runs.open_run(tx, name, config, RECIPES[algorithm].draws, data, holdout)
             selection = groups.Selection(runs.find_taskset(tx, "tasks"), shuffle=False, seed=0)
             roles = [workers.register(tx, run, role) for role in WorkerRole]
         scene = cls(database, run, selection, *roles)
@@ -72,7 +73,7 @@ class Scene:
     def beside(self, name: str, config: Mapping[str, Any] | None = None, data: Sequence[str] = ()) -> Self:
         """The same tasks with another run, which has workers and no policy version yet."""
         with self.database.transaction() as tx:
-            run = runs.open_run(tx, name, dict(config or {}), data, holdout=0.0)
+            run = runs.open_run(tx, name, dict(config or {}), "groups", data, holdout=0.0)
             explorer, processor, trainer = (workers.register(tx, run, role) for role in WorkerRole)
         return replace(self, run=run, explorer=explorer, processor=processor, trainer=trainer)
 
@@ -217,10 +218,15 @@ class Scene:
                 made += found
         return made
 
+    @property
+    def _draws(self) -> Draws:
+        found: Draws = self.value("SELECT draws FROM trinity.run WHERE id = %s", self.run.id)
+        return found
+
     def adopt_again(self, *data: str) -> None:
         """As another role does that joins the run."""
         with self.database.transaction() as tx:
-            runs.open_run(tx, self.run.name, self.run.config, data, holdout=0.0)
+            runs.open_run(tx, self.run.name, self.run.config, self._draws, data, holdout=0.0)
 
     def commit(self, batch: batches.Batch | None, *, worker: int | None = None, max_uses: int = 1) -> bool:
         assert batch is not None

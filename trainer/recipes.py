@@ -4,10 +4,11 @@ A composition says what kinds of parts there are and how batches are drawn; a re
 parts chosen. In the configuration any part of a recipe can be replaced and any option changed.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from trinity_db.schema.states import Draws
 from trinity_db.settings import Change, Settings
 from trinity_db.trainer import advantage_options as advantages
 from trinity_db.trainer import distillation_options as distillation
@@ -17,10 +18,6 @@ from trinity_db.trainer.advantage_options import Advantage
 from trinity_db.trainer.distillation_options import Distillation
 from trinity_db.trainer.offline_options import LabelLoss, PreferenceLoss, SupervisedLoss
 from trinity_db.trainer.options import Aggregation, Correction, Kl, PolicyLoss, Value
-
-Draws = Literal["groups", "rows", "labels", "pairs"]
-"""What a batch is made of: rollout groups of this run, imported rows that are not known to be bad, imported
-rows with a reward that says whether they are (the database knows these runs: run.draws_labels), or pairs."""
 
 
 class PolicyGradientConfig(Settings):

@@ -1,7 +1,7 @@
 -- name: create_run
 -- Create a run, and the first of its settings; nothing when the name is taken. Data sets have no settings.
 WITH made AS (
-    INSERT INTO trinity.run (name, kind, config) VALUES (%(name)s, %(kind)s, %(config)s)
+    INSERT INTO trinity.run (name, kind, config, draws) VALUES (%(name)s, %(kind)s, %(config)s, %(draws)s)
     ON CONFLICT (name) DO NOTHING
     RETURNING id, kind, config
 )
@@ -58,9 +58,9 @@ WITH adopted AS (
         (run_id, source_id, group_id, rollout_id, step, state, reward, held_out, seed, draws_labels, ready_xact)
     SELECT r.id, e.id, e.group_id, e.rollout_id, e.step, 'ready', e.reward, kept.is_so,
            CASE WHEN NOT kept.is_so
-                     AND (r.draws_labels OR NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id))
+                     AND (r.draws = 'labels' OR NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id))
                 THEN r.seed END,
-           r.draws_labels, pg_current_xact_id()::text::bigint
+           r.draws = 'labels', pg_current_xact_id()::text::bigint
     FROM trinity.run r
     CROSS JOIN trinity.experience e
     JOIN trinity.experience_text x ON x.experience_id = e.id

@@ -28,6 +28,7 @@ WITH given AS (
 changed AS (
     UPDATE trinity.run r
     SET config = given.config,
+        draws = %(draws)s,
         state = CASE WHEN given.has_another_end THEN 'active' ELSE r.state END,
         finished_at = CASE WHEN NOT given.has_another_end THEN r.finished_at END
     FROM given

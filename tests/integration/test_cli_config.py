@@ -2,18 +2,20 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.postgres import by_login
-from tests.rows import Scene, import_records, preference, task
+from tests.rows import Scene, demonstration, import_records, labelled, preference, task
 from trinity_db import cli, settings
 from trinity_db.cli import changing, launch, starting
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.imports.dataset import open_writer
 from trinity_db.store import runs
+from trinity_db.trainer.recipes import RECIPES, LabelsConfig
 
 AGENT = "def attempt(engine, groups, *, template, config, seed, should_stop):\n    yield []\n"
 
@@ -35,6 +37,16 @@ def config(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
     return end.value.code
 
 
+def learning_by(algorithm: str, run: str | None = None) -> RunConfig:
+    """A run that learns by this algorithm, from tasks, from the imported rows of `set`, or from both."""
+    recipe = RECIPES[algorithm]
+    is_online = recipe.draws == "groups"
+    content = {"name": run or f"by-{algorithm}", "model": {"scratch": {}}, "algorithm": algorithm}
+    content |= {"taskset": "tasks", "trainer": {"steps": 3}} if is_online else {}
+    content |= {"data": ["set"]} if not is_online or hasattr(recipe, "expert_rows") else {}
+    return RunConfig.model_validate(content)
+
+
 @pytest.mark.parametrize("purpose", starting.CONTENTS)
 def test_a_starting_file_opens_a_run_over_what_it_says_to_import(scene: Scene, purpose: str) -> None:
     open_writer(scene.database, "tasks", "my-tasks")([task(1)])
@@ -44,6 +56,37 @@ def test_a_starting_file_opens_a_run_over_what_it_says_to_import(scene: Scene, p
     database, run = launch.check(settings.load(RunConfig, Path("run.yaml")))
     database.close()
     assert run.name == f"begun-{purpose}"
+
+
+@pytest.mark.parametrize("name", ["grpo", "chord", "raft", "sft", "dpo", "kto"])
+def test_a_run_stores_what_its_algorithm_draws(scene: Scene, name: str) -> None:
+    import_records(scene.database, "set", [preference(1)])
+    database, run = launch.open_run(learning_by(name))
+    database.close()
+    stored = scene.value("SELECT draws FROM trinity.run WHERE id = %s", run.id)
+    assert stored == RECIPES[name].draws
+
+
+def test_a_label_algorithm_of_any_name_learns_from_good_and_bad_rows(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_records(scene.database, "set", [labelled(0, True), labelled(1, False), demonstration(2)])
+    monkeypatch.setitem(RECIPES, "both_sides", LabelsConfig(name="both_sides", desirable_weight=2.0))
+    for name, placed in (("both_sides", [True, True, False]), ("sft", [True, False, True])):
+        database, run = launch.open_run(learning_by(name))
+        database.close()
+        opened = replace(scene, run=run)
+        opened.encode()
+        rows = "SELECT place IS NOT NULL FROM trinity.experience WHERE run_id = %s ORDER BY id"
+        assert opened.values(rows, run.id) == placed, name
+
+
+def test_a_run_that_begins_again_stores_what_its_new_algorithm_draws(scene: Scene) -> None:
+    import_records(scene.database, "set", [preference(1)])
+    for name, draws in (("sft", "rows"), ("kto", "labels")):
+        database, run = launch.open_run(learning_by(name, run="again"))
+        database.close()
+        assert scene.value("SELECT draws FROM trinity.run WHERE id = %s", run.id) == draws
 
 
 def test_a_run_shows_its_configuration_with_what_was_changed(
@@ -57,6 +100,7 @@ def test_a_run_shows_its_configuration_with_what_was_changed(
                 tx,
                 run.name,
                 run.stored(),
+                run.algorithm.draws,
                 run.data,
                 run.holdout,
                 RunConfig.completed,
@@ -78,7 +122,7 @@ def test_a_key_that_is_newer_than_the_run_shows_its_default(
     stored = RunConfig.model_validate(content | {"trainer": {"steps": 3}}).stored()
     del stored["max_uses"]
     with scene.database.transaction() as tx:
-        runs.open_run(tx, "old", stored, [], 0.0)
+        runs.open_run(tx, "old", stored, "groups", [], 0.0)
     assert config(monkeypatch, "show", "old", "--json") == 0
     assert json.loads(capsys.readouterr().out)["max_uses"] == {"value": 1, "from": "default"}
 

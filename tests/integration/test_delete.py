@@ -138,7 +138,7 @@ def test_a_deletion_that_was_killed_is_repeated_and_finishes(
     with stopped.database.transaction() as tx:
         assert runs.is_finished(tx, stopped.run.id)
         with pytest.raises(ConfigError, match="is being deleted; to finish that, run: trinity-db delete run"):
-            runs.open_run(tx, "run", stopped.run.config, [], holdout=0.0)
+            runs.open_run(tx, "run", stopped.run.config, "groups", [], holdout=0.0)
     with pytest.raises(ConfigError), stopped.database.transaction() as tx:
         workers.register(tx, stopped.run, WorkerRole.TRAIN)
     assert delete(monkeypatch, capsys, stopped, "run", "--yes")[0] == 0

@@ -184,7 +184,7 @@ def test_imported_rows_are_adopted_by_a_run(database: Database, tmp_path: Path) 
     for kind, rows in EXAMPLES.items():
         load(database, write(tmp_path / "rows.jsonl", rows), kind, kind)
     with database.transaction() as tx:
-        run = runs.open_run(tx, "r", {}, ["demonstrations", "preferences", "trajectories"], holdout=0)
+        run = runs.open_run(tx, "r", {}, "rows", ["demonstrations", "preferences", "trajectories"], holdout=0)
     adopted = f"FROM trinity.experience WHERE run_id = {run.id} AND state = 'ready'"
     assert ask(database, f"SELECT count(*) {adopted}") == [(3 + 7 + 4,)]
     assert ask(database, f"SELECT count(*) FROM trinity.preference WHERE run_id = {run.id}") == [(3,)]
@@ -300,7 +300,7 @@ def test_more_responses_to_one_task_than_a_group_can_count_open_another(
 
 def test_the_name_of_a_training_run_is_refused(database: Database, tmp_path: Path) -> None:
     with database.transaction() as tx:
-        runs.open_run(tx, "set", {}, [], holdout=0)
+        runs.open_run(tx, "set", {}, "groups", [], holdout=0)
     path = write(tmp_path / "rows.jsonl", EXAMPLES["demonstrations"])
     with pytest.raises(ConfigError, match="is a training run; import under another name"):
         load(database, path, "demonstrations")

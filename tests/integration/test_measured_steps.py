@@ -78,7 +78,7 @@ def test_a_batch_of_imported_rows_has_no_rollouts(scene: Scene) -> None:
 
 def test_a_step_on_rollout_groups_has_their_measures(scene: Scene, tmp_path: Path) -> None:
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "live", {}, [], holdout=0.0)
+        run = runs.open_run(tx, "live", {}, "groups", [], holdout=0.0)
         explorer = workers.register(tx, run, WorkerRole.EXPLORE)
         processor = workers.register(tx, run, WorkerRole.PROCESS)
     one = trainer(scene, run, recipe("grpo"), tmp_path, steps=2)
@@ -98,7 +98,7 @@ def test_a_step_on_rollout_groups_has_their_measures(scene: Scene, tmp_path: Pat
 def test_passes_and_tokens_are_counted_on_after_a_restart(scene: Scene, tmp_path: Path) -> None:
     import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(4)])
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "imitation", {}, ["set"], holdout=0.0)
+        run = runs.open_run(tx, "imitation", {}, "rows", ["set"], holdout=0.0)
     first = trainer(scene, run, recipe("sft"), tmp_path, epochs=2)
     first.start()
     assert first.work()
@@ -117,7 +117,7 @@ def test_an_evaluation_is_no_part_of_a_step_nor_of_the_wait_for_its_batch(
 ) -> None:
     import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(20)])
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "imitation", {}, ["set"], holdout=0.5)
+        run = runs.open_run(tx, "imitation", {}, "rows", ["set"], holdout=0.5)
     one = trainer(scene, run, recipe("sft"), tmp_path, eval_every=1)
     one.start()
     hours: list[float] = []

@@ -97,7 +97,7 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 
 def new_run(url: str) -> runs.Run:
     with closing(Database(url)) as database, database.transaction() as tx:
-        return runs.open_run(tx, "accident", {}, (), 0.0)
+        return runs.open_run(tx, "accident", {}, "groups", (), 0.0)
 
 
 def act(url: str, run: runs.Run, *acts: Callable[[Actor], object], kind: type[Actor] = Actor) -> Actor:

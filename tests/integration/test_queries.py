@@ -47,7 +47,8 @@ def busy_store(server: str, template: str) -> Iterator[psycopg.Connection[DictRo
 
 # 2,500 groups of eight; the last few are on their way, in the states of their groups.
 BUSY_STORE = """
-INSERT INTO trinity.run (name, kind, config) SELECT 'run ' || n, 'train', '{}' FROM generate_series(1, 2) n;
+INSERT INTO trinity.run (name, kind, config, draws)
+SELECT 'run ' || n, 'train', '{}', 'groups' FROM generate_series(1, 2) n;
 INSERT INTO trinity.run_setting (run_id, config) SELECT id, config FROM trinity.run;
 INSERT INTO trinity.worker (run_id, role, setting_id, host, pid)
 SELECT s.run_id, 'process', s.id, 'host', n FROM trinity.run_setting s, generate_series(1, 20) n;

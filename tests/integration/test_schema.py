@@ -15,7 +15,8 @@ from trinity_db.schema import models, states
 
 # One row of each kind, and a second one where two are needed to break a rule.
 ROWS = """
-INSERT INTO trinity.run (id, name, kind, config) VALUES (1, 'one', 'train', '{}'), (2, 'two', 'train', '{}');
+INSERT INTO trinity.run (id, name, kind, config, draws)
+VALUES (1, 'one', 'train', '{}', 'groups'), (2, 'two', 'train', '{}', 'groups');
 INSERT INTO trinity.run_setting (id, run_id, config) VALUES (1, 1, '{}'), (2, 2, '{}');
 INSERT INTO trinity.taskset (id, name) VALUES (1, 'tasks');
 INSERT INTO trinity.task (id, taskset_id, key, payload) VALUES (1, 1, 'key', '{"prompt": "1+1"}');
@@ -72,7 +73,13 @@ NEW_PROCESSING = (
 
 REFUSED = [
     # runs
-    ("run_name_key", "INSERT INTO trinity.run (name, kind, config) VALUES ('one', 'train', '{}')"),
+    (
+        "run_name_key",
+        "INSERT INTO trinity.run (name, kind, config, draws) VALUES ('one', 'train', '{}', 'rows')",
+    ),
+    ("run_draws_iff_train_check", "UPDATE trinity.run SET draws = NULL"),
+    ("run_draws_iff_train_check", "UPDATE trinity.run SET kind = 'data'"),
+    ("run_known_draws_check", "UPDATE trinity.run SET draws = 'kto'"),
     ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET state = 'finished'"),
     ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET finished_at = now()"),
     ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET version = -1"),

@@ -238,7 +238,7 @@ class Comparison:
 
     def open(self, name: str) -> runs.Run:
         with self.scene.database.transaction() as tx:
-            return runs.open_run(tx, name, {}, ["pairs"], holdout=0.34)
+            return runs.open_run(tx, name, {}, "rows", ["pairs"], holdout=0.34)
 
     def trainer(self, run: runs.Run, reference: str, **algorithm: Any) -> Trainer:
         setup = TrainerSetup(

@@ -167,7 +167,7 @@ def run(database_url: str) -> Iterator[tuple[Database, runs.Run]]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with closing(Database(database_url)) as database:
         with database.transaction() as tx:
-            opened = runs.open_run(tx, "probe", {}, (), 0.0)
+            opened = runs.open_run(tx, "probe", {}, "groups", (), 0.0)
         yield database, opened
     for number, handler in handlers.items():
         signal.signal(number, handler)

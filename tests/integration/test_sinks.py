@@ -98,7 +98,7 @@ def test_another_run_has_metrics_of_its_own(
     scene: Scene, follower: Follower, notebook: Notebook, record: Record
 ) -> None:
     with scene.database.transaction() as tx:
-        other = runs.open_run(tx, "other", {}, [], holdout=0.0)
+        other = runs.open_run(tx, "other", {}, "groups", [], holdout=0.0)
         record_metrics(tx, other.id, WorkerRole.TRAIN, 1, {"loss": 9.0})
     record(1, loss=0.5)
     follower.catch_up()
@@ -142,7 +142,7 @@ def test_who_writes_metrics_of_another_run_holds_nobody_up(
     scene: Scene, follower: Follower, record: Record
 ) -> None:
     with scene.database.transaction() as tx:
-        other = runs.open_run(tx, "other", {}, [], holdout=0.0)
+        other = runs.open_run(tx, "other", {}, "groups", [], holdout=0.0)
     with closing(connect(scene.database.url)) as slow:
         record_metrics(slow, other.id, WorkerRole.TRAIN, 1, {"loss": 9.0})
         record(1, loss=0.5)

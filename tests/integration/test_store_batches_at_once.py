@@ -148,7 +148,7 @@ def test_a_checkpoint_that_a_run_is_starting_from_is_not_pruned(scene: Scene) ->
     scene.train(step=1, size=1)
     scene.publish(1, step=1)
     with scene.database.transaction() as tx:
-        other = runs.open_run(tx, "other", {}, [], holdout=0.0)
+        other = runs.open_run(tx, "other", {}, "groups", [], holdout=0.0)
 
     def prune() -> list[tuple[int, Path]]:
         with scene.database.transaction() as tx:

@@ -1,9 +1,5 @@
 """Runs that learn from good and bad rows: who is drawn, what a late reward changes; others are as ever."""
 
-from typing import Any
-
-import pytest
-
 from tests.replays import correct, differences
 from tests.rows import (
     Scene,
@@ -14,8 +10,7 @@ from tests.rows import (
     preference,
     trajectory,
 )
-from trinity_db.store import batches, offline, rewards, runs
-from trinity_db.trainer.recipes import RECIPES
+from trinity_db.store import batches, offline, rewards
 
 DRAWN = """
 SELECT x.prompt || ': ' || x.response, i.reward
@@ -61,16 +56,6 @@ def rollout_of(run: Scene, prompt: str, response: str) -> int:
         response,
     )
     return found
-
-
-@pytest.mark.parametrize("config", [{"name": name} for name in RECIPES] + ["kto", "sft", None], ids=str)
-def test_the_database_knows_which_algorithms_draw_labels(scene: Scene, config: Any) -> None:
-    stored = {} if config is None else {"algorithm": config}
-    with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "another", stored, [], holdout=0.0)
-    name = config["name"] if isinstance(config, dict) else config
-    expected = name is not None and RECIPES[name].draws == "labels"
-    assert scene.value("SELECT draws_labels FROM trinity.run WHERE id = %s", run.id) == expected
 
 
 def test_good_and_bad_rows_are_drawn_and_none_without_a_reward(scene: Scene) -> None:

@@ -349,7 +349,7 @@ def test_a_run_ends_though_rows_were_judged_bad_while_it_trained(scene: Scene, t
 
     import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(6)])
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "imitation", {}, ["set"], holdout=0.0)
+        run = runs.open_run(tx, "imitation", {}, "rows", ["set"], holdout=0.0)
         worker = workers.register(tx, run, WorkerRole.TRAIN)
     setup = TrainerSetup(
         trainer=TrainerConfig(epochs=2, batch_size=2),

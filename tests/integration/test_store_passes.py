@@ -54,7 +54,7 @@ LAST_ID = "SELECT last_value FROM trinity.experience_id_seq"
 
 # One run in the middle of its second epoch over many rows, of which every other is the worse one of a pair.
 MANY = """
-INSERT INTO trinity.run (name, kind, config) VALUES ('run', 'train', '{"seed": 3}');
+INSERT INTO trinity.run (name, kind, config, draws) VALUES ('run', 'train', '{"seed": 3}', 'rows');
 INSERT INTO trinity.experience (run_id, state) SELECT r.id, 'dropped' FROM trinity.run r;
 INSERT INTO trinity.experience (run_id, source_id, state, prompt_length, use_count)
 SELECT r.id, NULL, 'ready', 1, n / 2 % 3 / 2 FROM trinity.run r, generate_series(1, 200000) n;

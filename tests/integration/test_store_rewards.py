@@ -222,7 +222,7 @@ def test_what_is_said_of_a_row_while_a_run_adopts_it_reaches_that_run(scene: Sce
     Scene.open(scene.database, "first", data=["set"])
     row, copy = scene.values("SELECT id FROM trinity.experience ORDER BY id")
     with closing(connect(scene.database.url)) as tx:
-        adopting = runs.open_run(tx, "second", {}, ["set"], holdout=0.0)
+        adopting = runs.open_run(tx, "second", {}, "rows", ["set"], holdout=0.0)
         judging = in_a_thread(scene.database, lambda: judge(scene, (copy if of_a_copy else row, 1.0)))
         wait_until_blocked(scene.database, judging)
         tx.commit()

@@ -14,7 +14,7 @@ from trinity_db.store.metrics import record_metrics
 
 def open_run(scene: Scene, name: str, config: dict[str, object], *data: str) -> runs.Run:
     with scene.database.transaction() as tx:
-        return runs.open_run(tx, name, config, data, holdout=0.0)
+        return runs.open_run(tx, name, config, "rows", data, holdout=0.0)
 
 
 def test_a_role_that_comes_later_joins_the_run(scene: Scene) -> None:
@@ -39,7 +39,9 @@ def test_a_run_that_was_stored_before_a_key_was_known_is_joined(scene: Scene) ->
     first = open_run(scene, "new", {"seed": 1})
     now = {"seed": 1, "workflow": "single_turn"}
     with scene.database.transaction() as tx:
-        joined = runs.open_run(tx, "new", now, (), 0.0, lambda stored: {"workflow": "single_turn", **stored})
+        joined = runs.open_run(
+            tx, "new", now, "groups", (), 0.0, lambda stored: {"workflow": "single_turn", **stored}
+        )
     assert joined.id == first.id
 
 
@@ -47,7 +49,7 @@ def test_roles_that_come_at_the_same_moment_open_one_run_and_adopt_its_rows_once
     import_records(scene.database, "set", [demonstration(number) for number in range(50)])
 
     def open_it(tx: Transaction) -> int:
-        return runs.open_run(tx, "new", {"seed": 1}, ["set"], holdout=0.1).id
+        return runs.open_run(tx, "new", {"seed": 1}, "rows", ["set"], holdout=0.1).id
 
     assert len(set(at_once(scene.database, [open_it] * 3))) == 1
     assert scene.value("SELECT count(*) FROM trinity.experience") == 100

@@ -44,6 +44,7 @@ def join(tx: Transaction, config: RunConfig, asked_for: bool = False) -> runs.Ru
         tx,
         config.name,
         config.stored(),
+        config.algorithm.draws,
         config.data,
         config.holdout,
         RunConfig.completed,

@@ -52,7 +52,7 @@ def started(
 ) -> Trainer:
     config = {"algorithm": KTO.model_dump(mode="json")}
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "kto", config, data, holdout)
+        run = runs.open_run(tx, "kto", config, "labels", data, holdout)
         worker = workers.register(tx, run, WorkerRole.TRAIN)
     setup = TrainerSetup(
         trainer=TrainerConfig.model_validate(

@@ -430,6 +430,39 @@ def test_places_stay_what_they_were_where_bad_rows_may_have_one_too(head_url: st
     assert sum(row["place"] is not None for row in before) == 9
 
 
+STORED_ALGORITHMS = {
+    '{"name": "grpo"}': "groups",
+    '{"name": "chord", "expert_rows": 4}': "groups",
+    '{"name": "raft", "reward_above": 0.0}': "groups",
+    '{"name": "raft", "reward_above": null}': "rows",
+    '{"name": "sft", "reward_above": null}': "rows",
+    '{"name": "sft", "reward_above": 0.5}': "groups",
+    '{"name": "dpo"}': "pairs",
+    '{"name": "kto"}': "labels",
+    '"kto"': "labels",
+    '"dft"': "rows",
+    '"raft"': "groups",
+    "null": "groups",
+}
+
+
+def test_runs_that_exist_say_what_their_algorithm_draws(head_url: str) -> None:
+    downgrade(head_url, "0016")
+    with closing(database.connect(head_url, autocommit=True)) as connection:
+        insert = "INSERT INTO trinity.run (name, kind, config) VALUES (%s, %s, %s::jsonb)"
+        connection.execute(insert, ["set", "data", "{}"])
+        for algorithm in STORED_ALGORITHMS:
+            connection.execute(insert, [algorithm, "train", f'{{"algorithm": {algorithm}}}'])
+        database.upgrade(head_url)
+        found = connection.execute("SELECT name, draws FROM trinity.run").fetchall()
+        assert {row["name"]: row["draws"] for row in found} == STORED_ALGORITHMS | {"set": None}
+        downgrade(head_url, "0016")
+        labels = connection.execute(
+            "SELECT name FROM trinity.run WHERE draws_labels ORDER BY name"
+        ).fetchall()
+    assert [row["name"] for row in labels] == ['"kto"', '{"name": "kto"}']
+
+
 def alembic(url: str, *arguments: str, root: Path = ROOT) -> str:
     """What the command of that name says, in the root of a tree."""
     done = subprocess.run(

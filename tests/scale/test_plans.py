@@ -27,7 +27,7 @@ MAX_BUFFERS = 20_000  # pages; a commit moves 512 rows. All of experience with i
 
 STORE = """
 SET session_replication_role = replica;
-INSERT INTO trinity.run (name, kind, config) VALUES ('run', 'train', '{{}}');
+INSERT INTO trinity.run (name, kind, config, draws) VALUES ('run', 'train', '{{}}', 'groups');
 INSERT INTO trinity.run_setting (run_id, config) VALUES (1, '{{}}');
 INSERT INTO trinity.worker (run_id, role, setting_id, host, pid, stopped_at)
 SELECT 1, 'process', 1, 'host', n, CASE WHEN n > 3 THEN now() END FROM generate_series(1, 20) n;

@@ -38,10 +38,10 @@ def change(
     if settings.use(tx, run.id) != use:
         raise ConfigError(f"Run '{run.name}' has gone on meanwhile: start again.")
     if use.has_rows or use.is_trained:
-        settings.change(tx, run, config.stored())
+        settings.change(tx, run, config.stored(), config.algorithm.draws)
         logger.warning("run '%s' goes on with another configuration: %s", run.name, _all(differences))
     else:
-        failed = settings.begin_again(tx, run, config.stored())
+        failed = settings.begin_again(tx, run, config.stored(), config.algorithm.draws)
         logger.warning(
             "run '%s' has no rows yet and begins again with another configuration: %s%s",
             run.name,

@@ -58,6 +58,7 @@ def open_run(config: RunConfig, change: bool = False) -> tuple[Database, runs.Ru
             tx,
             config.name,
             stored,
+            config.algorithm.draws,
             config.data,
             config.holdout,
             RunConfig.completed,

@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.schema.queries import query
-from trinity_db.schema.states import RunKind, RunState
+from trinity_db.schema.states import Draws, RunKind, RunState
 
 MAX_NAME_BYTES = 200  # of any run or taskset: fits an index of the database and the name of a file
 
@@ -125,6 +125,7 @@ def open_run(
     tx: Transaction,
     name: str,
     config: dict[str, Any],
+    draws: Draws,
     data: Sequence[str],
     holdout: float,
     complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
@@ -132,14 +133,14 @@ def open_run(
 ) -> Run:
     """Create the run, or join it when it exists with this very configuration; then adopt its data sets.
 
-    `complete` gives a stored configuration the keys that are newer than it. Where it differs even so,
-    `change` gives the run the other configuration, or raises.
+    `draws` is what the batches of its algorithm are made of. `complete` gives a stored configuration the keys
+    that are newer than it. Where it still differs, `change` gives the run the other configuration, or raises.
 
     Raises:
         ConfigError: the name belongs to a run with another configuration, or to a data set.
         NotFound: a data set to adopt does not exist.
     """
-    create(tx, name, RunKind.TRAIN, config)
+    create(tx, name, RunKind.TRAIN, config, draws)
     run = find(tx, name)
     if run.kind != RunKind.TRAIN:
         raise ConfigError(f"'{name}' is the name of an imported data set; give the run another name.")
@@ -157,10 +158,12 @@ def open_run(
     return run
 
 
-def create(tx: Transaction, name: str, kind: RunKind, config: Mapping[str, Any]) -> None:
-    """Create a run or a data set, unless there is one of that name."""
-    values = {"name": name, "kind": kind, "config": Jsonb(config), "host": socket.gethostname()}
-    tx.execute(query("create_run"), values)
+def create(
+    tx: Transaction, name: str, kind: RunKind, config: Mapping[str, Any], draws: Draws | None = None
+) -> None:
+    """Create a run, or a data set, which draws nothing, unless there is one of that name."""
+    values = {"name": name, "kind": kind, "config": Jsonb(config), "draws": draws}
+    tx.execute(query("create_run"), values | {"host": socket.gethostname()})
 
 
 def find_taskset(tx: Transaction, name: str) -> int:

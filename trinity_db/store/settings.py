@@ -14,6 +14,7 @@ from psycopg.types.json import Jsonb
 from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError
 from trinity_db.schema.queries import query
+from trinity_db.schema.states import Draws
 from trinity_db.store import deletion, runs, workers
 
 
@@ -46,9 +47,13 @@ def hold(tx: Transaction, run: runs.Run, lease_seconds: float) -> None:
     workers.all_gone(tx, run, lease_seconds, "change its configuration")
 
 
-def change(tx: Transaction, run: runs.Run, config: Mapping[str, Any]) -> None:
-    """Give a run that is held another configuration, for all that follows."""
-    values = {"run_id": run.id, "config": Jsonb(config), "host": socket.gethostname()}
+def change(tx: Transaction, run: runs.Run, config: Mapping[str, Any], draws: Draws) -> None:
+    """Give a run that is held another configuration, for all that follows.
+
+    Args:
+        draws: what the batches of its algorithm are made of.
+    """
+    values = {"run_id": run.id, "config": Jsonb(config), "draws": draws, "host": socket.gethostname()}
     tx.execute(query("change_setting"), values)
     runs.announce(tx, run.id)
 
@@ -58,7 +63,7 @@ def latest(tx: Transaction, run_id: int) -> dict[str, datetime]:
     return {row["key"]: row["changed_at"] for row in tx.execute(query("latest_changes"), {"run_id": run_id})}
 
 
-def begin_again(tx: Transaction, run: runs.Run, config: Mapping[str, Any]) -> int:
+def begin_again(tx: Transaction, run: runs.Run, config: Mapping[str, Any], draws: Draws) -> int:
     """Give a run that is held, and has neither rows nor steps, another configuration in every respect.
 
     What its first start left goes: adopted rows, groups without a rollout that ended well, version 0.
@@ -69,5 +74,5 @@ def begin_again(tx: Transaction, run: runs.Run, config: Mapping[str, Any]) -> in
     row = tx.execute(query("failed_attempts"), {"run_id": run.id}).fetchone()
     assert row is not None
     deletion.empty(tx, run.id)
-    change(tx, run, config)
+    change(tx, run, config, draws)
     return int(row["failed"])
