@@ -40,7 +40,7 @@ class Completion:
     """stop: the policy ended the response; length: a limit did."""
 
     def payload(self, prompt_ids: Sequence[int]) -> Payload:
-        """Prompt and response as one sequence of which the response is trained."""
+        """Prompt and response as one sequence; only the response is trained."""
         token_ids = np.array([*prompt_ids, *self.token_ids], np.int32)
         return Payload(
             token_ids=token_ids,

@@ -2,8 +2,8 @@
 
 A run has one at a time; it holds its lease for as long as its worker lives. Each move is: read the
 bytes, append them to Lance in one go, flush and read back, then let go of them in Postgres, in a transaction
-that finds out whether the lease is still held. Wherever it is killed, a payload is readable, and once. No
-transaction is open while Lance works.
+that finds out whether the lease is still held. Kill it at any point: each payload can be read, in one place.
+No transaction is open while Lance works.
 """
 
 import logging
@@ -25,7 +25,7 @@ MAX_BYTES = 32 << 20  # so many: some four times as much memory is used
 # Of the time that passes, at most so much is spent looking for rows in vain: rows that stay ready for long
 # are passed over at each look.
 LOOKING_SHARE = 0.05
-PAUSE_SECONDS = 60.0  # after Lance refused; whoever has to make room needs longer
+PAUSE_SECONDS = 60.0  # after Lance refused; a person who has to make room needs longer
 
 
 class Archiver:
@@ -133,5 +133,5 @@ class Archiver:
             logger.warning("archive: removed %d copies that a killed or replaced worker left", len(orphans))
 
     def _let_go(self) -> None:
-        """Whoever archives next, this process too, looks first what is there."""
+        """Forget the open table: the next archiver, this process too, looks first what is there."""
         self._writer = None

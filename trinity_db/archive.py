@@ -1,7 +1,7 @@
 """The archive: payload bytes in Lance tables, beside the store or where TRINITY_DB_LANCE_URI says.
 
 It knows rows of bytes and nothing of Postgres, which says which row of which table holds a payload
-(`store.payloads`). A table has one writer at a time, a run's archiver; anybody reads, at any time: row
+(`store.payloads`). A table has one writer at a time, a run's archiver. Any process reads, at any time: row
 ids are stable, and a reader whose version of a table was tidied away looks again at the newest. Lance must
 not be used across a fork, and is imported here only when a table is opened.
 """

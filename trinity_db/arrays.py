@@ -1,6 +1,6 @@
 """The arrays of one experience, and their bytes in the store.
 
-Explorers and imports write payloads, trainers read them, nobody changes one. The layout has a
+Explorers and imports write payloads, trainers read them, and no process changes one. The layout has a
 name, the codec, which is stored beside the bytes, so that a later layout can live with this one.
 """
 
@@ -16,10 +16,10 @@ sequences logprobs float32[k] and versions int32[k], where k counts the ones in 
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """One trainable token sequence: n tokens, of which k are trained.
+    """One trainable token sequence: n tokens, k of them trained.
 
     Log-probabilities and versions are both there (a policy sampled the trained tokens) or both
-    None (somebody wrote them: a demonstration, a preference). Only sequences with at least one
+    None (a person or a program wrote them: a demonstration, a preference). Only sequences with at least one
     trained token can have them.
     """
 

@@ -34,13 +34,13 @@ Result = TypeVar("Result")
 
 CONNECT_SECONDS = 10  # a server on another continent answers in less
 RETRY_SECONDS = (0.1, 5.0)  # first and longest pause; a server restarts in about a second
-GIVE_UP_SECONDS = 0.1  # how soon a pause ends when nobody waits for its end any more
+GIVE_UP_SECONDS = 0.1  # how soon a pause ends when no caller waits for its end any more
 
 # Beginnings of SQLSTATEs that pass by themselves. Some end the session, maybe a moment later.
 PASSING = (
     "08",  # the connection broke, or a pooler lost the server
     "40",  # deadlocks, serialization failures
-    "57014",  # somebody cancelled the statement
+    "57014",  # another session cancelled the statement
     "57P",  # the server shuts down
     "25P03",  # a transaction stood still
 )

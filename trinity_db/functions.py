@@ -1,4 +1,4 @@
-"""Functions that a configuration names: one of ours, or one's own as `path/to/file.py:name`.
+"""Functions that a configuration names: built in, or the user's own as `path/to/file.py:name`.
 
 Finds them and says in one line what is wrong. What such a function is called with, and what it must
 return, is known to the role that asks for it.
@@ -77,7 +77,7 @@ def describe_error(error: Exception) -> str:
 
 
 def _from_file(path: str, attribute: str, name: str) -> Callable[..., Any]:
-    # The path is the module's name, so that it shadows nobody's; dataclasses look their module up by it.
+    # The path is the module's name, and shadows no other; dataclasses look their module up by it.
     spec = importlib.util.spec_from_file_location(path, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise ConfigError(f"{name}: there is no file {path}.")

@@ -41,7 +41,7 @@ class Meaning:
 
 
 def find(model: type[BaseModel], key: str) -> list[Meaning]:
-    """What a key means: several meanings where it stands in sections of which a name chooses one.
+    """What a key means: several meanings where it stands in alternative sections, chosen by name.
 
     A name of such a section may stand in the path: `sampler.prioritized.alpha`.
 

@@ -122,7 +122,7 @@ def new_login(connection: psycopg.Connection[psycopg.rows.DictRow], place: str, 
 
 
 def set_password(connection: psycopg.Connection[psycopg.rows.DictRow], login: str, password: str) -> None:
-    """Give a login a password, of which the server sees the hash alone."""
+    """Give a login a password. The server sees only its hash."""
     secret = connection.pgconn.encrypt_password(password.encode(), login.encode(), b"scram-sha-256").decode()
     statement = sql.SQL("ALTER ROLE {login} PASSWORD {secret}")
     connection.execute(statement.format(login=sql.Identifier(login), secret=secret))

@@ -24,7 +24,7 @@ RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?$"
 """What a training run may be called: the name is a part of paths and of commands."""
 
 MAX_BYTES = 256 * 1024  # of a configuration file
-MAX_VALUES = 20_000  # in it, each counted wherever an alias repeats it
+MAX_VALUES = 20_000  # in it, each counted again where an alias repeats it
 MAX_DEPTH = 30  # sections within sections
 MAX_CHARACTERS = 100_000  # of one value
 MAX_FLOAT = 1e30  # of a number and of its inverse: losses are computed in float32

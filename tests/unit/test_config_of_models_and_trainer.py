@@ -223,7 +223,7 @@ def test_a_run_that_learns_from_a_teacher_alone_needs_no_rewards() -> None:
         (DISTILLED, "learns from a teacher: name one, as in processors: {score: "),
         (
             OFFLINE | {"processors": {"score": ["defaults", TEACHER]}},
-            "of which no teacher is asked: leave it out of processors.score",
+            "and no teacher is asked about them: leave it out of processors.score",
         ),
         (ONLINE | {"processors": NO_REWARDS}, "algorithm grpo learns from rewards, and nothing gives any"),
         (

@@ -67,7 +67,7 @@ def main() -> None:
     except TrinityError as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     except BrokenPipeError:
-        # Whoever read our output is gone; Python would complain when it flushes stdout once more.
+        # The reader of our output is gone. Python would complain when it flushes stdout once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -54,7 +54,7 @@ def _check(run: runs.Run, differences: Sequence[runs.Difference], use: settings.
     """Make sure that these keys may have another value now.
 
     Raises:
-        ConfigError: one may not, or steps were made and nobody asked for a change.
+        ConfigError: a key may not change, or steps were made and --change was not given.
     """
     rules = {difference.key: _rule(difference) for difference in differences}
     kept = {

@@ -174,8 +174,8 @@ def check(config: Config, overrides: Overrides = None) -> None:
 def schema() -> None:
     """Print a JSON schema of configurations, by which editors complete keys and mark mistakes.
 
-    In VS Code with the YAML extension, and wherever yaml-language-server runs, name it in the first line of a
-    configuration: # yaml-language-server: $schema=trinity-db.schema.json
+    In VS Code with the YAML extension, and in other editors with yaml-language-server, name it in the first
+    line of a configuration: # yaml-language-server: $schema=trinity-db.schema.json
 
     Example:
 

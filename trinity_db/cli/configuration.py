@@ -144,7 +144,7 @@ class RunConfig(Settings):
             )
         if processors.has_teacher and not self.is_online:
             raise ValueError(
-                f"algorithm {name} trains on imported rows, of which no teacher is asked: "
+                f"algorithm {name} trains on imported rows, and no teacher is asked about them: "
                 "leave it out of processors.score"
             )
         reads = not isinstance(self.algorithm, PolicyGradientConfig) or self.algorithm.reads_rewards

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trinity_db.database import Transaction
     from trinity_db.store.runs import Run
 
-SAMPLE_ROWS = 1_000  # of which text, payloads and processing records are looked at: 20 ms
+SAMPLE_ROWS = 1_000  # whose text, payloads and processing records are looked at: 20 ms
 
 
 def use(tx: "Transaction", run: "Run", num_rows: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from trinity_db.trainer.recipes import PARTS, RECIPES, choices
 WIDTH = 100  # characters of a line of text
 
 KINDS = PARTS | {"sampler": SamplerConfig, "reference": ReferenceConfig}
-"""The sections of which a configuration chooses one by its name, by what they are."""
+"""By kind, the sections that a configuration chooses from by name."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Column:
     type: str
     is_array: bool = False
     precision: int | None = None
-    """Digits of a numeric that declares them, of which `scale` after the point."""
+    """Digits of a numeric that declares them; `scale` of them after the point."""
     scale: int = 0
 
 

@@ -60,7 +60,7 @@ def metrics(
         with database.transaction(read_only=True) as tx:
             run = runs.find(tx, name)
         if run.kind != RunKind.TRAIN:
-            raise ConfigError(f"'{name}' is an imported data set, of which nothing is measured.")
+            raise ConfigError(f"'{name}' is an imported data set, and has no metrics.")
         if follow:
             _follow(database, run, sinks)
         else:

@@ -120,7 +120,7 @@ def _is_flat(given: Any, below: Sequence[str], algorithm: BaseModel) -> bool:
 
 
 def _is_of_recipe(algorithm: BaseModel, key: str) -> bool:
-    """Whether nobody chose a value but the recipe."""
+    """Whether the recipe chose this value, and no file or option did."""
     section, *below = key.split(".")
     if section != "algorithm":
         return False

@@ -1,7 +1,7 @@
 """The commands of the roles: explore, process, train, one process each, and run, all of them supervised.
 
-To be stopped by SIGTERM or Ctrl-C is no failure: they end with exit code 0, from their first moment on. A
-drain ends with 130 then: whoever waits for its end would take what is left for done.
+SIGTERM or Ctrl-C is no failure: a role that is stopped ends with exit code 0, from its first moment on. A
+drain ends with 130 then, because a script that waits for it would take the rows that are left for done.
 """
 
 import signal

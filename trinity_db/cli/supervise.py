@@ -1,7 +1,7 @@
 """All roles of a run as processes: started together, restarted when they die, stopped together.
 
-The supervisor owns the processes and nothing else. What the run did, it reads from the store
-like anybody; a role that it restarts goes on from there.
+The supervisor owns the processes and nothing else. It reads from the store what the run did, as
+any client does. A role that it restarts goes on from there.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """A run copied without loss: every row of it in a folder of Parquet files, and back into any store.
 
-    tables              which rows of which tables are a run's, and what refers to what: from the models alone
+    tables              which rows belong to a run, and what refers to what: from the models
     columns             how a column stands in a binary COPY and in a Parquet file
     folder              the files, the manifest, and the checks before anything is believed
     exporter            from one snapshot of the store into a folder

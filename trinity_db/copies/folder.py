@@ -261,7 +261,7 @@ def arrays(data: bytes, num_tokens: int):
     token_ids = np.frombuffer(data, "<i4", num_tokens)
     action_mask = np.frombuffer(data, "u1", num_tokens, offset=4 * num_tokens)
     trained = int(action_mask.sum())
-    if len(data) == 5 * num_tokens:  # nobody sampled it: a demonstration
+    if len(data) == 5 * num_tokens:  # no model sampled it: a demonstration
         return token_ids, action_mask, None, None
     logprobs = np.frombuffer(data, "<f4", trained, offset=5 * num_tokens)
     versions = np.frombuffer(data, "<i4", trained, offset=5 * num_tokens + 4 * trained)

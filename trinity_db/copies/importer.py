@@ -224,7 +224,7 @@ def _free(tx: Transaction, name: str, taken: set[str]) -> str:
 
 
 def _reserve(database: Database, moved: _Moved, copied: Copied) -> int:
-    """Take a block of ids from a table's sequence, that nobody else gets; what to add to the copy's ids.
+    """Reserve a block of ids of a table's sequence; what to add to the copy's ids.
 
     Ids whose import fails afterwards stay unused.
     """

@@ -1,4 +1,4 @@
-"""Checks for whoever pins the horizon: dead rows that somebody might still see cannot be removed.
+"""Checks what pins the horizon: dead rows that a transaction might still see cannot be removed.
 
 Claims and draws then wade through more and more of them: their latency grows with every update.
 """
@@ -38,7 +38,7 @@ def sessions(connection: Connection) -> list[Finding]:
 
 
 def prepared(connection: Connection) -> list[Finding]:
-    """Prepared transactions that nobody ends: they outlive sessions and restarts."""
+    """Prepared transactions that were never ended: they outlive sessions and restarts."""
     found = [
         warn(
             "horizon prepared",
@@ -52,7 +52,7 @@ def prepared(connection: Connection) -> list[Finding]:
 
 
 def slots(connection: Connection) -> list[Finding]:
-    """Replication slots that nobody reads, or whose reader is far behind."""
+    """Replication slots without a reader, or with one that is far behind."""
     found = [
         warn(
             "horizon slot",

@@ -12,7 +12,8 @@ from trinity_db.diagnosis.finding import Finding, fail, ok, size, warn
 from trinity_db.settings import home, lance_uri
 
 EXTRAS = {"train": ("torch", "transformers", "safetensors", "tokenizers", "peft", "matplotlib")}
-"""What the roles import, and commands that draw pictures; imported by nobody here, as that takes seconds."""
+"""The packages that the roles, and commands that draw pictures, import. The doctor imports none of them: that
+takes seconds."""
 
 # The write-ahead log alone may grow to max_wal_size, 1 GB, between checkpoints, and a server whose disk is
 # full stops. Then some checkpoints of a small model.

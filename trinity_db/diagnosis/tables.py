@@ -11,7 +11,7 @@ from trinity_db.schema.queries import query
 # A vacuum that is behind: this many times the dead rows that start one, and enough to be felt.
 BEHIND = 5
 DEAD_ROWS = 10_000
-# A file that is larger than its rows need; below 64 MB nobody notices.
+# A file that is larger than its rows need; below 64 MB it does not matter.
 BLOATED = 3
 BLOATED_BYTES = 64_000_000
 # Our indexes hold two to four numbers: about 40 bytes an entry, twice that in half-empty pages.
@@ -70,7 +70,7 @@ def sizes(connection: Connection) -> list[Finding]:
 
 
 def statistics(connection: Connection) -> list[Finding]:
-    """Tables of which the planner knows nothing, or nothing new."""
+    """Tables whose statistics for the planner are missing or old."""
     found = []
     for row in connection.execute(query("doctor_tables")):
         remedy = f"ANALYZE trinity.{row['table']}"
@@ -101,7 +101,7 @@ def wraparound(connection: Connection) -> list[Finding]:
 
 
 def broken_indexes(connection: Connection) -> list[Finding]:
-    """What a failed CREATE or REINDEX INDEX CONCURRENTLY left: it costs every write and serves nobody."""
+    """What a failed CREATE or REINDEX INDEX CONCURRENTLY left: it costs every write and serves no query."""
     found = []
     for row in connection.execute(query("doctor_indexes")):
         if not row["is_valid"]:

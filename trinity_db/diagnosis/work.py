@@ -29,7 +29,7 @@ def dead_letters(connection: Connection) -> list[Finding]:
 
 
 def silent_workers(connection: Connection) -> list[Finding]:
-    """Workers that are gone and still hold something: nobody has looked after them yet."""
+    """Workers that are gone and still hold rows, groups or batches: no other worker has rescued these yet."""
     found = []
     for row in connection.execute(query("doctor_silent_workers"), {"lease_seconds": LEASE_SECONDS}):
         held = ", ".join(f"{row[kind]} {kind}" for kind in ("rows", "groups", "batches") if row[kind])
@@ -43,7 +43,7 @@ def silent_workers(connection: Connection) -> list[Finding]:
 
 
 def runs(connection: Connection) -> list[Finding]:
-    """Which active runs have which roles; one that nobody works on may be meant to rest."""
+    """Which roles each active run has. A run without any may be meant to rest."""
     found = []
     for row in connection.execute(query("doctor_runs"), {"lease_seconds": LEASE_SECONDS}):
         needed = list(WorkerRole) if row["is_online"] else [WorkerRole.TRAIN]
@@ -115,7 +115,7 @@ def archives(connection: Connection) -> list[Finding]:
 
 
 def notifications(connection: Connection) -> list[Finding]:
-    """Whether somebody listens without hearing: then the queue fills, and at its end commits fail."""
+    """Whether a session listens and takes no notifications. Once their queue is full, commits fail."""
     row = connection.execute(query("doctor_notifications")).fetchone()
     assert row is not None
     found = f"the queue is {row['share']:.0%} full"

@@ -1,4 +1,4 @@
-"""Data that somebody else gathered: from a file into the store, and out of it again.
+"""Data that others gathered: from a file into the store, and out of it again.
 
     readers, tables     a file's rows as JSON values, one after the other
     mapping, columns    which column is the prompt: by the user's word, by convention

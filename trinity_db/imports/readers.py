@@ -205,7 +205,7 @@ def _parse_line(content: bytes) -> Row | Rejected | None:
 
 
 def _skip_line(stream: BinaryIO, content: bytes) -> None:
-    """Read on to the end of a line of which `content` was read, and forget it."""
+    """Read the rest of a line, whose beginning is `content`, and forget it."""
     while content and not content.endswith(b"\n"):
         content = stream.readline(2**20)
 

@@ -144,7 +144,7 @@ def number(value: Any, name: str) -> float:
 
 
 def reward(value: Any, name: str) -> float:
-    """A number of which a group's statistics can be computed, or Unfit."""
+    """A number that a group's statistics can be computed from, or Unfit."""
     result = number(value, name)
     if abs(result) > MAX_REWARD:
         raise Unfit(f"'{name}' is beyond {MAX_REWARD:g}")

@@ -1,8 +1,8 @@
 """Where metrics are shown beside the table: TensorBoard, Weights & Biases, MLflow.
 
 A sink is one class a place, a `Follower` brings it up to date from the table, and a `Mirror` does so in a
-thread while a run goes on. Sinks read what every role has recorded and know nobody; each keeps, at its
-place, up to which id it has taken metrics.
+thread while a run goes on. Sinks read what every role has recorded, and know no role. Each keeps, at its
+place, the last id that it has taken.
 
     config           which ones, as the configuration names them
     sink             what all of them are

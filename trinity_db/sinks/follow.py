@@ -1,7 +1,7 @@
 """From the metric table to sinks: at once, or while a run goes on.
 
-A sink that is slow or fails holds nobody up: each has a thread and a connection of its own, is told about
-once when it begins to fail, and tried again. What it did not take stays in the table.
+A sink that is slow or fails holds up no role and no other sink: each has its own thread and connection. The
+log names it once when it begins to fail, and it is tried again. What it did not take stays in the table.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 PAGE = 10_000  # numbers read at a time, some megabytes
 LOOK_SECONDS = 3.0  # between two looks at the table while a run goes on
-SETTLE_SECONDS = 5.0  # for somebody who writes metrics at the end; that takes milliseconds
+SETTLE_SECONDS = 5.0  # for processes that write their last metrics; that takes milliseconds
 SETTLE_PAUSE = 0.05  # seconds between two looks then
 END_SECONDS = 20.0  # for all sinks to take the rest when a run ends; a first upload takes a few
 
@@ -59,7 +59,7 @@ class Follower:
         """Give the sink what it does not have yet; how many numbers that was.
 
         Args:
-            patience: seconds to wait for somebody who writes metrics now; else they come the next time.
+            patience: seconds to wait for transactions that write metrics now. Later ones come the next time.
 
         Raises:
             DatabaseUnavailable: the store is away; the sink stays open.
@@ -86,7 +86,7 @@ class Follower:
     def close(self) -> None:
         """Let the sink go; what it says then is of no use any more, as it has taken everything."""
         self._position = None
-        with suppress(Exception):  # a package of somebody else's, which may raise anything
+        with suppress(Exception):  # another project's package may raise anything
             self.sink.close()
 
     def _opened(self) -> int:
@@ -96,7 +96,7 @@ class Follower:
         return self._position
 
     def _settled(self, patience: float) -> int | None:
-        """The id up to which nothing appears any more; None while somebody is writing."""
+        """The id up to which nothing appears any more; None while a transaction is writing."""
         deadline = time.monotonic() + patience
         while True:
             # Each in a transaction, and so in a snapshot, of its own.
@@ -117,7 +117,7 @@ class Follower:
     def _in_our_words(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # a package of somebody else's, over a network: it may raise anything
+        except Exception as error:  # another project's package, over a network: it may raise anything
             self.close()
             if isinstance(error, TrinityError):
                 raise
@@ -151,7 +151,7 @@ class Mirror(threading.Thread):
     def _look(self, patience: float) -> None:
         try:
             self._follower.catch_up(patience)
-        except DatabaseUnavailable as error:  # whoever has this thread beside him says so
+        except DatabaseUnavailable as error:  # the command that started this thread says so
             self.failure = error
         except TrinityError as error:
             if not self._is_failing:

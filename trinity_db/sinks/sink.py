@@ -24,7 +24,7 @@ class Sink(Protocol):
         """
 
     def write(self, measured: Sequence[Measurement]) -> None:
-        """Take what follows, and remember its last id, so that whoever opens the sink next goes on there."""
+        """Take these metrics, and remember the last id: the next process to open the sink goes on there."""
 
     def close(self) -> None:
         """Let go. Harmless when it is not open."""

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run there for each run here, whoever brings it up to date, and from wherever.
+"""Weights & Biases: one run there for each run here, no matter which process brings it up to date.
 
 Its history's own step is the id of the last metric: it only grows, and what is told twice is passed over.
 Charts have the steps of the roles on their axis, `train/global_step` as with TRL. A step that was reopened
@@ -49,7 +49,7 @@ class Wandb:
             name=run.name,
             config=run.config,
             resume="allow",
-            # What this process prints is no output of the run: it may be anybody's.
+            # What this process prints is no output of the run: it may be another program's.
             settings=wandb.Settings(console="off"),
         )
         for role in WorkerRole:
