@@ -9,7 +9,7 @@ from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, runs, workers
 from trinity_db.trainer.checkpoints.recovery import Allowed
-from trinity_db.trainer.config import LoraConfig, TrainerConfig
+from trinity_db.trainer.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from trinity_db.trainer.service import Trainer, TrainerSetup
 
 TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
@@ -29,6 +29,28 @@ def settings(
 
 
 NOTHING = Allowed()
+
+
+def setup_of(
+    trainer: TrainerConfig,
+    algorithm: AlgorithmConfig,
+    checkpoints: Path,
+    *,
+    model: ModelConfig = TINY,
+    seed: int = 0,
+    allowed: Allowed = NOTHING,
+) -> TrainerSetup:
+    """What a trainer of a tiny model is made with; rows of any age are good enough."""
+    return TrainerSetup(
+        trainer=trainer,
+        algorithm=algorithm,
+        model=model,
+        seed=seed,
+        max_staleness=None,
+        temperature=1.0,
+        checkpoints=checkpoints,
+        allowed=allowed,
+    )
 
 
 class Bench:
@@ -54,14 +76,11 @@ class Bench:
         allowed: Allowed = NOTHING,
         keep: int = 3,
     ) -> Trainer:
-        setup = TrainerSetup(
-            trainer=settings(micro_batch_size, lora, publish_every, keep),
-            algorithm=recipe("sft", loss=loss),
+        setup = setup_of(
+            settings(micro_batch_size, lora, publish_every, keep),
+            recipe("sft", loss=loss),
+            self.checkpoints,
             model=model,
-            seed=0,
-            max_staleness=None,
-            temperature=1.0,
-            checkpoints=self.checkpoints,
             allowed=allowed,
         )
         trainer = Trainer(self._scene.database, self.run, setup)

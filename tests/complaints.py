@@ -19,5 +19,5 @@ def one(found: Findings, what: str) -> dict[str, Any]:
 
 @contextmanager
 def session(url: str) -> Iterator[psycopg.Connection[Any]]:
-    with closing(psycopg.connect(url, application_name="somebody")) as connection:
+    with closing(psycopg.connect(url, application_name="a-person")) as connection:
         yield connection

@@ -4,11 +4,13 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 
+from .command_line import CommandLine, Done
 from .postgres import cluster_15, cluster_18, discard, execute, new_database, on_database, start
 
 TEMPLATE = "trinity_template"
@@ -69,6 +71,21 @@ def database_url_15(server15: str, template15: str) -> Iterator[str]:
     """The same on PostgreSQL 15."""
     with new_database(server15, template15) as url:
         yield url
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Runs trinity-db with these arguments in this process."""
+
+    def command_line(*arguments: str) -> Done:
+        from trinity_db import cli
+
+        monkeypatch.setattr(sys, "argv", ["trinity-db", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Done(end.value.code, *capsys.readouterr())
+
+    return command_line
 
 
 def _with_template(server: str) -> str:

@@ -36,7 +36,7 @@ def fill(disk: Path) -> Path:
 
 
 def make_read_only(disk: Path) -> None:
-    """Let nobody write to a small disk any more."""
+    """Let no process write to a small disk any more."""
     _run("mount", "-o", "remount,ro", str(disk)).check_returncode()
 
 

@@ -65,7 +65,7 @@ def discard(cluster: Cluster) -> None:
 
 @contextmanager
 def new_database(server: str, template: str) -> Iterator[str]:
-    """The URL of a copy of a template database, dropped at the end with whoever is still connected."""
+    """The URL of a copy of a template database, dropped at the end with the sessions that are left."""
     name = f"test_{os.getpid()}_{next(_numbers)}"
     execute(server, "CREATE DATABASE {} TEMPLATE {}", name, template)
     try:

@@ -25,7 +25,7 @@ class Proxy:
         self._after_refusals: Callable[[], object] = lambda: None
         self._ends: list[socket.socket] = []
         self.held_back = threading.Event()
-        """Whether somebody has said something while the network was silent."""
+        """Whether a client has sent something while the network was silent."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / SOCKET))
         self._listener.listen()

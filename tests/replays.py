@@ -23,7 +23,7 @@ def drawn(batch: batches.Batch | None) -> batches.Batch:
 
 
 def correct(scene: Scene, rollout_id: int, value: float, name: str = "score") -> None:
-    """Somebody gives a rollout another reward; imported ones have the name reward."""
+    """A person gives a rollout another reward; imported ones have the name reward."""
     with scene.database.transaction() as tx:
         rewards.record(tx, scene.run.id, "person", [reward(rollout_id, value, name)])
 

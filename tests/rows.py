@@ -309,7 +309,7 @@ def import_records(database: Database, name: str, records: Sequence[Any]) -> int
 
 
 def payload(versions: Sequence[int]) -> Payload:
-    """Three tokens of a prompt, then one trained token for each version; none: two that nobody sampled."""
+    """Three tokens of a prompt, then one trained token for each version; none: two that no policy sampled."""
     num_trained = len(versions) or 2
     token_ids = np.arange(3 + num_trained, dtype=np.int32)
     if not versions:
@@ -447,5 +447,5 @@ def wait_until_blocked(database: Database, call: Future[Any]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     with closing(connect(database.url, autocommit=True)) as observer:
         while observer.execute(blocked).fetchone() != {"is_so": True}:
-            assert not call.done(), "it waited for nobody"
+            assert not call.done(), "it waited for no lock"
             assert time.monotonic() < deadline, "no session waits for a lock"

@@ -34,7 +34,7 @@ class Case(NamedTuple):
     """The configuration's keys, or the whole file; None: there is no file."""
     options: tuple[str, ...] = ()
     command: str = "run"
-    environment: dict[str, str] = {}  # noqa: RUF012, nobody changes it
+    environment: dict[str, str] = {}  # noqa: RUF012, it is not changed
 
 
 def rewarded(function: str, **options: Any) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Alone(NamedTuple):
 
 
 class Survivor(NamedTuple):
-    """A supervised run of which every role was killed once."""
+    """A supervised run whose roles were each killed once."""
 
     process: Process
     killed: dict[str, int]
@@ -87,7 +87,7 @@ def alone(store: Store, config: Path) -> Alone:
 
 @pytest.fixture(scope="module")
 def survivor(store: Store, config: Path, alone: Alone) -> Survivor:
-    """Chapter 2: a supervised run, of which every role is killed once."""
+    """Chapter 2: a supervised run, whose roles are each killed once."""
     process = store.start("run", config)
     killed: dict[str, int] = {}
     for steps, role in ((2, "explore"), (5, "process"), (8, "train")):

@@ -1,4 +1,4 @@
-"""Online runs by the installed command: who overlaps with whom, and what the store says of it afterwards."""
+"""Online runs by the installed command: which roles overlap, and what the store says of it afterwards."""
 
 import json
 from collections.abc import Iterator
@@ -274,7 +274,7 @@ def test_tensorboard_has_what_the_table_has(store: Store, finished: Finished) ->
         name = row["name"] if row["name"].startswith(row["role"]) else f"{row['role']}/{row['name']}"
         name = "train/clip_ratio/region_mean" if name == "train/clip_ratio" else name
         expected.setdefault(name, []).append((row["step"], pytest.approx(row["value"], rel=1e-6)))
-    if finished is SYNC:  # by its own command; what others measure after its end, nobody shows
+    if finished is SYNC:  # by its own command; what others measure after its end is not shown
         found = {name: points for name, points in found.items() if name.startswith("train/")}
         expected = {name: points for name, points in expected.items() if name.startswith("train/")}
     assert len(expected["train/loss"]) == finished.steps

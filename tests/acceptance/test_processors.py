@@ -109,7 +109,7 @@ def test_a_group_waits_for_a_person_across_processes(store: Store) -> None:
     config = configure(store, "deadly", requires_reward="human")
     explore(store, 1.0, 0.0)
     assert store.run("process", config, "--drain").code == 0
-    assert counts(store) == {"scored": 2}, "a drain waits for nobody"
+    assert counts(store) == {"scored": 2}, "a drain waits for no reward"
     processors = store.start("process", config)
     ids = [row["id"] for row in store.rows("SELECT id FROM experience ORDER BY id")]
     assert store.run("reward", str(ids[0]), "0.5").code == 0

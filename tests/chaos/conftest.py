@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=SHORT_MINUTES,
         help="of disturbance on PostgreSQL 18; on 15 two thirds of it",
     )
-    group.addoption("--seed", type=int, help="of what happens when, and to whom; a new one by default")
+    group.addoption("--seed", type=int, help="of what happens when, and to which role; a new one by default")
     group.addoption("--report", type=Path, help="write the summary as JSON to this file")
 
 

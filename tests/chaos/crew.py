@@ -30,7 +30,7 @@ class Member:
     replaced: bool = False
     """Another one has its place: it must end by itself."""
     gave_up: bool = False
-    """It ended though nobody had asked for it."""
+    """It ended though it was not asked to."""
     ended: Ended | None = None
 
     @property
@@ -59,7 +59,7 @@ class Member:
 
 @dataclass
 class Crew:
-    """Whoever works or worked on a run."""
+    """The processes that work or worked on a run."""
 
     store: Store
     config: Path

@@ -1,7 +1,8 @@
 """What is done to a run: kills, cut connections, restarts of the server, processes that freeze and go on.
 
-What happens when, and to whom, is drawn from a seed before it begins (`plan`). The Driver plays the plan on
-a crew and its server, and fills places that became empty. It waits for the plan's times and for conditions.
+What happens when, and to which process, is drawn from a seed before it begins (`plan`). The Driver plays the
+plan on a crew and its server, and fills places that became empty. It waits for times of the plan, and for
+conditions.
 """
 
 import math
@@ -32,7 +33,7 @@ ZOMBIE_SECONDS = (5.0, 15.0)  # for which a process stays frozen after its lease
 DOWN_SECONDS = 3.0  # at most, in a restart of the server, on top of what that takes by itself
 
 # One round. Those that freeze for long come first, and the others go on meanwhile. The trainer comes last:
-# while it is frozen nobody has much to do.
+# while it is frozen the others have little to do.
 FIRST = ("freeze explore", "freeze process")
 THEN = (
     *("kill explore", "kill process", "kill train") * 2,
@@ -65,7 +66,7 @@ class Disturbance:
     at: float
     """Seconds after the beginning, those that earlier disturbances take not counted."""
     what: str
-    whom: int
+    victim: int
     """A number from which the one among several candidates follows."""
     share: float
     """Of the connections, where some are cut; of the range, where something takes a drawn time."""
@@ -167,7 +168,7 @@ class Driver:
     def _cut(self, share: float, disturbance: Disturbance) -> None:
         """Cut connections: at least one, at most all."""
         backends = self._backends()
-        chosen = Random(disturbance.whom).sample(backends, max(1, round(share * len(backends))))
+        chosen = Random(disturbance.victim).sample(backends, max(1, round(share * len(backends))))
         self._ask("SELECT pg_terminate_backend(pid) FROM unnest(%(pids)s::integer[]) AS pid", pids=chosen)
         self._tell("cut", f"cut {len(chosen)} of {len(backends)} connections", len(chosen))
 
@@ -175,7 +176,7 @@ class Driver:
         """Kill one of the server's processes; it disconnects everybody then, and recovers."""
         self._await_work(disturbance)
         backends = self._backends()
-        os.kill(backends[disturbance.whom % len(backends)], signal.SIGKILL)
+        os.kill(backends[disturbance.victim % len(backends)], signal.SIGKILL)
         self._tell("crash", "killed a process of the server")
 
     def _restart(self, mode: str, disturbance: Disturbance) -> None:
@@ -257,7 +258,7 @@ class Driver:
 
     def _choose(self, role: str, disturbance: Disturbance) -> Member | None:
         found = self.crew.candidates(role)
-        return found[disturbance.whom % len(found)] if found else None
+        return found[disturbance.victim % len(found)] if found else None
 
     def _in_hand(self, member: Member) -> tuple[int, int]:
         """A process's worker, and how much that has leased; 0, 0 before it has registered."""
@@ -265,7 +266,7 @@ class Driver:
         return (found[0]["id"], found[0]["held"]) if found else (0, 0)
 
     def _backends(self) -> list[int]:
-        """The processes of the server that somebody is connected to, as soon as there are any."""
+        """The processes of the server that a client is connected to, as soon as there are any."""
         found: list[int] = []
 
         def connected() -> bool:
@@ -273,7 +274,7 @@ class Driver:
             found[:] = [row["pid"] for row in self._ask(BACKENDS)]
             return bool(found)
 
-        wait_until(connected, "somebody is connected")
+        wait_until(connected, "a client is connected")
         return found
 
     def _committed(self) -> int:

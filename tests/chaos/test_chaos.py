@@ -75,7 +75,7 @@ def test_every_role_was_disturbed_and_the_run_went_on(after: Aftermath) -> None:
     assert summary["rollouts_acknowledged"] >= summary["batches_committed"] * BATCH_SIZE
 
 
-def test_nobody_gave_up(after: Aftermath) -> None:
+def test_no_process_gave_up(after: Aftermath) -> None:
     gave_up = [member for member in after.crew.members if member.gave_up and member.ended is not None]
     assert not [f"{member.name}: {member.ended}" for member in gave_up]
 

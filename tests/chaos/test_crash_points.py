@@ -1,7 +1,7 @@
 """A trainer is killed once at each statement, each COMMIT and each change to a file, life after life.
 
 Each life starts on what the one before left behind, and is killed at the first point at which none was killed
-before; the last one ends by itself. Then the run must be as one that nobody disturbed. The points are met
+before; the last one ends by itself. Then the run must be as one that was not disturbed. The points are met
 and not listed, so that a new statement is a new point: see crash_at.py.
 """
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,14 @@ from trinity_db.database import Database
 def shared_database(server: str, template: str) -> Iterator[Database]:
     """A store that is empty before each scene."""
     with new_database(server, template) as url, closing(Database(url)) as database:
+        yield database
+
+
+@pytest.fixture
+def database(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    """A store that is this test's own, with a home of its own."""
+    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
+    with closing(Database(database_url)) as database:
         yield database
 
 

@@ -401,7 +401,7 @@ def test_everything_is_flushed_before_postgres_lets_go(
     assert moves == sorted(set(moves)), "each append makes files"
 
 
-def test_a_missing_archive_is_named_and_harms_nobody_else(
+def test_a_missing_archive_is_named_and_harms_no_other_run(
     scene: Scene, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(scene, step=1)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.bench import setup_of
 from tests.recipes import recipe
 from tests.replays import differences
 from tests.rows import Scene, attempt, claim_rows, finish_rows, members, payload, rollout
 from tests.steps import process
-from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.service import Explorer
@@ -22,9 +22,8 @@ from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import batches, groups, processing, rewards, samplers
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.service import Trainer
 
-TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 STEPS = """
 SELECT m.ordinal, e.step, e.state::text, x.prompt, x.response, x.state, p.num_tokens
 FROM trinity.experience e
@@ -203,7 +202,7 @@ def test_an_attempt_that_loses_a_step_is_lost_and_groups_count_attempts(scene: S
     assert scene.values("SELECT state::text FROM trinity.rollout_group") == ["dropped"]
 
 
-def test_nobody_is_asked_about_what_is_left_of_attempts_that_lost_a_step(scene: Scene) -> None:
+def test_no_source_has_to_judge_what_is_left_of_attempts_that_lost_a_step(scene: Scene) -> None:
     asked = scene.beside("asked", {"requires_reward": "human"})
     small, large = asked.claim(2, group_size=4)
     asked.write([attempt(group, n, ["1", "2", "3"]) for group in (small, large) for n in group.members])
@@ -338,7 +337,7 @@ def test_an_advantage_of_ones_own_reads_what_it_names(scene: Scene, tmp_path: Pa
     assert found == [(1.0, 1.0), (102.0, 1.0), (0.0, 0.0)]
 
 
-def test_rows_of_which_nobody_said_what_they_earned_are_not_drawn(scene: Scene) -> None:
+def test_rows_without_a_reward_are_not_drawn(scene: Scene) -> None:
     scene.write(members(scene.claim(1)[0]))
     scene.process()
     with scene.database.transaction() as tx:
@@ -355,14 +354,10 @@ class Bench:
         self, scene: Scene, checkpoints: Path, algorithm: AlgorithmConfig, name: str = "live"
     ) -> None:
         self.scene = scene.beside(name)
-        setup = TrainerSetup(
-            trainer=TrainerConfig(steps=1, batch_size=1, learning_rate=0.1),
-            algorithm=algorithm,
-            model=TINY,
-            seed=0,
-            max_staleness=None,
-            temperature=1.0,
-            checkpoints=checkpoints,
+        setup = setup_of(
+            TrainerConfig(steps=1, batch_size=1, learning_rate=0.1),
+            algorithm,
+            checkpoints,
         )
         self.trainer = Trainer(self.scene.database, self.scene.run, setup)
         self.trainer.worker_id = self.scene.trainer

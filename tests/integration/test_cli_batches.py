@@ -1,7 +1,6 @@
 """What `trinity-db batches` lists, and what `trinity-db replay` writes: exactly what the trainer saw."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,54 +10,45 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.command_line import CommandLine, Done
 from tests.postgres import execute, new_database
 from tests.rows import Scene, import_records, preference, rollout
-from trinity_db import cli
 from trinity_db.arrays import Payload
 from trinity_db.database import Database
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, groups
 from trinity_db.store.metrics import record_metrics
 
-Call = Callable[..., tuple[int | str | None, str, str]]
 Say = Callable[..., str]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs a command line in this process, on the database at a URL: exit code, stdout and stderr."""
+def call(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Runs a command line on the database at a URL."""
 
-    def call(url: str, *arguments: str) -> tuple[int | str | None, str, str]:
+    def call(url: str, *arguments: str) -> Done:
         monkeypatch.setenv("TRINITY_DB_URL", url)
-        monkeypatch.setattr(sys, "argv", ["trinity-db", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
+        return command_line(*arguments)
 
     return call
 
 
 @pytest.fixture
-def output(call: Call) -> Say:
+def output(call: CommandLine) -> Say:
     """What a command that succeeds prints."""
 
     def output(url: str, *arguments: str) -> str:
-        code, out, err = call(url, *arguments)
-        assert (code, err) == (0, "")
-        return out
+        return call(url, *arguments).output
 
     return output
 
 
 @pytest.fixture
-def complaint(call: Call) -> Say:
+def complaint(call: CommandLine) -> Say:
     """The one line with which a command fails."""
 
     def complaint(url: str, *arguments: str) -> str:
-        code, _, _ = call(url, *arguments)
-        assert isinstance(code, str)
-        assert (code[:7], code.count("\n")) == ("error: ", 0)
-        return code[7:]
+        return call(url, *arguments).complaint
 
     return complaint
 
@@ -222,20 +212,25 @@ def test_a_draw_that_holds_is_said_to(url: str, output: Say) -> None:
     assert output(url, "replay", "1", "--check") == "Batch 1 of 'first' draws the same 2 rows.\n"
 
 
-def test_a_draw_that_differs_fails_with_the_first_difference(
-    database_url: str, call: Call, tmp_path: Path
-) -> None:
-    with closing(Database(database_url)) as database:
+def draw_once(url: str) -> None:
+    """Batch 1, of a run of its own."""
+    with closing(Database(url)) as database:
         scene = Scene.open(database)
         scene.make_ready(1)
         scene.draw(step=1, size=1)
+
+
+def test_a_draw_that_differs_fails_with_the_first_difference(
+    database_url: str, call: CommandLine, tmp_path: Path
+) -> None:
+    draw_once(database_url)
     execute(database_url, "UPDATE trinity.batch_item SET reward = 2 WHERE ordinal = 1")
     file = tmp_path / "batch.jsonl"
     wrong = "row 1: the batch has experience 2 (reward 2.0, staleness 0), "
     wrong += "the draw gives experience 2 (reward 0.0, staleness 0)"
-    code, out, _ = call(database_url, "replay", "1", "--check", "--to", str(file), "--json")
-    assert code == f"error: Batch 1 does not draw the same rows again: {wrong}."
-    summary = json.loads(out)
+    done = call(database_url, "replay", "1", "--check", "--to", str(file), "--json")
+    assert done.complaint == f"Batch 1 does not draw the same rows again: {wrong}."
+    summary = json.loads(done.stdout)
     assert (summary["same"], summary["difference"]) == (False, wrong)
     assert len(file.read_text().splitlines()) == 2, "it holds what the trainer saw, tampered with or not"
 
@@ -243,10 +238,7 @@ def test_a_draw_that_differs_fails_with_the_first_difference(
 def test_a_batch_whose_arrays_are_gone_is_not_written(
     database_url: str, complaint: Say, tmp_path: Path
 ) -> None:
-    with closing(Database(database_url)) as database:
-        scene = Scene.open(database)
-        scene.make_ready(1)
-        scene.draw(step=1, size=1)
+    draw_once(database_url)
     execute(database_url, "DELETE FROM trinity.payload")
     file = tmp_path / "batch.jsonl"
     line = complaint(database_url, "replay", "1", "--to", str(file))
@@ -267,7 +259,7 @@ def test_a_file_of_an_unknown_type_is_refused(url: str, complaint: Say, tmp_path
     )
 
 
-def test_a_replay_wants_to_know_what_for(url: str, call: Call) -> None:
-    code, _, err = call(url, "replay", "1")
-    assert code == 2
-    assert "say --to FILE, --check, or both" in err
+def test_a_replay_wants_to_know_what_for(url: str, call: CommandLine) -> None:
+    done = call(url, "replay", "1")
+    assert done.code == 2
+    assert "say --to FILE, --check, or both" in done.stderr

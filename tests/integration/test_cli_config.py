@@ -1,16 +1,15 @@
 """`trinity-db config` and the store: starting files open runs, and a run shows its stored configuration."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.command_line import CommandLine
 from tests.postgres import by_login
 from tests.rows import Scene, demonstration, import_records, labelled, preference, task
-from trinity_db import cli, settings
+from trinity_db import settings
 from trinity_db.cli import changing, launch, starting
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.imports.dataset import open_writer
@@ -27,14 +26,6 @@ def place(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
     monkeypatch.setenv("TRINITY_DB_READ_URL", by_login(scene.database.url))
-
-
-def config(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    """The exit code of `trinity-db config` with these arguments."""
-    monkeypatch.setattr(sys, "argv", ["trinity-db", "config", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code
 
 
 def learning_by(algorithm: str, run: str | None = None) -> RunConfig:
@@ -89,9 +80,7 @@ def test_a_run_that_begins_again_stores_what_its_new_algorithm_draws(scene: Scen
         assert scene.value("SELECT draws FROM trinity.run WHERE id = %s", run.id) == draws
 
 
-def test_a_run_shows_its_configuration_with_what_was_changed(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_shows_its_configuration_with_what_was_changed(scene: Scene, command_line: CommandLine) -> None:
     content = {"name": "live", "model": {"scratch": {}}, "taskset": "tasks", "algorithm": "grpo"}
     for steps in (3, 9):
         run = RunConfig.model_validate(content | {"trainer": {"steps": steps}})
@@ -108,25 +97,23 @@ def test_a_run_shows_its_configuration_with_what_was_changed(
                     tx, open, run, differences, asked_for=True
                 ),
             )
-    assert config(monkeypatch, "show", "live", "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(command_line("config", "show", "live", "--json").output)
     assert shown["trainer.steps"]["value"] == 9
     assert shown["trainer.steps"]["from"].startswith("changed 20")
     assert shown["taskset"] == {"value": "tasks", "from": "start of the run"}
 
 
-def test_a_key_that_is_newer_than_the_run_shows_its_default(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_that_is_newer_than_the_run_shows_its_default(scene: Scene, command_line: CommandLine) -> None:
     content = {"name": "old", "model": {"scratch": {}}, "taskset": "tasks", "algorithm": "grpo"}
     stored = RunConfig.model_validate(content | {"trainer": {"steps": 3}}).stored()
     del stored["max_uses"]
     with scene.database.transaction() as tx:
         runs.open_run(tx, "old", stored, "groups", [], 0.0)
-    assert config(monkeypatch, "show", "old", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["max_uses"] == {"value": 1, "from": "default"}
+    shown = json.loads(command_line("config", "show", "old", "--json").output)
+    assert shown["max_uses"] == {"value": 1, "from": "default"}
 
 
-def test_what_is_neither_file_nor_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config(monkeypatch, "show", "nothing").startswith("error: There is no file and no run 'nothing'")
-    assert config(monkeypatch, "show", "no.yaml") == "error: no.yaml: no such configuration file."
+def test_what_is_neither_file_nor_run_is_an_error(command_line: CommandLine) -> None:
+    said = command_line("config", "show", "nothing").complaint
+    assert said.startswith("There is no file and no run 'nothing'")
+    assert command_line("config", "show", "no.yaml").complaint == "no.yaml: no such configuration file."

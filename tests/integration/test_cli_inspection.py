@@ -1,20 +1,18 @@
 """What db, sql, status and show make of a store; as processes they are in acceptance/."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from tests.command_line import CommandLine, Done
 from tests.postgres import by_login, execute, new_database
 from tests.replays import adopted
 from tests.rows import Scene, demonstration, import_records, preference, reward, trajectory
-from trinity_db import cli
 from trinity_db.config import ScratchConfig
 from trinity_db.database import Database
 from trinity_db.models import build_scratch, load_tokenizer
@@ -24,54 +22,36 @@ from trinity_db.store.metrics import record_metrics
 from trinity_db.trainer.checkpoints import folder
 
 
-@dataclass
-class Done:
-    """A command that has ended."""
-
-    code: int | str | None
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command line in this process, on the database at a URL; what only looks has its reader's."""
+def run(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Runs a command line on the database at a URL; what only looks has its reader's."""
 
     def run(url: str, *arguments: str) -> Done:
         monkeypatch.setenv("TRINITY_DB_URL", url)
         monkeypatch.setenv("TRINITY_DB_READ_URL", by_login(url))
-        monkeypatch.setattr(sys, "argv", ["trinity-db", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return Done(end.value.code, *capsys.readouterr())
+        return command_line(*arguments)
 
     return run
 
 
 @pytest.fixture
-def output(run: Run) -> Callable[..., str]:
+def output(run: CommandLine) -> Callable[..., str]:
     """What a command that succeeds prints."""
 
     def output(url: str, *arguments: str) -> str:
-        done = run(url, *arguments)
-        assert (done.code, done.stderr) == (0, "")
-        return done.stdout
+        return run(url, *arguments).output
 
     return output
 
 
 @pytest.fixture
-def complaint(run: Run) -> Callable[..., str]:
+def complaint(run: CommandLine) -> Callable[..., str]:
     """The one line with which a command fails."""
 
     def complaint(url: str, *arguments: str) -> str:
         done = run(url, *arguments)
-        assert isinstance(done.code, str), done
-        assert (done.stdout, done.code[:7], done.code.count("\n")) == ("", "error: ", 0)
-        return done.code[7:]
+        assert done.stdout == ""
+        return done.complaint
 
     return complaint
 
@@ -81,7 +61,7 @@ Say = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def url(server: str, template: str) -> Iterator[str]:
-    """A store for tests that read: a trained group with experiences 1 and 2, of which 2 was corrected later,
+    """A store for tests that read: a trained group with experiences 1 and 2, the second corrected later,
     and a ready group with 3 and 4 and a dropped 5.
     """
     with new_database(server, template) as url, closing(Database(url)) as database:
@@ -234,7 +214,7 @@ def test_reads_come_from_a_login_that_may_only_read(url: str, output: Say) -> No
 
 
 def test_a_login_that_may_write_is_no_reader(
-    database_url: str, run: Run, monkeypatch: pytest.MonkeyPatch
+    database_url: str, run: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute(database_url, "CREATE ROLE {} LOGIN", "a_writer")
     execute(database_url, "CREATE ROLE {} LOGIN IN ROLE {}", "a_member", "a_writer")
@@ -259,7 +239,7 @@ def test_a_login_that_may_write_is_no_reader(
         execute(database_url, "DROP ROLE {}, {}", "a_writer", "a_member")
 
 
-def test_a_write_that_is_allowed_stays(database_url: str, run: Run, output: Say) -> None:
+def test_a_write_that_is_allowed_stays(database_url: str, run: CommandLine, output: Say) -> None:
     insert = "INSERT INTO taskset (name) SELECT 'set ' || n FROM generate_series(1, 1500) n RETURNING id"
     # Also where the table shows only some of the rows that it returns.
     done = run(database_url, "sql", "--write", insert)
@@ -364,7 +344,7 @@ def test_status_says_whose_rewards_a_run_waits_for_and_a_view_for_which_rows(
         status = json.loads(output(database_url, "status", "asks", "--json"))
         assert status["awaited"] == {"source": "human", "experiences": 3, "groups": 2}
         execute(database_url, "UPDATE trinity.run SET state = 'finished', finished_at = now()")
-        assert scene.rows(view) == [], "a run that has ended waits for nobody"
+        assert scene.rows(view) == [], "a run that has ended waits for no worker"
 
 
 def test_status_says_how_many_rows_of_a_run_that_learns_from_labels_have_none(
@@ -381,7 +361,7 @@ def test_status_says_how_many_rows_of_a_run_that_learns_from_labels_have_none(
         finished = "UPDATE trinity.run SET state = '{}', finished_at = {} WHERE name = 'labels'"
         execute(database_url, finished.format("finished", "now()"))
         assert "waits for" not in output(database_url, "status", "labels"), (
-            "a run that has ended waits for nobody"
+            "a run that has ended waits for no worker"
         )
         execute(database_url, finished.format("active", "NULL"))
         about = run.values("SELECT id FROM trinity.rollout ORDER BY id")
@@ -503,7 +483,7 @@ def test_a_run_that_is_not_there_has_a_neighbour(url: str, complaint: Say) -> No
     assert complaint(url, "status", "frist") == "There is no run 'frist'; did you mean 'first'?"
 
 
-def test_watch_needs_a_terminal(url: str, run: Run) -> None:
+def test_watch_needs_a_terminal(url: str, run: CommandLine) -> None:
     done = run(url, "status", "--watch")
     assert done.code == 2
     assert "--watch draws on a terminal" in done.stderr

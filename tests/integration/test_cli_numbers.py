@@ -1,6 +1,5 @@
 """Every number that a command takes: it works with what is given, or says in one line why not."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple, get_args
 import pytest
 import typer
 
+from tests.command_line import CommandLine
 from tests.postgres import by_login
 from tests.rows import Scene
 from trinity_db import cli
@@ -63,8 +63,8 @@ PLACES = {("show", "experience_id"): 0, ("reward", "experience"): 0, ("reward", 
 def say(
     scene: Scene,
     shared_database: Database,
+    command_line: CommandLine,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> Callable[[Number, str], tuple[int, list[str]]]:
     """Runs a command with a number on a store with two rows; its exit code and what it wrote to stderr."""
@@ -83,11 +83,9 @@ def say(
             words.append(value)
         else:
             words[place] = value
-        monkeypatch.setattr(sys, "argv", ["trinity-db", *number.command.split(), *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        code, said = end.value.code, capsys.readouterr().err.splitlines()
-        return (1, [*said, code]) if isinstance(code, str) else (code or 0, said)
+        done = command_line(*number.command.split(), *words)
+        said = done.stderr.splitlines()
+        return (1, [*said, done.code]) if isinstance(done.code, str) else (done.code or 0, said)
 
     return say
 

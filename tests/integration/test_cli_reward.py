@@ -1,7 +1,6 @@
 """`trinity-db reward`: one line that changes a reward, or a file that changes many, wholly or not at all."""
 
 import json
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import CommandLine
 from tests.rows import WAIT_SECONDS, Scene, in_a_thread, wait_until_blocked
-from trinity_db import cli
 from trinity_db.cli import reward
 from trinity_db.database import Database, connect
 
@@ -25,21 +24,15 @@ EVENTS = (
 
 @pytest.fixture
 def say(
-    scene: Scene,
-    shared_database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    scene: Scene, shared_database: Database, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> Say:
     """Runs the command on the scene's store, with a ready group of two rows; its exit code and its output."""
     scene.make_ready(1, rewards=(1.0, 0.0))
     monkeypatch.setenv("TRINITY_DB_URL", shared_database.url)
 
     def say(*arguments: object) -> tuple[int | str | None, str]:
-        monkeypatch.setattr(sys, "argv", ["trinity-db", "reward", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        said = capsys.readouterr()
-        return end.value.code, said.out or said.err
+        done = command_line("reward", *map(str, arguments))
+        return done.code, done.stdout or done.stderr
 
     return say
 

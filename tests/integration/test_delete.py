@@ -3,14 +3,16 @@
 import io
 import json
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command_line import CommandLine
 from tests.rows import Scene, copy_of, demonstration, import_records
-from trinity_db import archive, cli
+from trinity_db import archive
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.processors.archive import Archiver
@@ -18,6 +20,8 @@ from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import deletion, instances, payloads, runs, workers
 from trinity_db.trainer.checkpoints import folder
+
+Delete = Callable[..., tuple[Any, str]]
 
 LEFT = """
 SELECT (SELECT count(*) FROM trinity.run), (SELECT count(*) FROM trinity.experience),
@@ -36,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stopped(scene: Scene) -> Scene:
-    """A run with two groups, one of them trained on, and nobody at work."""
+    """A run with two groups, one of them trained on, and no worker alive."""
     scene.explore(2)
     scene.process()
     scene.train(1, 1)
@@ -51,24 +55,25 @@ def stop(scene: Scene) -> None:
             workers.stop(tx, worker)
 
 
-def delete(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scene: Scene, *arguments: str
-) -> tuple[Any, str]:
-    """Exit code and stdout of the command."""
-    monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
-    monkeypatch.setattr(sys, "argv", ["trinity-db", "delete", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code, capsys.readouterr().out
+@pytest.fixture
+def delete(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Delete:
+    """Runs the command on the store of a scene: exit code and stdout."""
+
+    def delete(scene: Scene, *arguments: str) -> tuple[Any, str]:
+        monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
+        done = command_line("delete", *arguments)
+        return done.code, done.stdout
+
+    return delete
 
 
 def test_a_run_goes_with_all_its_rows_and_another_one_stays(
-    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stopped: Scene, home: Path, delete: Delete
 ) -> None:
     other = Scene.open(stopped.database, "other")
     other.explore(1)
     before = other.rows("SELECT id, state::text FROM trinity.experience WHERE run_id = %s", other.run.id)
-    code, out = delete(monkeypatch, capsys, stopped, "run", "--yes", "--json")
+    code, out = delete(stopped, "run", "--yes", "--json")
     assert code == 0
     assert json.loads(out)["deleted"] | {"marks": 0, "task statistics": 0} == {
         "batches": 1,
@@ -85,47 +90,47 @@ def test_a_run_goes_with_all_its_rows_and_another_one_stays(
 
 
 def test_a_run_that_is_served_stays_and_its_workers_are_named(
-    scene: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scene: Scene, home: Path, delete: Delete
 ) -> None:
-    code, _ = delete(monkeypatch, capsys, scene, "run", "--yes")
+    code, _ = delete(scene, "run", "--yes")
     assert "alive (explore on" in code
     assert "stop them, then delete it" in code
     assert scene.value("SELECT count(*) FROM trinity.run WHERE deleting_at IS NULL") == 1
 
 
 def test_without_a_yes_nothing_is_deleted(
-    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, delete: Delete
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    code, _ = delete(monkeypatch, capsys, stopped, "run")
+    code, _ = delete(stopped, "run")
     assert code == 1
     assert stopped.value("SELECT count(*) FROM trinity.run WHERE deleting_at IS NULL") == 1
 
 
 def test_a_data_set_stays_while_a_run_trains_on_it_and_goes_after_that(
-    scene: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scene: Scene, home: Path, delete: Delete
 ) -> None:
     import_records(scene.database, "set", [demonstration(number) for number in range(5)])
     user = scene.beside("user", {"data": ["set"]}, ["set"])
     stop(user)
-    code, _ = delete(monkeypatch, capsys, scene, "set", "--yes")
+    code, _ = delete(scene, "set", "--yes")
     assert "other runs train on rows of it ('user')" in code
     for name in ("user", "set"):
-        assert delete(monkeypatch, capsys, scene, name, "--yes")[0] == 0
+        assert delete(scene, name, "--yes")[0] == 0
     assert scene.values("SELECT name FROM trinity.run") == ["run"]
     assert scene.value("SELECT count(*) FROM trinity.experience_text") == 0
 
 
 def test_a_run_stays_while_another_one_started_from_its_checkpoint(
-    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stopped: Scene, home: Path, delete: Delete
 ) -> None:
     stopped.beside("next", {"model": {"run": "run"}}).publish(0, step=0)
-    code, _ = delete(monkeypatch, capsys, stopped, "run", "--yes")
+    code, _ = delete(stopped, "run", "--yes")
     assert "started from a checkpoint of it ('next')" in code
 
 
 def test_a_deletion_that_was_killed_is_repeated_and_finishes(
-    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stopped: Scene, home: Path, delete: Delete
 ) -> None:
     def die(name: str, count: int) -> None:
         if name == "experiences":
@@ -141,16 +146,12 @@ def test_a_deletion_that_was_killed_is_repeated_and_finishes(
             runs.open_run(tx, "run", stopped.run.config, "groups", [], holdout=0.0)
     with pytest.raises(ConfigError), stopped.database.transaction() as tx:
         workers.register(tx, stopped.run, WorkerRole.TRAIN)
-    assert delete(monkeypatch, capsys, stopped, "run", "--yes")[0] == 0
+    assert delete(stopped, "run", "--yes")[0] == 0
     assert stopped.rows(LEFT) == [(0,) * 8]
 
 
 def test_a_copy_deletes_its_own_archive_and_leaves_the_originals(
-    stopped: Scene,
-    home: Path,
-    server: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    stopped: Scene, home: Path, server: str, delete: Delete
 ) -> None:
     def archive_all(scene: Scene) -> None:
         worker = scene.new_worker(WorkerRole.PROCESS)
@@ -166,21 +167,21 @@ def test_a_copy_deletes_its_own_archive_and_leaves_the_originals(
             runs.finish(tx, copy.run.id)
         archive_all(copy)
         (original, own) = copy.values("SELECT name FROM trinity.archive ORDER BY number")
-        code, out = delete(monkeypatch, capsys, copy, "run", "--yes", "--json")
+        code, out = delete(copy, "run", "--yes", "--json")
         assert code == 0
         assert json.loads(out)["kept"] == [
             f"table {original} of the archive, which the store that this one was copied from may need"
         ]
         assert (archive.exists(original), archive.exists(own)) == (True, False)
         assert payloads.read(stopped.database, ids).keys() == set(ids)
-        assert delete(monkeypatch, capsys, stopped, "run", "--yes")[0] == 0
+        assert delete(stopped, "run", "--yes")[0] == 0
         assert not archive.exists(original)
         with pytest.raises(NotFound, match=f"no table {original} .*when its original deletes the run"):
             payloads.read(reading.database, ids)
 
 
 def test_only_a_folder_that_names_the_run_loses_its_checkpoints(
-    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stopped: Scene, home: Path, delete: Delete
 ) -> None:
     with stopped.database.transaction() as tx:
         instance = instances.identify(tx)
@@ -195,7 +196,7 @@ def test_only_a_folder_that_names_the_run_loses_its_checkpoints(
             " VALUES (%s, 1, 1, %s, %s)",
             [stopped.run.id, str(strange), ""],
         )
-    code, out = delete(monkeypatch, capsys, stopped, "run", "--yes", "--json")
+    code, out = delete(stopped, "run", "--yes", "--json")
     assert code == 0
     said = json.loads(out)
     assert said["folders"] == [str(own.path)]
@@ -205,7 +206,7 @@ def test_only_a_folder_that_names_the_run_loses_its_checkpoints(
 
 
 def test_a_deletion_that_was_killed_finds_checkpoints_in_another_folder_again(
-    stopped: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stopped: Scene, home: Path, delete: Delete
 ) -> None:
     with stopped.database.transaction() as tx:
         instance = instances.identify(tx)
@@ -218,12 +219,12 @@ def test_a_deletion_that_was_killed_finds_checkpoints_in_another_folder_again(
             [stopped.run.id, str(own.path / "version-000001"), ""],
         )
     delete_rows = deletion.delete_rows
-    with monkeypatch.context() as dying:
+    with pytest.MonkeyPatch.context() as dying:
         dying.setattr(
             deletion, "delete_rows", lambda *arguments: (delete_rows(*arguments), sys.exit("killed"))
         )
-        assert delete(dying, capsys, stopped, "run", "--yes")[0] == "killed"
-    assert delete(monkeypatch, capsys, stopped, "run", "--yes")[0] == 0
+        assert delete(stopped, "run", "--yes")[0] == "killed"
+    assert delete(stopped, "run", "--yes")[0] == 0
     assert not own.path.exists()
 
 

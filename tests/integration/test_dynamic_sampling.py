@@ -39,7 +39,7 @@ def test_the_smallest_difference_of_rewards_keeps_a_group(scene: Scene) -> None:
     assert scene.values(GROUPS) == ["ready"]
 
 
-def test_groups_without_difference_are_kept_where_nobody_asks(scene: Scene) -> None:
+def test_groups_without_difference_are_kept_unless_the_run_drops_them(scene: Scene) -> None:
     scene.make_ready(1, rewards=(1.0, 1.0))
     assert scene.values(GROUPS) == ["ready"]
 

@@ -145,7 +145,7 @@ def test_what_was_committed_survives_a_kill_of_the_server(home: Path) -> None:
     assert postmaster(home) != pid
 
 
-def test_a_process_id_that_now_belongs_to_somebody_else_is_not_believed(home: Path) -> None:
+def test_a_process_id_that_another_process_has_now_is_not_believed(home: Path) -> None:
     url = embedded.ensure_running(home)
     files = [home / "postgres" / "postmaster.pid", home / "socket" / ".s.PGSQL.5432.lock"]
     left = [file.read_text().split("\n", 1)[1] for file in files]
@@ -197,7 +197,7 @@ def test_a_home_whose_path_does_not_fit_a_socket_address_works(
 
 
 @as_root
-def test_a_socket_folder_of_somebody_else_is_refused(empty_home: Path) -> None:
+def test_a_socket_folder_of_another_user_is_refused(empty_home: Path) -> None:
     cluster = embedded.cluster(empty_home / ("x" * 120))
     cluster.socket.mkdir(mode=0o700)
     try:
@@ -302,7 +302,7 @@ def test_an_installation_without_the_binaries_says_what_to_install(
         embedded.ensure_running(empty_home)
 
 
-def test_a_crashed_server_is_started_again_by_whoever_reconnects_first(home: Path) -> None:
+def test_a_crashed_server_is_started_again_by_the_first_that_reconnects(home: Path) -> None:
     url = embedded.ensure_running(home)
     with closing(Database(url, embedded_home=home)) as database:
         with database.transaction() as tx:

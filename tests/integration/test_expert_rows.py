@@ -217,7 +217,7 @@ def test_expert_rows_have_a_snapshot_of_their_own(scene: Scene) -> None:
     (first, rollout_id), (second, _), _ = run.rows(order, run.run.id)
 
     def advantage(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """Between the two draws somebody finds that an attempt is bad."""
+        """Between the two draws a person finds that an attempt is bad."""
         with closing(connect(run.database.url)) as other:
             rewards.record(other, run.run.id, "person", [reward(rollout_id, -1.0, "reward")])
             other.commit()

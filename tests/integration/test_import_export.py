@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,14 +56,6 @@ EXAMPLES: dict[Kind, list[dict[str, Any]]] = {
         {"messages": [USER, BLUE], "reward": -0.25},
     ],
 }  # fmt: skip
-
-
-@pytest.fixture
-def database(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
-    database = Database(database_url)
-    yield database
-    database.close()
 
 
 def write(path: Path, rows: list[Any]) -> Path:

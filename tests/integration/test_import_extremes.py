@@ -1,7 +1,6 @@
 """Values that the store cannot hold, in every column of every form: each is a rejected row with a reason."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +56,6 @@ EXTREMES = {
     "nothing": "null",
     "empty": '""',
 }
-
-
-@pytest.fixture
-def database(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
-    database = Database(database_url)
-    yield database
-    database.close()
 
 
 def load(database: Database, path: Path, kind: Kind, name: str = "set") -> Summary:

@@ -8,13 +8,11 @@ import pytest
 
 from tests.recipes import recipe
 from tests.rows import Scene, import_records, trajectory
-from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import TrinityError
 from trinity_db.imports.records import Demonstration, Task
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.rows.encode import encode_adopted
 
-TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 ENCODED = """
 SELECT x.response, e.state::text, e.prompt_length
 FROM trinity.experience e JOIN trinity.experience_text x ON x.experience_id = e.source_id
@@ -59,18 +57,15 @@ def test_a_conversation_that_the_chat_template_refuses_is_dropped_and_the_others
 
 
 def test_a_run_without_a_row_to_imitate_says_why_those_it_has_are_none(scene: Scene, tmp_path: Path) -> None:
-    from trinity_db.trainer.service import Trainer, TrainerSetup
+    from tests.bench import setup_of
+    from trinity_db.trainer.service import Trainer
 
     import_records(scene.database, "set", [trajectory(number, "a response", 0.0) for number in range(2)])
     run = scene.beside("imitation", data=["set"])
-    setup = TrainerSetup(
-        trainer=TrainerConfig(),
-        algorithm=recipe("sft"),
-        model=TINY,
-        seed=0,
-        max_staleness=None,
-        temperature=1.0,
-        checkpoints=tmp_path,
+    setup = setup_of(
+        TrainerConfig(),
+        recipe("sft"),
+        tmp_path,
     )
     trainer = Trainer(run.database, run.run, setup)
     trainer.worker_id = run.trainer

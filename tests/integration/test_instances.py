@@ -109,14 +109,19 @@ def cluster() -> Iterator[Cluster]:
     discard(cluster)
 
 
+def stopped_and_copied(cluster: Cluster) -> Cluster:
+    """A cluster in a home of its own, with the files of one that is stopped for it."""
+    cluster.stop()
+    home = new_home()
+    shutil.copytree(cluster.data, home / cluster.data.name)
+    return embedded.cluster(home)
+
+
 def test_a_copied_home_is_another_instance_and_a_moved_one_can_be_the_same(cluster: Cluster) -> None:
     start(cluster)
     upgrade(cluster.url())
     original = identify(cluster.url())
-    cluster.stop()
-    copied = new_home()
-    shutil.copytree(cluster.data, copied / cluster.data.name)
-    other = embedded.cluster(copied)
+    other = stopped_and_copied(cluster)
     try:
         other.ensure_running()
         assert identify(other.url()).copy_of == original.id
@@ -132,10 +137,7 @@ def test_a_promoted_replica_is_the_same_instance(cluster: Cluster) -> None:
     start(cluster)
     upgrade(cluster.url())
     original = identify(cluster.url())
-    cluster.stop()
-    copied = new_home()
-    shutil.copytree(cluster.data, copied / cluster.data.name)
-    replica = embedded.cluster(copied)
+    replica = stopped_and_copied(cluster)
     (replica.data / "standby.signal").touch()
     try:
         with presence.locked(replica):

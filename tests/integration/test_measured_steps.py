@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.bench import setup_of
 from tests.recipes import recipe
 from tests.rows import Scene, import_records, reward, rollout, trajectory
-from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, rewards, runs, workers
 from trinity_db.store.metrics import Outcomes, outcomes_of
@@ -17,9 +17,8 @@ from trinity_db.trainer import service
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
-from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.service import Trainer
 
-TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 METRICS = "SELECT name, value FROM trinity.metric WHERE run_id = %s AND step = %s"
 
 
@@ -30,7 +29,7 @@ def outcomes(scene: Scene, batch: batches.Batch | None) -> Outcomes:
 
 
 def ready_groups(scene: Scene) -> None:
-    """Two groups of rewards 1 and 0, of which the second member ended by its length."""
+    """Two groups of rewards 1 and 0, whose second member ended by its length."""
     for group in scene.claim(2):
         first, second = (
             rollout(group, member, text) for member, text in zip(group.members, "10", strict=True)
@@ -42,14 +41,10 @@ def ready_groups(scene: Scene) -> None:
 def trainer(
     scene: Scene, run: runs.Run, algorithm: AlgorithmConfig, folder: Path, **settings: int
 ) -> Trainer:
-    setup = TrainerSetup(
-        trainer=TrainerConfig.model_validate({"batch_size": 2, **settings}),
-        algorithm=algorithm,
-        model=TINY,
-        seed=0,
-        max_staleness=None,
-        temperature=1.0,
-        checkpoints=folder,
+    setup = setup_of(
+        TrainerConfig.model_validate({"batch_size": 2, **settings}),
+        algorithm,
+        folder,
     )
     one = Trainer(scene.database, run, setup)
     with scene.database.transaction() as tx:

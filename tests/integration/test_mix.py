@@ -5,18 +5,17 @@ from typing import Any
 
 import pytest
 
+from tests.bench import setup_of
 from tests.recipes import recipe
 from tests.replays import differences
 from tests.rows import Scene, demonstration, import_records, rollout
-from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import workers
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.learner import Learner
-from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.service import Trainer
 
-TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 METRIC = "SELECT value FROM trinity.metric WHERE run_id = %s AND name = %s ORDER BY step"
 BATCHES = "SELECT step, state::text FROM trinity.batch WHERE run_id = %s ORDER BY id"
 USES = """
@@ -36,16 +35,11 @@ class Bench:
 
     def trainer(self, name: str = "mix", **options: Any) -> Trainer:
         """A new one, which takes the place of others."""
-        setup = TrainerSetup(
-            trainer=TrainerConfig(
-                steps=4, batch_size=2, micro_batch_size=1, learning_rate=0.01, publish_every=2
-            ),
-            algorithm=recipe(name, expert_rows=2, **options),
-            model=TINY,
+        setup = setup_of(
+            TrainerConfig(steps=4, batch_size=2, micro_batch_size=1, learning_rate=0.01, publish_every=2),
+            recipe(name, expert_rows=2, **options),
+            self._checkpoints,
             seed=3,
-            max_staleness=None,
-            temperature=1.0,
-            checkpoints=self._checkpoints,
         )
         trainer = Trainer(self.scene.database, self.scene.run, setup)
         with self.scene.database.transaction() as tx:

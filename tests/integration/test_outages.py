@@ -53,7 +53,7 @@ class Actor(Service):
 
 
 class OnlyTrainer(Actor):
-    """The same, of which a run has one."""
+    """The same, as the only one of a run."""
 
     role = WorkerRole.TRAIN
     exclusive = True

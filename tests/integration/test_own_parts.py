@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.bench import setup_of
 from tests.recipes import recipe
 from tests.rows import Scene, rollout
-from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
-from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.service import Trainer
 
-TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 METRICS = "SELECT name, value FROM trinity.metric WHERE run_id = %s AND step = 1"
 ADVANTAGES = """
 SELECT i.advantage FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id
@@ -34,14 +33,10 @@ class Bench:
         self._checkpoints = checkpoints
 
     def start(self, algorithm: AlgorithmConfig) -> Trainer:
-        setup = TrainerSetup(
-            trainer=TrainerConfig(steps=2, batch_size=2, learning_rate=0.1),
-            algorithm=algorithm,
-            model=TINY,
-            seed=0,
-            max_staleness=None,
-            temperature=1.0,
-            checkpoints=self._checkpoints,
+        setup = setup_of(
+            TrainerConfig(steps=2, batch_size=2, learning_rate=0.1),
+            algorithm,
+            self._checkpoints,
         )
         trainer = Trainer(self.scene.database, self.scene.run, setup)
         trainer.worker_id = self.scene.trainer

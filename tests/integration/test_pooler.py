@@ -49,7 +49,7 @@ def direct(database_url: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def left_in_pool(url: str) -> list[str]:
-    """Settings that somebody left in one of the pool's sessions."""
+    """Settings that another client left in one of the pool's sessions."""
     found: set[str] = set()
     with ExitStack() as stack:
         for _ in range(POOL_SIZE):

@@ -1,7 +1,6 @@
 """`trinity-db prune`: what goes, what stays, and what is said of what is gone."""
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.command_line import CommandLine
 from tests.postgres import by_login
 from tests.rows import WAIT_SECONDS, Scene, demonstration, import_records, in_a_thread, wait_until_blocked
-from trinity_db import cli
 from trinity_db.copies.exporter import export_run
 from trinity_db.copies.importer import import_run
 from trinity_db.database import Database, connect
@@ -28,15 +27,13 @@ Run = Callable[..., tuple[Any, str]]
 
 
 @pytest.fixture
-def prune(scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def prune(scene: Scene, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the command on the scene's database, with a yes; exit code and stdout."""
 
     def prune(*arguments: str, url: str = scene.database.url) -> tuple[Any, str]:
         monkeypatch.setenv("TRINITY_DB_URL", url)
-        monkeypatch.setattr(sys, "argv", ["trinity-db", "prune", *arguments, "--yes"])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, capsys.readouterr().out
+        done = command_line("prune", *arguments, "--yes")
+        return done.code, done.stdout
 
     return prune
 
@@ -153,7 +150,12 @@ def test_a_run_does_not_go_back_behind_what_was_pruned(scene: Scene, trained: li
 
 
 def test_readers_say_that_arrays_were_pruned(
-    scene: Scene, trained: list[int], prune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: Scene,
+    trained: list[int],
+    prune: Run,
+    tmp_path: Path,
+    command_line: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     [first, _] = scene.values(ROWS, trained[:1])
     prune("run", "--payloads", "--keep-versions", "0")
@@ -161,18 +163,10 @@ def test_readers_say_that_arrays_were_pruned(
         payloads.read(scene.database, [first])
     batch = scene.value("SELECT id FROM trinity.batch WHERE step = 1")
     monkeypatch.setenv("TRINITY_DB_READ_URL", by_login(scene.database.url))
-    codes: list[Any] = []
-    for arguments in (["replay", str(batch), "--to", str(tmp_path / "b.jsonl")], ["show", str(first)]):
-        monkeypatch.setattr(sys, "argv", ["trinity-db", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        codes.append(end.value.code)
-    assert "of 1 others were pruned on" in codes[0]
-    assert codes[1] == 0
-    monkeypatch.setattr(sys, "argv", ["trinity-db", "replay", str(batch), "--check"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 0
+    refused = command_line("replay", str(batch), "--to", str(tmp_path / "b.jsonl"))
+    assert "of 1 others were pruned on" in refused.complaint
+    assert command_line("show", str(first)).code == 0
+    assert command_line("replay", str(batch), "--check").code == 0
 
 
 def test_a_copy_has_what_is_left_and_says_what_was_pruned(

@@ -38,7 +38,7 @@ def connection(request: pytest.FixtureRequest) -> Iterator[psycopg.Connection[Di
 
 @pytest.fixture(scope="module")
 def busy_store(server: str, template: str) -> Iterator[psycopg.Connection[DictRow]]:
-    """A store of 20,000 rows, of which a few hundred are in each state on the way and the rest trained."""
+    """A store of 20,000 rows: a few hundred in each state on the way, the rest trained."""
     with new_database(server, template) as url, closing(connect(url, autocommit=True)) as connection:
         connection.execute(BUSY_STORE)
         connection.execute("ANALYZE")

@@ -151,7 +151,7 @@ def test_a_row_that_was_dropped_between_two_draws_was_in_the_first_only(scene: S
     run.commit(draw(step=1, size=6), max_uses=2)
     good = run.values("SELECT chosen_id FROM trinity.preference WHERE run_id = %s ORDER BY id", run.run.id)
     with run.database.transaction() as tx:
-        offline.drop(tx, run.run.id, [(row, "unfit", "somebody said so") for row in good[:3]])
+        offline.drop(tx, run.run.id, [(row, "unfit", "a person said so") for row in good[:3]])
     assert drawn(draw(step=2, size=6)).size == 3
     assert differences(run) == []
 

@@ -315,7 +315,7 @@ def test_a_run_is_deleted_with_all_that_belongs_to_it(connection: psycopg.Connec
 
 
 def test_a_row_that_is_deleted_finds_what_goes_with_it_by_index() -> None:
-    """But for runs and workers, of which there are few: they may look through a table once."""
+    """But for runs and workers, which are few: they may look through a table once."""
     not_found = {
         (table.name, key.column_keys[0])
         for table in models.metadata.sorted_tables

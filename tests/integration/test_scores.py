@@ -78,7 +78,7 @@ def test_a_row_is_ready_with_what_its_teacher_says(scene: Scene) -> None:
     assert scene.values("SELECT DISTINCT digest FROM trinity.score") == ["its digest"]
 
 
-def test_rows_without_rewards_are_ready_where_nobody_reads_these(scene: Scene) -> None:
+def test_rows_without_rewards_are_ready_where_rewards_are_not_read(scene: Scene) -> None:
     scene.explore(2)
     process(scene, Asked(MODEL, 100, constant))
     assert scene.rows(STATES) == [("ready", 4)]

@@ -48,7 +48,7 @@ class Probe(Service):
 
 
 class OnlyOne(Probe):
-    """A role of which a run has one worker."""
+    """A role that has one worker in a run."""
 
     role = WorkerRole.TRAIN
     exclusive = True
@@ -98,7 +98,7 @@ class Forgetful(Probe):
 
 
 class Late(Probe):
-    """A role of which a claim is committed by its lost session when it works again already."""
+    """A role whose lost session commits a claim when it works again already."""
 
     def work(self) -> bool:
         self.rounds += 1

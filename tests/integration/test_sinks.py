@@ -46,7 +46,7 @@ class Notebook:
     def write(self, measured: Sequence[Measurement]) -> None:
         if self.refuses:
             self.refuses -= 1
-            raise ConnectionError("nobody\nanswers")
+            raise ConnectionError("no server\nanswers")
         self.measured += measured
         self.full.set()
 
@@ -127,7 +127,7 @@ def test_what_was_held_back_arrives_although_later_ids_could_be_seen_before(
     assert notebook.numbers == [("explore", 0, "seconds", 2.0), ("train", 1, "loss", 0.5)]
 
 
-def test_an_id_whose_row_never_comes_holds_nobody_up(
+def test_an_id_whose_row_never_comes_holds_no_follower_up(
     scene: Scene, follower: Follower, notebook: Notebook, record: Record
 ) -> None:
     with closing(connect(scene.database.url)) as slow:
@@ -138,7 +138,7 @@ def test_an_id_whose_row_never_comes_holds_nobody_up(
     assert notebook.numbers == [("train", 1, "loss", 0.5)]
 
 
-def test_who_writes_metrics_of_another_run_holds_nobody_up(
+def test_a_writer_of_another_run_holds_no_follower_up(
     scene: Scene, follower: Follower, record: Record
 ) -> None:
     with scene.database.transaction() as tx:
@@ -149,7 +149,7 @@ def test_who_writes_metrics_of_another_run_holds_nobody_up(
         assert follower.catch_up() == 1
 
 
-def test_at_the_end_whoever_is_writing_is_waited_for(
+def test_at_the_end_a_follower_waits_for_those_who_write(
     scene: Scene, follower: Follower, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(connect(scene.database.url)) as slow:
@@ -175,7 +175,7 @@ def test_a_sink_that_fails_is_named_in_one_line_and_opened_anew(
 ) -> None:
     record(1, loss=0.5)
     notebook.refuses = 1
-    with pytest.raises(TrinityError, match=r"^Notebook does not take the metrics: nobody$"):
+    with pytest.raises(TrinityError, match=r"^Notebook does not take the metrics: no server$"):
         follower.catch_up()
     assert follower.catch_up() == 1
     assert notebook.opened == 2
@@ -208,7 +208,7 @@ def test_a_mirror_says_once_that_a_sink_fails_and_has_everything_in_the_end(
     assert mirror.failure is None
     assert [step for _, step, _, _ in notebook.numbers] == [1, 2]
     assert [one.message for one in caplog.records] == [
-        "Notebook does not take the metrics: nobody; trying again, and nothing is lost meanwhile"
+        "Notebook does not take the metrics: no server; trying again, and nothing is lost meanwhile"
     ]
 
 

@@ -393,7 +393,7 @@ def test_a_checkpoint_that_another_run_started_from_is_not_pruned(scene: Scene) 
         assert policies.prune(tx, scene.run.id, keep=2) == [(1, Path("version-1"))]
 
 
-def test_a_withdrawn_version_is_loaded_by_nobody_and_its_number_is_not_given_again(scene: Scene) -> None:
+def test_a_withdrawn_version_is_not_loaded_and_its_number_is_not_given_again(scene: Scene) -> None:
     scene.make_ready(1)
     scene.train(step=1, size=1)
     scene.publish(1, step=1)

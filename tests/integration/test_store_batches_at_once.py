@@ -1,4 +1,4 @@
-"""Batches when others act at the same moment: late trainers, and locks that nobody waits for in a circle."""
+"""Batches when others act at the same moment: late trainers, and locks without a deadlock."""
 
 from contextlib import closing
 from pathlib import Path

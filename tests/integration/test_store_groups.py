@@ -69,7 +69,7 @@ def test_a_late_write_is_refused_and_counted_however_often_it_is_said(scene: Sce
     other = scene.new_worker(WorkerRole.EXPLORE)
     [again] = scene.claim(1, worker=other)
     assert scene.write(members(group)) == 2
-    assert scene.write(members(group), worker=other) == 2, "the attempt is old, whoever says it"
+    assert scene.write(members(group), worker=other) == 2, "the attempt is old, for any worker"
     assert scene.write(members(again), worker=other) == 0
     assert scene.rows("SELECT state, attempt FROM trinity.rollout ORDER BY id") == [
         *[("refused", 1)] * 2,

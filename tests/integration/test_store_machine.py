@@ -1,4 +1,4 @@
-"""An online run as a state machine: whatever the roles do and whoever dies, the store equals the model.
+"""An online run as a state machine: whatever the roles do and when some die, the store equals the model.
 
 Hypothesis lets explorers, processors and trainers act in any order, in time, too late, twice or unheard, on a
 real database, in a run of its own for each example. After every step the whole run is read back and compared
@@ -27,7 +27,7 @@ from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import batches, groups, processing, rewards, workers
 
-LEASE_SECONDS = 3600.0  # nobody is silent for so long but by the rule that says so
+LEASE_SECONDS = 3600.0  # only the rule `lose` makes a worker silent for so long
 MAX_ATTEMPTS = 2
 NUM_TASKS = 3
 
@@ -193,7 +193,7 @@ class OnlineRun(Machine):
         weight=st.sampled_from([1.0, 0.5, -1.0]),
     )
     def record_reward(self, which: int, name: str, value: float, weight: float) -> None:
-        """Somebody says something of a row, wherever it is by now."""
+        """A person judges a row, in any state."""
         row = pick(list(self.model.rows.values()), which)
         event = reward(self.rollout_ids[row.id], value, name, weight)
         self.perform(lambda tx: rewards.record(tx, self.scene.run.id, "human", [event]))

@@ -1,4 +1,4 @@
-"""An offline run as a state machine: however often its trainer dies, it draws what an undisturbed one would.
+"""An offline run as a state machine: after any number of crashes, it draws what an undisturbed one would.
 
 As test_store_machine.py, which says how to see a failure again. The model knows the order of both epochs from
 the beginning: each batch must be the next of it, after any number of crashes, and each row is used twice.
@@ -23,7 +23,7 @@ NUM_RECORDS = 7  # no multiple of a batch
 
 
 class OfflineRun(Machine):
-    """Imported rows or pairs, each to be used twice, in the order of a run that nobody disturbs."""
+    """Imported rows or pairs, each to be used twice, in the order of a run that is not disturbed."""
 
     source: ClassVar[str]
     order: ClassVar[str]

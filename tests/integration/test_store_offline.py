@@ -19,7 +19,6 @@ from tests.rows import (
     trajectory,
     wait_until_blocked,
 )
-from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.imports.records import Demonstration, Preference, Task
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, offline, rewards, runs, workers
@@ -155,7 +154,7 @@ def test_of_a_pair_the_chosen_one_comes_first(comparison: Scene) -> None:
 def test_what_is_known_to_be_bad_is_not_imitated(scene: Scene) -> None:
     import_records(scene.database, "pairs", [preference(0), preference(1)])
     records = [trajectory(number, f"worth {number - 1}", number - 1.0) for number in range(3)]
-    import_records(scene.database, "attempts", [*records, trajectory(3, "worth nobody knows what")])
+    import_records(scene.database, "attempts", [*records, trajectory(3, "worth unknown")])
     run = adopt(scene, "imitation", "pairs", "attempts")
     assert count(run) == 4
     batch = run.draw_rows(step=1, size=10)
@@ -165,7 +164,7 @@ def test_what_is_known_to_be_bad_is_not_imitated(scene: Scene) -> None:
         "SELECT x.response FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id"
         " JOIN trinity.experience_text x ON x.experience_id = e.source_id"
     )
-    assert sorted(responses) == ["good", "good", "worth 1", "worth nobody knows what"]
+    assert sorted(responses) == ["good", "good", "worth 1", "worth unknown"]
 
 
 def test_a_row_that_another_session_holds_is_waited_for_and_not_put_off(imitation: Scene) -> None:
@@ -345,20 +344,17 @@ def test_a_pair_that_comes_after_one_of_its_rows_went_is_dropped_too(comparison:
 
 
 def test_a_run_ends_though_rows_were_judged_bad_while_it_trained(scene: Scene, tmp_path: Path) -> None:
-    from trinity_db.trainer.service import Trainer, TrainerSetup
+    from tests.bench import setup_of
+    from trinity_db.trainer.service import Trainer
 
     import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(6)])
     with scene.database.transaction() as tx:
         run = runs.open_run(tx, "imitation", {}, "rows", ["set"], holdout=0.0)
         worker = workers.register(tx, run, WorkerRole.TRAIN)
-    setup = TrainerSetup(
-        trainer=TrainerConfig(epochs=2, batch_size=2),
-        algorithm=recipe("sft"),
-        model=ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64)),
-        seed=0,
-        max_staleness=None,
-        temperature=1.0,
-        checkpoints=tmp_path,
+    setup = setup_of(
+        TrainerConfig(epochs=2, batch_size=2),
+        recipe("sft"),
+        tmp_path,
     )
     trainer = Trainer(scene.database, run, setup)
     trainer.worker_id = worker

@@ -90,12 +90,12 @@ def test_a_verdict_under_a_lost_lease_is_recorded_as_refused_and_changes_nothing
     lost = claim_rows(scene)
     assert scene.lose(scene.processor).experiences == 2
     verdicts = [Verdict(lost[0], 1), Verdict(lost[1], 1, Outcome.DROPPED, "empty")]
-    assert finish_rows(scene, verdicts) == set(), "nobody holds the rows"
+    assert finish_rows(scene, verdicts) == set(), "no worker holds the rows"
 
     other = scene.new_worker(WorkerRole.PROCESS)
     assert claim_rows(scene, worker=other) == lost
     assert finish_rows(scene, verdicts) == set(), "another holds the rows"
-    assert finish_rows(scene, verdicts, worker=other) == set(), "the attempt is old, whoever says it"
+    assert finish_rows(scene, verdicts, worker=other) == set(), "the attempt is old, for any worker"
     assert scene.rows(STATES) == [("raw", 2)]
     passes = "SELECT attempt, outcome, error, count(*) FROM trinity.processing GROUP BY 1, 2, 3 ORDER BY 1"
     assert scene.rows(passes) == [(1, "refused", None, 2)], "however often they are said"
@@ -396,7 +396,7 @@ def test_a_drain_settles_groups_that_others_left_complete(scene: Scene) -> None:
     assert role.is_done()
 
 
-def test_a_drain_ends_though_nobody_explores_the_rest_of_a_group(scene: Scene) -> None:
+def test_a_drain_ends_though_the_rest_of_a_group_is_not_explored(scene: Scene) -> None:
     [group] = scene.claim(1)
     scene.write([rollout(group, 0)])
     scene.lose(scene.explorer)

@@ -117,7 +117,7 @@ def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
         ],
     )
     scene.judge(SCORE)
-    assert scene.settle(requires_reward="human") == 1, "a group of which nothing is left waits for nobody"
+    assert scene.settle(requires_reward="human") == 1, "an empty group waits for no reward"
     assert scene.rows(GROUP_DROPS) == [("group", "group_too_small", {"members": 0, "needed": 2})]
     say(scene, *scene.values("SELECT rollout_id FROM trinity.experience WHERE id IN (%s, %s)", first, second))
     assert scene.settle(requires_reward="human") == 1
@@ -130,7 +130,7 @@ def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
     ]
 
 
-def test_a_group_that_is_too_small_waits_for_nobody(scene: Scene) -> None:
+def test_a_group_that_is_too_small_waits_for_no_reward(scene: Scene) -> None:
     scene.explore(2)
     dropped, *kept = claim_rows(scene)
     verdicts = [Verdict(row, 1) for row in kept]

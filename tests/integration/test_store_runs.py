@@ -1,4 +1,4 @@
-"""Runs: opened by whichever role comes first, finished once, heard by those who wait on them."""
+"""Runs: the first role opens one, it finishes once, and roles that wait on it hear so."""
 
 from contextlib import closing
 

@@ -111,7 +111,7 @@ def test_each_batch_names_the_setting_it_was_drawn_under(live: Scene) -> None:
         assert [replay.find(tx, id).setting for id in ids] == [setting for _, setting in named]
 
 
-def test_a_change_that_nobody_asked_for_is_refused_with_the_flag_that_asks(live: Scene) -> None:
+def test_a_change_without_the_flag_is_refused_and_the_flag_is_named(live: Scene) -> None:
     trained(live)
     go(live)
     with pytest.raises(
@@ -254,7 +254,7 @@ def test_failed_attempts_do_not_use_up_a_name_and_a_response_does(live: Scene) -
     assert live.value("SELECT count(*) FROM trinity.rollout") == 2
 
 
-def test_what_somebody_said_of_a_row_uses_up_a_name(scene: Scene) -> None:
+def test_a_reward_of_a_row_uses_up_a_name(scene: Scene) -> None:
     import_records(scene.database, "set", [demonstration(0)])
     first = joined(scene.database, offline())
     with scene.database.transaction() as tx:

@@ -47,7 +47,7 @@ def test_a_row_that_was_dropped_between_its_uses_stays_gone_but_its_use_is_taken
     run.commit(run.draw_rows(step=1, size=3), max_uses=2)
     first = run.value("SELECT min(id) FROM trinity.experience WHERE run_id = %s", run.run.id)
     with run.database.transaction() as tx:
-        offline.drop(tx, run.run.id, [(first, "unfit", "somebody said so")])
+        offline.drop(tx, run.run.id, [(first, "unfit", "a person said so")])
     assert run.reopen(version=0) == 1
     states = (
         "SELECT state, use_count, count(*) FROM trinity.experience WHERE run_id = %s GROUP BY 1, 2 ORDER BY 1"

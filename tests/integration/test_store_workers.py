@@ -131,7 +131,7 @@ def test_the_time_of_a_goodbye_is_that_of_the_first(scene: Scene) -> None:
     assert goodbyes[0] == goodbyes[1]
 
 
-def test_a_batch_is_given_back_by_the_next_trainer_and_by_nobody_else(scene: Scene) -> None:
+def test_a_batch_is_given_back_by_the_next_trainer_and_by_no_other_worker(scene: Scene) -> None:
     scene.make_ready(1)
     scene.draw(step=1, size=1)
     assert scene.lose(scene.trainer) == workers.Released(0, 0)
@@ -170,7 +170,7 @@ def test_a_rescuer_that_is_at_work_keeps_no_other_from_it(scene: Scene) -> None:
     assert release(scene) == workers.Released(0, 0)
 
 
-def test_a_rescuer_waits_for_nobody_and_the_next_finds_what_it_left(scene: Scene) -> None:
+def test_a_rescuer_waits_for_no_lock_and_the_next_finds_what_it_left(scene: Scene) -> None:
     busy, _ = scene.claim(2)
     fall_silent(scene, scene.explorer, LEASE_SECONDS + 1)
     with scene.database.transaction() as tx:
@@ -267,7 +267,7 @@ def test_a_replaced_worker_hears_of_it_at_its_next_beat(scene: Scene) -> None:
             workers.hold_place(tx, worker_id)
 
 
-def test_nobody_is_replaced_while_it_decides(scene: Scene) -> None:
+def test_no_worker_is_replaced_while_it_decides(scene: Scene) -> None:
     newer = scene.new_worker(WorkerRole.TRAIN)
 
     def replace() -> None:

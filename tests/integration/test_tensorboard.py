@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.command_line import CommandLine
 from tests.rows import Scene
-from trinity_db import cli
 from trinity_db.errors import ConfigError, MissingExtra, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.sinks.config import MetricsConfig, MlflowConfig, WandbConfig
@@ -110,16 +110,11 @@ def test_another_stores_run_of_the_same_name_is_left_alone(scene: Scene, tmp_pat
 
 
 def test_the_command_fills_a_folder_and_says_how_many_numbers_there_were(
-    scene: Scene,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
 ) -> None:
     def run(*arguments: str) -> tuple[int | str | None, str]:
-        monkeypatch.setattr(sys, "argv", ["trinity-db", "metrics", "run", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, capsys.readouterr().out
+        done = command_line("metrics", "run", *arguments)
+        return done.code, done.stdout
 
     monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
     scene.record(1, {"loss": 0.5, "kl": 0.0})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.bench import setup_of
 from tests.recipes import recipe
 from tests.replays import differences
 from tests.rows import Scene, import_records, preference, trajectory
-from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.imports.columns import Columns
 from trinity_db.imports.importer import import_rows
@@ -18,10 +18,9 @@ from trinity_db.imports.readers import open_rows
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs, workers
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.service import Trainer
 
 KTO = recipe("kto", beta=0.5)
-TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 METRICS = "SELECT name, step, value FROM trinity.metric WHERE run_id = %s ORDER BY step"
 USED = """
 SELECT use_count, reward, count(*) FROM trinity.experience
@@ -54,8 +53,8 @@ def started(
     with scene.database.transaction() as tx:
         run = runs.open_run(tx, "kto", config, "labels", data, holdout)
         worker = workers.register(tx, run, WorkerRole.TRAIN)
-    setup = TrainerSetup(
-        trainer=TrainerConfig.model_validate(
+    setup = setup_of(
+        TrainerConfig.model_validate(
             {
                 "epochs": 2,
                 "batch_size": 3,
@@ -65,12 +64,8 @@ def started(
                 "reference": reference,
             }
         ),
-        algorithm=KTO,
-        model=TINY,
-        seed=0,
-        max_staleness=None,
-        temperature=1.0,
-        checkpoints=folder / "checkpoints",
+        KTO,
+        folder / "checkpoints",
     )
     trainer = Trainer(scene.database, run, setup)
     trainer.worker_id = worker

@@ -64,7 +64,7 @@ def test_a_version_that_comes_too_late_is_refused_and_counted(bench: Bench) -> N
     assert bench.rows(VERSIONS) == [(0, 0, True)]
 
 
-def test_a_checkpoint_of_a_trainer_that_was_replaced_is_in_nobodys_way(bench: Bench) -> None:
+def test_a_checkpoint_of_a_trainer_that_was_replaced_is_not_in_the_way(bench: Bench) -> None:
     replaced, second = bench.trainer(), bench.trainer()
     replaced.start()
     assert replaced.work()

@@ -135,7 +135,7 @@ class Store(History):
         return held
 
     def settle(self, min_group_size: int, drop_equal_rewards: bool, solved_reward: float) -> int:
-        """Complete groups of which no member is being processed are ready, or dropped with a reason."""
+        """Complete groups without a member that is being processed are ready, or dropped with a reason."""
         whole = {k: g for k, g in self.groups.items() if g.state == "complete" and not g.rows("raw", "clean")}
         for key, group in whole.items():
             scored, task = group.rows("scored"), self.tasks[group.task]

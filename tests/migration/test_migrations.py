@@ -512,4 +512,4 @@ def test_alembic_writes_the_next_migration_from_the_models(head_url: str, tmp_pa
 
 def test_a_store_that_is_away_ends_alembic_in_one_line() -> None:
     with pytest.raises(AssertionError, match="No database answers at"):
-        alembic("postgresql://nobody@127.0.0.1:1/none", "current")
+        alembic("postgresql://none@127.0.0.1:1/none", "current")

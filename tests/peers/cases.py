@@ -1,6 +1,6 @@
 """Random rows to hold ours and a peer's function to, and the comparison itself.
 
-Ragged lengths with 1 among them, groups of which one is a singleton and one has equal rewards, both
+Ragged lengths with 1 among them, groups, one with a single row and one with equal rewards, both
 signs of advantage, and log-ratios from where nothing is clipped to where every bound is met.
 """
 

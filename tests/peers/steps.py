@@ -29,7 +29,7 @@ REPORTED = ["loss", *(f"rewards/{name}" for name in ("chosen", "rejected", "marg
 """Metrics that mean the same in TRL."""
 ALGORITHM: TypeAdapter[Any] = TypeAdapter(AlgorithmConfig)
 
-os.environ["CI"] = "1"  # where TRL tells nobody that it was used
+os.environ["CI"] = "1"  # so that TRL does not report that it is used
 
 
 class Models(NamedTuple):

@@ -19,7 +19,7 @@ NUM_ROWS, NUM_EXPERTS = len(IS_EXPERT), int(IS_EXPERT.sum())
 
 
 def stored(case: Case) -> dict[str, Tensor]:
-    """What is stored of the rows; nobody sampled those of the expert, nor knows what they are worth."""
+    """What is stored of the rows; those of the expert have neither log-probabilities nor rewards."""
     is_expert = IS_EXPERT[:, None]
     return {
         "mask": case.mask,

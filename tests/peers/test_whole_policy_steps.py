@@ -1,6 +1,6 @@
 """Whole optimiser steps on rollout groups against TRL's trainers: the change of the weights.
 
-The rows are stored ones, of which an older policy sampled the responses, or those that TRL samples
+The rows are stored ones, whose responses an older policy sampled, or those that TRL samples
 and rewards itself.
 """
 

@@ -218,7 +218,7 @@ def test_a_step_of_dpo_on_an_adapter_is_that_of_trl(models: Models, tmp_path: Pa
 
 
 def test_steps_of_dpo_with_a_reference_that_follows_are_those_of_trl(models: Models, tmp_path: Path) -> None:
-    """After the second step it is a mixture of two models, of which the third reads."""
+    """After the second step it is a mixture of two models, which the third step reads."""
     theirs = trl.DPOTrainer(
         load_model(models.start, "cpu"),
         ref_model=load_model(models.start, "cpu"),

@@ -130,12 +130,12 @@ def test_the_greedy_attempt_is_what_the_others_are_compared_with() -> None:
 
 
 def test_a_group_without_its_greedy_attempt_is_compared_with_the_mean_of_its_others() -> None:
-    nobody = [False] * len(ROWS)
+    none = [False] * len(ROWS)
 
     def of_group(finals: list[float], _: int) -> list[float]:
         return list(leave_one_out(finals, [0] * len(finals)))
 
-    assert remax(REWARDS, GROUPS, ROLLOUTS, STEPS, nobody) == pytest.approx(broadcast(of_group))
+    assert remax(REWARDS, GROUPS, ROLLOUTS, STEPS, none) == pytest.approx(broadcast(of_group))
 
 
 def test_attempts_of_one_step_are_compared_as_rows_are() -> None:

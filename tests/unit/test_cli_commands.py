@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from tests.command_line import CommandLine
 from trinity_db import cli, database
 from trinity_db.cli import launch, transfer
 from trinity_db.errors import TrinityError
@@ -107,7 +108,11 @@ def test_an_export_says_as_json_what_it_wrote(
 @pytest.mark.parametrize("while_it_starts", [True, False])
 @pytest.mark.parametrize(("options", "code"), [([], 0), (["--drain"], 130)])
 def test_processors_that_are_stopped_exit_with_0_but_a_drain_was_not_finished(
-    monkeypatch: pytest.MonkeyPatch, options: list[str], code: int, while_it_starts: bool
+    command_line: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    code: int,
+    while_it_starts: bool,
 ) -> None:
     def stopped(config: object, drain: bool, change: bool) -> bool:
         if while_it_starts:
@@ -117,20 +122,16 @@ def test_processors_that_are_stopped_exit_with_0_but_a_drain_was_not_finished(
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     monkeypatch.setattr(launch, "read", lambda *arguments: None)
     monkeypatch.setattr(launch, "process", stopped)
-    monkeypatch.setattr(sys, "argv", ["trinity-db", "process", "run.yaml", *options])
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    assert exit.value.code == code
+    assert command_line("process", "run.yaml", *options).code == code
 
 
-def test_a_drain_that_is_done_exits_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_that_is_done_exits_with_0(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     monkeypatch.setattr(launch, "read", lambda *arguments: None)
     monkeypatch.setattr(launch, "process", lambda *arguments: True)
-    monkeypatch.setattr(sys, "argv", ["trinity-db", "process", "run.yaml", "--drain"])
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    assert exit.value.code == 0
+    assert command_line("process", "run.yaml", "--drain").code == 0
 
 
 def test_the_gsm8k_example_takes_no_further_step_when_one_is_interrupted(tmp_path: Path) -> None:

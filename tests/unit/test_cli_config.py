@@ -3,16 +3,16 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.command_line import CommandLine
 from tests.json_schema import accepts
-from trinity_db import cli, keys, settings
+from trinity_db import keys, settings
 from trinity_db.cli import explained, json_schema, starting
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.errors import NotFound
@@ -30,32 +30,13 @@ ONLINE = {
 OFFLINE = {"name": "first", "model": {"scratch": {}}, "data": ["d"], "algorithm": "sft"}
 
 
-@dataclass
-class Done:
-    """A command that has ended."""
-
-    code: int | str | None
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def run(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
     """Runs `trinity-db config` with these arguments, in a folder of its own and without a store."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TRINITY_DB_URL", raising=False)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["trinity-db", "config", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return Done(end.value.code, *capsys.readouterr())
-
-    return run
+    return partial(command_line, "config")
 
 
 def file(content: dict[str, Any]) -> str:
@@ -64,7 +45,7 @@ def file(content: dict[str, Any]) -> str:
     return "run.yaml"
 
 
-def explanation(run: Run, key: str) -> list[dict[str, Any]]:
+def explanation(run: CommandLine, key: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(run("explain", key, "--json").stdout)
     return found
 
@@ -73,7 +54,9 @@ def explanation(run: Run, key: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("purpose", starting.CONTENTS)
-def test_a_starting_file_is_a_configuration_that_explains_each_of_its_keys(run: Run, purpose: str) -> None:
+def test_a_starting_file_is_a_configuration_that_explains_each_of_its_keys(
+    run: CommandLine, purpose: str
+) -> None:
     done = run("new", "--for", purpose, "--name", "begun", "--output", "begun.yaml")
     assert (done.code, done.stdout, done.stderr) == (0, "", "")
     assert settings.load(RunConfig, Path("begun.yaml")).name == "begun"
@@ -83,18 +66,18 @@ def test_a_starting_file_is_a_configuration_that_explains_each_of_its_keys(run: 
         assert keys.find(RunConfig, key)[0].text in said
 
 
-def test_without_a_file_the_starting_file_goes_to_stdout(run: Run) -> None:
+def test_without_a_file_the_starting_file_goes_to_stdout(run: CommandLine) -> None:
     assert yaml.safe_load(run("new", "--for", "dpo").stdout)["algorithm"] == {"name": "dpo", "beta": 0.1}
 
 
-def test_a_file_that_exists_is_not_touched(run: Run) -> None:
+def test_a_file_that_exists_is_not_touched(run: CommandLine) -> None:
     Path("mine.yaml").write_text("mine")
     done = run("new", "--for", "grpo", "--output", "mine.yaml")
     assert done.code == "error: mine.yaml exists, and is not written over; name another file."
     assert Path("mine.yaml").read_text() == "mine"
 
 
-def test_a_name_that_no_run_can_have_is_refused(run: Run) -> None:
+def test_a_name_that_no_run_can_have_is_refused(run: CommandLine) -> None:
     done = run("new", "--for", "grpo", "--name", "no/name", "--output", "new.yaml")
     assert str(done.code).startswith("error: --name")
     assert not Path("new.yaml").exists()
@@ -112,42 +95,42 @@ def test_every_key_can_be_explained_and_has_a_text() -> None:
 def test_every_key_says_of_changes_what_holds_for_it() -> None:
     for key in keys.every(RunConfig):
         marks = {meaning.mark for meaning in keys.find(RunConfig, key)}
-        if marks != {None}:  # a section, of which each key says it for itself
+        if marks != {None}:  # a section, each of whose keys says it for itself
             assert rule(RunConfig, key) in marks
 
 
-def test_a_key_says_what_it_takes_and_whether_it_may_change(run: Run) -> None:
+def test_a_key_says_what_it_takes_and_whether_it_may_change(run: CommandLine) -> None:
     (one,) = explanation(run, "trainer.learning_rate")
     assert one["text"] == "Peak learning rate of AdamW."
     assert one["type"].startswith("number > 0")
     assert (one["default"], one["may change"]) == ("1e-05", "with --change, for all that follows")
 
 
-def test_a_key_that_parts_describe_differently_is_explained_for_each(run: Run) -> None:
+def test_a_key_that_parts_describe_differently_is_explained_for_each(run: CommandLine) -> None:
     k1, others = explanation(run, "algorithm.kl.applies_to")
     assert (k1["of"], k1["default"]) == (["k1"], "reward")
     assert ("k3" in others["of"], others["default"]) == (True, "loss")
 
 
-def test_an_option_beside_the_recipe_is_explained_as_that_of_its_part(run: Run) -> None:
+def test_an_option_beside_the_recipe_is_explained_as_that_of_its_part(run: CommandLine) -> None:
     assert {one["name"] for one in explanation(run, "algorithm.clip_high")} == {"algorithm.loss.clip_high"}
 
 
-def test_a_section_names_what_may_stand_there(run: Run) -> None:
+def test_a_section_names_what_may_stand_there(run: CommandLine) -> None:
     (one,) = explanation(run, "trainer.reference")
     assert list(one["below"]) == ["start", "synchronised", "precomputed"]
     (chosen,) = explanation(run, "trainer.reference.synchronised")
     assert list(chosen["below"]) == ["sync_every", "mix"]
 
 
-def test_recipes_and_parts_are_explained_by_name(run: Run) -> None:
+def test_recipes_and_parts_are_explained_by_name(run: CommandLine) -> None:
     recipe, part = explanation(run, "policy_gradient")
     assert (recipe["type"], part["type"]) == ("recipe", "part (policy loss)")
     (dapo,) = explanation(run, "dapo")
     assert dapo["below"]["loss"].startswith("ppo_clip (clip_high: 0.28)")
 
 
-def test_processing_steps_are_explained_by_name_with_their_options(run: Run) -> None:
+def test_processing_steps_are_explained_by_name_with_their_options(run: CommandLine) -> None:
     (one,) = explanation(run, "max_length")
     assert one["type"] == "clean step"
     assert one["below"] == {"tokens": "(whole number ≥ 1; required)"}
@@ -166,7 +149,7 @@ def test_processing_steps_are_explained_by_name_with_their_options(run: Run) -> 
         ("sampler.prioritized.alhpa", "sampler.alpha"),
     ],
 )
-def test_a_wrong_key_names_the_nearest_right_one(run: Run, wrong: str, right: str) -> None:
+def test_a_wrong_key_names_the_nearest_right_one(run: CommandLine, wrong: str, right: str) -> None:
     assert run("explain", wrong).code == f"error: There is no '{wrong}'; did you mean '{right}'?"
 
 
@@ -178,7 +161,7 @@ def test_a_key_that_is_like_no_other_is_an_error_too() -> None:
 # list
 
 
-def test_the_lists_have_every_recipe_and_part_with_their_options(run: Run) -> None:
+def test_the_lists_have_every_recipe_and_part_with_their_options(run: CommandLine) -> None:
     found = json.loads(run("list", "--json").stdout)
     assert [one["recipe"] for one in found["recipes"]] == list(RECIPES)
     parts = {(one["kind"], one["part"]): one["options"] for one in found["parts"]}
@@ -190,13 +173,13 @@ def test_the_lists_have_every_recipe_and_part_with_their_options(run: Run) -> No
 # show
 
 
-def origins(run: Run, content: dict[str, Any], *overrides: str) -> dict[str, tuple[Any, str]]:
+def origins(run: CommandLine, content: dict[str, Any], *overrides: str) -> dict[str, tuple[Any, str]]:
     options = [word for one in overrides for word in ("--set", one)]
     shown = json.loads(run("show", file(content), *options, "--json").stdout)
     return {key: (one["value"], one["from"]) for key, one in shown.items()}
 
 
-def test_each_value_says_where_it_comes_from(run: Run) -> None:
+def test_each_value_says_where_it_comes_from(run: CommandLine) -> None:
     content = ONLINE | {"algorithm": {"name": "dapo", "clip_low": 0.1}}
     shown = origins(run, content, "trainer.steps=9", "algorithm.kl=k3")
     assert shown["name"] == ("first", "file")
@@ -212,32 +195,32 @@ def test_each_value_says_where_it_comes_from(run: Run) -> None:
     assert shown["sampler.name"] == ("fifo", "default")
 
 
-def test_a_recipe_of_the_command_line_takes_the_place_of_the_one_in_the_file(run: Run) -> None:
+def test_a_recipe_of_the_command_line_takes_the_place_of_the_one_in_the_file(run: CommandLine) -> None:
     content = ONLINE | {"algorithm": {"name": "dapo", "clip_low": 0.1}}
     shown = origins(run, content, "algorithm=grpo")
     assert shown["algorithm.name"] == ("grpo", "--set")
     assert shown["algorithm.loss.clip_low"] == (0.2, "default")
 
 
-def test_a_list_of_steps_is_one_value_that_comes_from_who_wrote_it(run: Run) -> None:
+def test_a_list_of_steps_is_one_value_that_comes_from_who_wrote_it(run: CommandLine) -> None:
     shown = origins(run, ONLINE | {"processors": {"score": ["number_match"]}})
     assert shown["processors.score"] == ([{"name": "number_match", "weight": 1.0}], "file")
     assert shown["processors.clean"][1] == "default"
 
 
-def test_several_losses_are_one_value_that_comes_from_who_chose_them(run: Run) -> None:
+def test_several_losses_are_one_value_that_comes_from_who_chose_them(run: CommandLine) -> None:
     assert origins(run, OFFLINE | {"algorithm": "dpo"})["algorithm.loss"][1] == "recipe dpo"
     assert origins(run, OFFLINE | {"algorithm": "dpo"}, "algorithm.beta=1")["algorithm.loss"][1] == "--set"
 
 
-def test_a_part_of_the_users_own_comes_from_the_file(run: Run) -> None:
+def test_a_part_of_the_users_own_comes_from_the_file(run: CommandLine) -> None:
     content = ONLINE | {"algorithm": {"name": "grpo", "loss": {"name": "mine.py:loss", "width": 3}}}
     shown = origins(run, content)
     assert shown["algorithm.loss.function"] == ("mine.py:loss", "file")
     assert shown["algorithm.loss.options.width"] == (3, "file")
 
 
-def test_a_value_with_a_line_break_stays_in_its_line(run: Run) -> None:
+def test_a_value_with_a_line_break_stays_in_its_line(run: CommandLine) -> None:
     content = ONLINE | {"model": {"scratch": {}, "prompt_template": "{prompt}\n"}}
     assert '"{prompt}\\n"' in run("show", file(content)).stdout
 
@@ -245,13 +228,13 @@ def test_a_value_with_a_line_break_stays_in_its_line(run: Run) -> None:
 # check
 
 
-def test_a_configuration_without_mistakes_is_said_to_have_none(run: Run) -> None:
+def test_a_configuration_without_mistakes_is_said_to_have_none(run: CommandLine) -> None:
     done = run("check", file(ONLINE))
     assert (done.code, done.stdout) == (0, "run.yaml: nothing is wrong\n")
     assert not Path("home").exists()
 
 
-def test_each_mistake_is_a_line_and_the_exit_code_is_1(run: Run) -> None:
+def test_each_mistake_is_a_line_and_the_exit_code_is_1(run: CommandLine) -> None:
     wrong = ONLINE | {"trainer": {"steps": 0, "lerning_rate": 1}, "sampler": "fif"}
     done = run("check", file(wrong), "--set", "max_uses=none")
     assert done.code == 1
@@ -269,7 +252,9 @@ def test_each_mistake_is_a_line_and_the_exit_code_is_1(run: Run) -> None:
         ({"algorithm": {"name": "grpo", "loss": "none.py:loss"}}, "there is no file none.py"),
     ],
 )
-def test_what_a_configuration_names_is_looked_for(run: Run, change: dict[str, Any], said: str) -> None:
+def test_what_a_configuration_names_is_looked_for(
+    run: CommandLine, change: dict[str, Any], said: str
+) -> None:
     done = run("check", file(ONLINE | change))
     assert done.code == 1
     assert said in done.stderr

@@ -241,7 +241,7 @@ def test_a_run_that_learns_from_a_teacher_alone_needs_no_rewards() -> None:
         ),
     ],
 )
-def test_what_nobody_says_of_rows_is_asked_for_before_the_first_step(
+def test_scores_that_no_model_gives_are_asked_for_before_the_first_step(
     content: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

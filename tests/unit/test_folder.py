@@ -60,7 +60,7 @@ def test_another_store_gets_a_folder_of_its_own_beside_it(
     assert kept.is_dir()
 
 
-def test_versions_in_a_folder_that_names_nobody_are_nobodys(tmp_path: Path) -> None:
+def test_versions_in_a_folder_that_names_no_owner_belong_to_none(tmp_path: Path) -> None:
     kept = version(tmp_path / "run", 0)
     assert claim(tmp_path / "run", ONE).path != tmp_path / "run"
     assert [path.name for path in (tmp_path / "run").iterdir()] == [kept.name]
@@ -69,7 +69,7 @@ def test_versions_in_a_folder_that_names_nobody_are_nobodys(tmp_path: Path) -> N
 def test_where_both_folders_have_other_owners_nothing_is_written(tmp_path: Path) -> None:
     claim(tmp_path / "run", OTHER)
     second = claim(tmp_path / "run", ONE)
-    (second.path / OWNER_FILE).write_text("somebody else")
+    (second.path / OWNER_FILE).write_text("another run")
     with pytest.raises(
         ConfigError, match=r"have other owners; name another folder with trainer\.checkpoints"
     ):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.columns import read, reason
 from trinity_db.errors import ConfigError
 from trinity_db.imports.columns import Columns
 from trinity_db.imports.mapping import parse_options
@@ -26,17 +27,6 @@ USER = {"role": "user", "content": "What color is the sky?"}
 BLUE = {"role": "assistant", "content": "It is blue."}
 GREEN = {"role": "assistant", "content": "It is green."}
 SYSTEM = {"role": "system", "content": "Be brief."}
-
-
-def read(kind: Kind, row: dict[str, Any], **mapping: str) -> Any:
-    (result,) = Columns(kind, mapping).read(row)
-    return result
-
-
-def reason(kind: Kind, row: dict[str, Any], **mapping: str) -> str:
-    result = read(kind, row, **mapping)
-    assert isinstance(result, Rejected), result
-    return result.reason
 
 
 def task(prompt: str) -> Task:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity_db.imports.columns import Columns
+from tests.columns import read, reason
 from trinity_db.imports.records import Kind, Task
-from trinity_db.imports.rejects import Rejected
 
 USER = {"role": "user", "content": "What color is the sky?"}
 BLUE = {"role": "assistant", "content": "It is blue."}
@@ -25,17 +24,6 @@ NO_REPLY = "'response' must be text or one message of the assistant's"
 NUL = "holds a NUL character, which PostgreSQL text cannot"
 SURROGATE = "holds half of a surrogate pair, which is no character"
 NOT_FINITE = "holds a number that is not finite"
-
-
-def read(kind: Kind, row: dict[str, Any], **mapping: str) -> Any:
-    (result,) = Columns(kind, mapping).read(row)
-    return result
-
-
-def reason(kind: Kind, row: dict[str, Any], **mapping: str) -> str:
-    result = read(kind, row, **mapping)
-    assert isinstance(result, Rejected), result
-    return result.reason
 
 
 @pytest.mark.parametrize(

@@ -255,14 +255,14 @@ def test_an_abandoned_step_leaves_no_trace(model: Path) -> None:
     assert all(parameter.grad is None for parameter in one.policy.model.parameters())
     answers[:] = [False, False]
     assert one.step(batch(size=6)) == learner(model, recipe("sft"), micro_batch_size=2).step(batch(size=6))
-    # One that has only one micro-batch is finished: nobody is asked.
+    # One that has only one micro-batch is finished: it asks no other rank.
     one.step(batch(size=2))
     answers[:] = [True]
     with pytest.raises(Abandoned):
         one.evaluate(batch(size=4))
 
 
-def test_rows_that_nobody_sampled_are_refused_before_anything_is_computed(model: Path) -> None:
+def test_rows_without_sampled_tokens_are_refused_before_anything_is_computed(model: Path) -> None:
     rng = np.random.default_rng(0)
     rows = Batch([payload(rng, sampled=False) for _ in range(2)], {"advantages": np.ones(2)})
     one = learner(model, recipe("grpo"))

@@ -121,11 +121,11 @@ def test_how_rows_fall_into_micro_batches_changes_nothing(
         torch.testing.assert_close(found, results[-1][1], atol=1e-6, rtol=1e-5)
 
 
-def test_only_expert_rows_may_be_sampled_by_nobody(model: Path) -> None:
+def test_only_expert_rows_may_lack_sampled_tokens(model: Path) -> None:
     rows = batch()
-    nobody = Batch([payload(np.random.default_rng(1), sampled=False) for _ in rows.payloads], rows.columns)
+    unsampled = Batch([payload(np.random.default_rng(1), sampled=False) for _ in rows.payloads], rows.columns)
     with pytest.raises(ConfigError, match=r"no behaviour \(.*\), which policy loss 'ppo_clip' needs"):
-        learner(model, recipe("mix"), model).step(nobody)
+        learner(model, recipe("mix"), model).step(unsampled)
     with pytest.raises(ConfigError, match=r"no is_expert \(.*\), which expert_loss needs"):
         learner(model, recipe("mix"), model).step(some(rows, LIVE))
 

@@ -82,7 +82,7 @@ def test_an_overlong_response_is_punished_from_the_buffer_on(length: int, value:
 
 
 @pytest.mark.parametrize("buffer_length", [0, -8, 21])
-def test_a_buffer_that_is_none_punishes_nobody(buffer_length: int) -> None:
+def test_a_buffer_that_is_none_punishes_no_row(buffer_length: int) -> None:
     with pytest.raises(ValueError, match="not between 1 and 20 tokens"):
         rewards.overlong_penalty(3, max_response_length=20, buffer_length=buffer_length)
 

@@ -1,4 +1,4 @@
-"""The value head learns beside the policy, goes with its checkpoints, and is nobody else's business."""
+"""The value head learns beside the policy, goes with its checkpoints, and changes nothing else."""
 
 from pathlib import Path
 

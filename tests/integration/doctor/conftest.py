@@ -1,16 +1,16 @@
 """A server as users have it, and the doctor to examine it."""
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.command_line import CommandLine
 from tests.complaints import Examine, Findings
 from tests.postgres import cluster_18, discard, execute, new_database, on_database
-from trinity_db import cli, database
+from trinity_db import database
 
 TEMPLATE = "trinity_template"
 
@@ -37,20 +37,18 @@ def url(durable: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def examine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Examine:
+def examine(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
     """What the doctor complains of, at a URL or in the embedded home; its exit code has to agree."""
     monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["trinity-db", "doctor", "--json"])
 
     def examine(url: str | None) -> Findings:
         if url is None:
             monkeypatch.delenv("TRINITY_DB_URL", raising=False)
         else:
             monkeypatch.setenv("TRINITY_DB_URL", url)
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        shown: Findings = json.loads(capsys.readouterr().out)
-        assert end.value.code == int(any(finding["level"] == "fail" for finding in shown))
+        done = command_line("doctor", "--json")
+        shown: Findings = json.loads(done.stdout)
+        assert done.code == int(any(finding["level"] == "fail" for finding in shown))
         return [finding for finding in shown if finding["level"] != "ok"]
 
     return examine

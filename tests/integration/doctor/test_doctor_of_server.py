@@ -1,6 +1,5 @@
 """What the doctor finds at the server, its sessions and its disks: all is real, and remedies mend it."""
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.command_line import CommandLine
 from tests.complaints import Examine, one, session
 from tests.postgres import discard, execute, new_home, on_database
 from tests.rows import WAIT_SECONDS
-from trinity_db import cli, database, embedded
+from trinity_db import database, embedded
 from trinity_db.diagnosis import horizon, installation, server
 from trinity_db.errors import TrinityError
 
@@ -22,15 +22,13 @@ def test_a_healthy_store_gives_no_cause_for_complaint(url: str, examine: Examine
 
 
 def test_people_read_one_line_a_finding(
-    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    url: str, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
 ) -> None:
     execute(url, "DROP VIEW trinity.lease_view")
     monkeypatch.setenv("TRINITY_DB_URL", url)
-    monkeypatch.setattr(sys, "argv", ["trinity-db", "doctor"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 1
-    lines = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines() if line]
+    done = command_line("doctor")
+    assert done.code == 1
+    lines = [line.split(maxsplit=3) for line in done.stdout.splitlines() if line]
     assert {line[0] for line in lines} == {"ok", "fail"}
     assert ["fail", "schema", "views", "not there: lease_view; remedy: trinity-db db upgrade"] in lines
     assert ["ok", "work", "archive", "no run has archived rows"] in lines
@@ -56,7 +54,7 @@ def test_a_server_that_may_lose_commits_is_found(
     assert examine(url) == []
 
 
-def test_commits_that_do_not_wait_are_found_whoever_set_it(url: str, examine: Examine) -> None:
+def test_commits_that_do_not_wait_are_found_at_every_level(url: str, examine: Examine) -> None:
     name = url.rpartition("/")[2].partition("?")[0]
     execute(url, "ALTER DATABASE {} SET synchronous_commit = off", name)
     finding = one(examine(url), "server durability")
@@ -100,7 +98,7 @@ def test_a_session_idle_in_a_transaction_is_named_and_its_remedy_ends_it(
     with session(url) as idler:
         idler.execute("CREATE TEMP TABLE mine (id integer)")  # takes a transaction id
         finding = one(examine(url), "horizon session")
-        assert f"pid {idler.info.backend_pid} (postgres, somebody)" in finding["found"]
+        assert f"pid {idler.info.backend_pid} (postgres, a-person)" in finding["found"]
         assert "idle in transaction" in finding["found"]
         assert "pins the rows" in finding["found"]
         execute(url, finding["remedy"].partition(";")[0])
@@ -130,7 +128,7 @@ def test_a_prepared_transaction_that_was_left_over_is_found(
     assert examine(url) == []
 
 
-def test_a_slot_that_nobody_reads_is_found(url: str, examine: Examine) -> None:
+def test_a_slot_that_is_not_read_is_found(url: str, examine: Examine) -> None:
     execute(url, "SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')")
     finding = one(examine(url), "horizon slot")
     assert "logical slot 'forgotten' has no reader" in finding["found"]

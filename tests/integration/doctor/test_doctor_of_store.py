@@ -8,10 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.command_line import CommandLine
 from tests.complaints import Examine, one, session
 from tests.postgres import execute
 from tests.rows import Scene, claim_rows, finish_rows
-from trinity_db import cli, cores
+from trinity_db import cores
 from trinity_db.database import Database
 from trinity_db.diagnosis import tables, work
 from trinity_db.schema.states import Outcome
@@ -177,21 +178,19 @@ def test_a_listener_that_does_not_hear_is_found(
 
 
 def test_an_active_run_without_workers_is_told_and_no_complaint(
-    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    url: str, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
 ) -> None:
     with closing(Database(url)) as store:
         Scene.open(store)
     execute(url, "UPDATE trinity.worker SET stopped_at = now()")
     monkeypatch.setenv("TRINITY_DB_URL", url)
-    monkeypatch.setattr(sys, "argv", ["trinity-db", "doctor"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 0
-    assert "run 'run' is active, without a live worker to train" in capsys.readouterr().out
+    done = command_line("doctor")
+    assert done.code == 0
+    assert "run 'run' is active, without a live worker to train" in done.stdout
 
 
 def make_metrics(url: str) -> None:
-    """A table of some thousand rows that nobody vacuums or analyzes meanwhile."""
+    """A table of some thousand rows that is neither vacuumed nor analyzed meanwhile."""
     execute(url, "ALTER TABLE trinity.metric SET (autovacuum_enabled = off)")
     execute(url, "INSERT INTO trinity.run (id, name, kind, config) VALUES (1, 'data', 'data', '{{}}')")
     execute(url, f"{MEASURED} FROM generate_series(1, {ROWS}) n")
