@@ -1,8 +1,7 @@
-"""Passes over adopted rows: their order, that an index knows it, and which groups are looked at for pairs."""
+"""Passes over adopted rows: an index knows their order, and which groups are looked at for pairs."""
 
 from collections.abc import Iterator
 from contextlib import closing
-from random import Random
 from typing import Any
 
 import psycopg
@@ -17,42 +16,18 @@ from tests.rows import (
     at_once,
     demonstration,
     import_records,
-    payload,
     preference,
     rolled_back,
     trajectory,
 )
 from trinity_db.database import connect
 from trinity_db.schema.queries import queries, query
-from trinity_db.store import offline, processing
+from trinity_db.store import processing
 
-# The definitions: who may be drawn, and in which order.
-ROWS = """
-SELECT e.id
-FROM trinity.experience e JOIN trinity.run r ON r.id = e.run_id
-WHERE r.id = %s AND e.state = 'ready' AND NOT e.held_out AND e.prompt_length IS NOT NULL
-  AND CASE r.config #>> '{algorithm,name}'
-      WHEN 'kto' THEN e.reward IS NOT NULL
-      ELSE (e.reward IS NULL OR e.reward > 0)
-           AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id) END
-ORDER BY e.use_count, hashint8extended(e.source_id, (r.config ->> 'seed')::bigint + e.use_count), e.id
-"""
-PAIRS = """
-SELECT p.id
-FROM trinity.preference p
-JOIN trinity.run r ON r.id = p.run_id
-JOIN trinity.experience chosen ON chosen.id = p.chosen_id
-JOIN trinity.experience rejected ON rejected.id = p.rejected_id
-WHERE r.id = %s AND p.state = 'ready' AND NOT p.held_out
-  AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
-  AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
-ORDER BY p.use_count, hashint8extended(chosen.source_id, (r.config ->> 'seed')::bigint + p.use_count), p.id
-"""
-PLACED = "SELECT count(*) FROM trinity.{} WHERE run_id = %s AND state = 'ready' AND place IS NOT NULL"
 MARKS = "SELECT count(*) FROM trinity.pairing"
 LAST_ID = "SELECT last_value FROM trinity.experience_id_seq"
 
-# One run in the middle of its second epoch over many rows, of which every other is the worse one of a pair.
+# One run in the middle of its second epoch over many rows; every other one is the worse one of a pair.
 MANY = """
 INSERT INTO trinity.run (name, kind, config, draws) VALUES ('run', 'train', '{"seed": 3}', 'rows');
 INSERT INTO trinity.experience (run_id, state) SELECT r.id, 'dropped' FROM trinity.run r;
@@ -80,67 +55,6 @@ def order(scene: Scene, name: str) -> list[int]:
     """All that a draw could take, in its order."""
     with scene.database.transaction() as tx:
         return [row["id"] for row in tx.execute(query(name), {"run_id": scene.run.id, "limit": 1000})]
-
-
-def live_through(scene: Scene, chance: Random) -> None:
-    """Something that happens to an offline run, or that people do to its rows."""
-    ids = scene.values("SELECT id FROM trinity.experience WHERE run_id = %s ORDER BY id", scene.run.id)
-    rated = scene.values(
-        "SELECT rollout_id FROM trinity.experience"
-        " WHERE run_id = %s AND (reward IS NOT NULL OR draws_labels) ORDER BY id",
-        scene.run.id,
-    )
-    step = scene.value(
-        "SELECT coalesce(max(step), 0) + 1 FROM trinity.batch WHERE run_id = %s AND state <> 'reopened'",
-        scene.run.id,
-    )
-    match chance.choice(["rows", "rows", "pairs", "pairs", "judge", "judge", "drop", "pair", "reopen"]):
-        case "rows":
-            if batch := scene.draw_rows(step, size=chance.randint(1, 9)):
-                scene.commit(batch, max_uses=3)
-        case "pairs":
-            if batch := scene.draw_pairs(step, size=chance.randint(1, 9)):
-                scene.commit(batch, max_uses=3)
-        case "judge":
-            correct(scene, chance.choice(rated), chance.choice([-1.0, 0.0, 0.5, 2.0]), "reward")
-        case "drop":
-            with scene.database.transaction() as tx:
-                offline.drop(tx, scene.run.id, [(chance.choice(ids), "unfit", "somebody said so")])
-        case "pair":
-            scene.pair()
-        case "reopen":
-            scene.reopen(version=0)
-
-
-@pytest.mark.parametrize("algorithm", ["sft", "kto"])
-@pytest.mark.parametrize("seed", range(4))
-def test_draws_are_in_the_order_that_is_defined_whatever_happens(
-    scene: Scene, seed: int, algorithm: str
-) -> None:
-    chance = Random(seed)
-    attempts = [
-        trajectory(number % 12, f"attempt {number}", chance.choice([None, -1.0, 0.0, 1.0, 2.0]))
-        for number in range(36)
-    ]
-    import_records(scene.database, "attempts", attempts)
-    import_records(scene.database, "pairs", [preference(number) for number in range(20)])
-    data = ["attempts", "pairs"]
-    run = Scene.open(scene.database, "run over both", data=data, holdout=0.2, seed=seed, algorithm=algorithm)
-    with run.database.transaction() as tx:
-        texts = offline.unencoded(tx, run.run.id, 0, 1000)
-        offline.write_tokens(tx, [(text.id, payload(())) for text in chance.sample(texts, 60)])
-    lengths = set()
-    for moment in range(40):
-        if moment == 20:
-            run.encode()
-        drawable, pairs = order(run, "draw_rows"), order(run, "draw_pairs")
-        assert (drawable, pairs) == (run.values(ROWS, run.run.id), run.values(PAIRS, run.run.id))
-        assert run.value(PLACED.format("experience"), run.run.id) == len(drawable), "others stand in the way"
-        if moment >= 20:
-            assert run.value(PLACED.format("preference"), run.run.id) == len(pairs), "others stand in the way"
-        lengths.add((len(drawable), len(pairs)))
-        live_through(run, chance)
-    assert len(lengths) > 5, "nothing happened"
 
 
 @pytest.mark.parametrize("name", ["draw_rows", "draw_pairs"])

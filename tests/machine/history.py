@@ -13,6 +13,8 @@ from trinity_db.store import policies
 
 Name = tuple[int, int, int]
 """Of a rollout: group, member, attempt."""
+Numbers = tuple[float | None, float | None, int | None]
+"""Reward, advantage and staleness, as a batch records them of a row."""
 Table = dict[Any, tuple[Any, ...]]
 
 
@@ -69,13 +71,13 @@ class Group:
 
 @dataclass
 class Batch:
-    """One draw, with reward, advantage and staleness of each row as they are recorded."""
+    """One draw, with what is recorded of each row."""
 
     step: int
     worker: int
     version: int
     rows: list[Row]
-    numbers: list[tuple[float | None, float | None, int | None]]
+    numbers: list[Numbers]
     groups: list[Group] = field(default_factory=list)
     state: str = "leased"
     included: int | None = None

@@ -94,6 +94,24 @@ PAIRS: Snapshot = HISTORY | {
         "SELECT id, state, worker_id, attempt, use_count FROM trinity.preference WHERE run_id = %s",
     ),
 }
+ROWS_AND_PAIRS: Snapshot = HISTORY | {
+    "items": (
+        2,
+        "SELECT i.batch_id, CASE WHEN i.preference_id IS NULL THEN i.ordinal ELSE i.ordinal / 2 END,"
+        " coalesce(-i.preference_id, i.experience_id), i.reward, i.advantage, i.staleness"
+        " FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id"
+        " WHERE b.run_id = %s AND (i.preference_id IS NULL OR i.ordinal %% 2 = 0)",
+    ),
+    "leases": (
+        1,
+        "SELECT used.* FROM trinity.run r CROSS JOIN LATERAL ("
+        "SELECT id, state, worker_id, attempt, use_count FROM trinity.experience WHERE run_id = r.id"
+        " UNION ALL"
+        " SELECT -id, state, worker_id, attempt, use_count FROM trinity.preference WHERE run_id = r.id"
+        ") used WHERE r.id = %s",
+    ),
+}
+"""Rows and pairs of one run; a pair has its id with a minus before it."""
 
 # What must never be found, asked of SQL alone; each statement has the run's id as its only value.
 BROKEN_PROMISES = """

@@ -69,9 +69,17 @@ class Machine(RuleBasedStateMachine):
         self.drawn: list[batches.Batch] = []
         self.published: list[tuple[int, policies.PolicyVersion]] = []
 
-    def open(self, kind: str, data: Sequence[str] = (), num_tasks: int = 1) -> None:
+    def open(
+        self,
+        kind: str,
+        data: Sequence[str] = (),
+        num_tasks: int = 1,
+        holdout: float = 0.0,
+        algorithm: str = "sft",
+    ) -> None:
         """Begin a run of its own."""
-        self.scene = Scene.open(self.database, f"{kind} {next(numbers)}", num_tasks, data, seed=SEED)
+        name = f"{kind} {next(numbers)}"
+        self.scene = Scene.open(self.database, name, num_tasks, data, holdout, SEED, algorithm)
         self.trainer = Trainer(self.scene.trainer)
 
     def perform(self, verb: Callable[[Transaction], Result]) -> Result:
