@@ -37,7 +37,9 @@ CREATE POLICY is_read ON trinity.run_setting FOR SELECT USING (true);
 DROP POLICY IF EXISTS begins_a_run ON trinity.run_setting;
 CREATE POLICY begins_a_run ON trinity.run_setting FOR INSERT TO trinity_explorer, trinity_processor, trinity_trainer
     WITH CHECK (NOT EXISTS (SELECT FROM trinity.run r WHERE r.id = run_id));
-GRANT INSERT, UPDATE ON trinity.worker TO trinity_explorer, trinity_processor, trinity_trainer;
+-- A worker's role and run stay. A right to update the whole table would be one to lock it for everybody.
+GRANT INSERT (run_id, role, setting_id, host, pid, exclusive), UPDATE (heartbeat_at, stopped_at, session_pid)
+    ON trinity.worker TO trinity_explorer, trinity_processor, trinity_trainer;
 GRANT INSERT (run_id, role, step, name, value) ON trinity.metric
     TO trinity_explorer, trinity_processor, trinity_trainer;
 GRANT UPDATE (worker_id) ON trinity.rollout_group, trinity.experience

@@ -37,6 +37,8 @@ REFUSED = {
         "UPDATE trinity.run SET config = '{}'",
         "INSERT INTO trinity.run_setting (run_id, config) SELECT id, '{}' FROM trinity.run",
         "UPDATE trinity.worker SET login = 'trainer'",
+        "UPDATE trinity.worker SET role = 'train'",
+        "LOCK TABLE trinity.worker IN ACCESS EXCLUSIVE MODE",
         "DELETE FROM trinity.rollout",
         "INSERT INTO trinity.worker (run_id, role, setting_id, host, pid)"
         " SELECT run_id, 'train', id, 'here', 1 FROM trinity.run_setting",
