@@ -396,6 +396,34 @@ def test_checkpoints_come_along_on_request(source: Database, target: Database, t
         assert digest(policy.checkpoint) == policy.checkpoint_hash
 
 
+@pytest.mark.parametrize(
+    ("moment", "gone", "copied"),
+    [("run", 2, [2, 1, 0]), ("checkpoint 1", 1, [2, 0]), ("checkpoint 2", 2, None)],
+)
+def test_a_run_may_delete_old_checkpoints_while_it_is_copied(
+    source: Database, target: Database, tmp_path: Path, moment: str, gone: int, copied: list[int] | None
+) -> None:
+    scene = lively(source)
+    scene.publish(2, step=2)
+    give_files(scene, tmp_path / "run")
+
+    def trainer(now: str, _: int) -> None:
+        if now == moment:
+            shutil.rmtree(tmp_path / "run" / f"version-{gone:06d}")
+            with closing(Database(source.url)) as other, other.transaction() as tx:
+                tx.execute("UPDATE trinity.policy_version SET checkpoint = NULL WHERE version = %s", [gone])
+
+    def export_now() -> list[int]:
+        return export_run(source, "run", tmp_path / "copy", True, trainer).checkpoints
+
+    if copied is None:
+        with pytest.raises(TrinityError, match="Version 2: the run deleted it while it was copied"):
+            export_now()
+        return
+    assert export_now() == copied
+    assert sorted(load(target, tmp_path / "copy").checkpoints) == sorted(copied)
+
+
 def test_a_damaged_checkpoint_is_not_copied(source: Database, target: Database, tmp_path: Path) -> None:
     give_files(lively(source), tmp_path / "run")
     export(source, tmp_path / "copy", checkpoints=True)

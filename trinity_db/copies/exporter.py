@@ -87,6 +87,8 @@ def _export(
         run = runs.find(tx, name)
         found = tx.execute(query("runs_of_copy"), {"run_id": run.id}).fetchall()
         names = [row["name"] for row in found]
+        kept = policies.with_checkpoint(tx, run.id) if with_checkpoints else []
+        missed = _copy_checkpoints(kept, partial, progress)
         values = {"runs": [row["id"] for row in found]}
         values["tasksets"] = [
             r["id"] for r in tx.execute(query("tasksets_of_copy"), values | {"names": names})
@@ -106,17 +108,19 @@ def _export(
             kind=run.kind.value,
             data=[row["name"] for row in found if row["kind"] == RunKind.DATA and row["id"] != run.id],
             tables=entries,
-            checkpoints=[CheckpointEntry(version=p.version, sha256=p.checkpoint_hash) for p in kept],
+            checkpoints=[
+                CheckpointEntry(version=p.version, sha256=p.checkpoint_hash)
+                for p in kept
+                if p.version not in missed
+            ],
         )
-    for policy in kept:
-        progress(f"checkpoint {policy.version}", 0)
-        _copy_checkpoint(policy, folders.checkpoint_path(partial, policy.version))
+    _check_missed(database, run, kept, missed)
     manifest.write(partial)
     columns = {copied.name: [c.name for c in copied.columns] for copied in tables.copied_tables()}
     (partial / folders.README).write_text(folders.describe(manifest, columns), encoding="utf-8")
     return Exported(
         rows={table: entry.rows for table, entry in entries.items()},
-        checkpoints=[policy.version for policy in kept],
+        checkpoints=[entry.version for entry in manifest.checkpoints],
         data=manifest.data,
         num_bytes=sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()),
         other_model=_other_model(run.config) if not kept else None,
@@ -210,20 +214,72 @@ def _with_archived(chunk: Sequence[tuple[Any, ...]], names: Sequence[str]) -> li
     return rows
 
 
+def _copy_checkpoints(
+    kept: Sequence[policies.PolicyVersion], partial: Path, progress: Progress
+) -> dict[int, TrinityError]:
+    """Copy the files of versions, newest first, before the tables: a run that goes on deletes old ones.
+
+    Returns:
+        why a version has no files in the copy.
+    """
+    missed = {}
+    for policy in kept:
+        progress(f"checkpoint {policy.version}", 0)
+        target = folders.checkpoint_path(partial, policy.version)
+        try:
+            _copy_checkpoint(policy, target)
+        except TrinityError as error:
+            shutil.rmtree(target, ignore_errors=True)
+            missed[policy.version] = error
+    return missed
+
+
+def _check_missed(
+    database: Database,
+    run: runs.Run,
+    kept: Sequence[policies.PolicyVersion],
+    missed: Mapping[int, TrinityError],
+) -> None:
+    """Let those versions be missing that the run has deleted meanwhile, but for the newest.
+
+    Raises:
+        TrinityError: another one is, or the newest was deleted while it was copied.
+    """
+    with database.transaction(read_only=True) as tx:
+        still = {policy.version for policy in policies.with_checkpoint(tx, run.id)}
+    for policy in kept:
+        if policy.version not in missed:
+            continue
+        if policy.version in still:
+            raise missed[policy.version]
+        if policy is kept[0]:
+            raise TrinityError(
+                f"Version {policy.version}: the run deleted it while it was copied; export again, keep more "
+                "versions (trainer.keep_checkpoints), or stop its trainer meanwhile."
+            )
+
+
 def _copy_checkpoint(policy: policies.PolicyVersion, target: Path) -> None:
     """Copy the files of a version.
 
     Raises:
-        TrinityError: they are not what was published.
+        OSError: the target cannot be written.
+        TrinityError: they are not what was published, or are deleted right now.
     """
     if not policy.checkpoint.is_dir():
         raise TrinityError(
             f"Version {policy.version}: there is no folder {policy.checkpoint}; "
             "restore it, or leave out --checkpoints."
         )
-    shutil.copytree(policy.checkpoint, target)
+    fault = TrinityError(
+        f"Version {policy.version}: its files at {policy.checkpoint} are not those that were published; "
+        "restore them, or leave out --checkpoints."
+    )
+    try:
+        shutil.copytree(policy.checkpoint, target)
+    except OSError:
+        if folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
+            raise
+        raise fault from None
     if not folder_digest.verify(target, policy.checkpoint_hash):
-        raise TrinityError(
-            f"Version {policy.version}: its files at {policy.checkpoint} are not those that were published; "
-            "restore them, or leave out --checkpoints."
-        )
+        raise fault
