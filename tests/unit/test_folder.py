@@ -223,6 +223,17 @@ def test_a_folder_that_was_cleared_knows_no_version_of_the_next_run_of_its_name(
     assert claim(own.path, OTHER).keep_later(-1) == []
 
 
+def test_the_folder_of_another_run_in_this_one_is_no_version(own: Folder) -> None:
+    inner = claim(own.path / "version-000009", OTHER)
+    kept = version(inner.path, 1)
+    assert own.keep_later(3) == []
+    own.clear_leftovers([])
+    own.delete(9, inner.path)
+    own.set_aside(9, inner.path)
+    assert clear(own.path, ONE)
+    assert kept.is_dir()
+
+
 def test_a_folder_is_known_by_any_of_its_names(own: Folder, tmp_path: Path) -> None:
     version(own.path, 5)
     (tmp_path / "disk").symlink_to(own.path)

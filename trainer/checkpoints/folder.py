@@ -69,7 +69,7 @@ class Folder:
             return False
         try:
             is_child = path.is_absolute() and path.parent.resolve() == self.path.resolve()
-            return is_child and path.is_dir() and not path.is_symlink()
+            return is_child and path.is_dir() and not path.is_symlink() and not _is_runs(path)
         except OSError:
             return False
 
@@ -122,7 +122,7 @@ class Folder:
                 leaves at most the checkpoint of version newest + 1. It counts as lost only if it was noted.
         """
         self._check_owner()
-        paths = [(path, _NAME.fullmatch(path.name)) for path in sorted(self.path.glob("version-*"))]
+        paths = [(path, _NAME.fullmatch(path.name)) for path in _inside(self.path)]
         numbers = {path: int(name[1]) for path, name in paths if name}
         aside = [int(later[1]) for path, _ in paths if (later := _LATER.fullmatch(path.name))]
         acknowledged = [known.version for known in self.publications()]
@@ -150,7 +150,7 @@ class Folder:
             published: the folder names of the recorded versions.
         """
         self._check_owner()
-        for path in sorted(self.path.glob("version-*")):
+        for path in _inside(self.path):
             name = _NAME.fullmatch(path.name)
             if (name and path.name not in published) or _ASIDE.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
@@ -211,7 +211,7 @@ def clear(path: Path, identity: dict[str, Any]) -> bool:
     """
     if not path.is_absolute() or path.is_symlink() or not names(path, json.dumps(identity)):
         return False
-    for child in path.glob("version-*"):
+    for child in _inside(path):
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)
     for file in path.glob(
@@ -231,6 +231,15 @@ def names(folder: Path, owner: str) -> bool:
         return file.is_file() and file.read_bytes() == owner.encode()
     except OSError:
         return False
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What in a run's folder has the name of a version, but for the folder of a run of such a name."""
+    return [path for path in sorted(folder.glob("version-*")) if not _is_runs(path)]
+
+
+def _is_runs(path: Path) -> bool:
+    return (path / OWNER_FILE).exists()
 
 
 def _claim(folder: Path, owner: str) -> bool:
