@@ -1,9 +1,10 @@
 """Claims: rows per second that processors of empty work claim and finish, and how many came twice or never.
 
-Ours is what processors call: `processing.claim`, which also reads what is to be judged (text and arrays to
+Ours calls what processors call: `processing.claim`, which also reads the columns to judge (text and arrays to
 clean, text and task to score), and `processing.finish`, which records each verdict. The floors are statements
-on a table of an id and a state: the bare claim takes rows for good, in one transaction; the bare cycle takes
-and finishes them in two, as a lease needs it. Rows are written after the checkpoint, as explorers write them.
+on a table of an id and a state. The bare claim takes rows for good, in one transaction. The bare cycle takes
+and finishes them in two transactions, as a lease does. Rows are written after the checkpoint, as explorers
+write them.
 """
 
 from collections.abc import Callable, Iterator
@@ -63,7 +64,7 @@ FLOOR_FINISH = "UPDATE bare SET state = 2 WHERE id = ANY(%s) AND state = 1"
 
 @dataclass(frozen=True)
 class _Claimer:
-    """What one process is told."""
+    """The arguments of one process."""
 
     where: Any
     """A Scene, or the URL of the floor's database."""
@@ -130,7 +131,7 @@ def _measure(context: Context, server: Server, claimers: int, size: int) -> dict
 
 
 def _prepare_ours(claimer: _Claimer) -> Callable[[], list[int]]:
-    """A processor of ours."""
+    """One of our processors."""
     scene: Scene = claimer.where
     stage = STAGES[claimer.name]
     database = Database(scene.url, LEASE_SECONDS)

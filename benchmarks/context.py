@@ -1,4 +1,4 @@
-"""What a measure is given: how often to repeat, where to put files, whom to compare with."""
+"""The context of a measure: how often to repeat, where to put files, which peers to compare with."""
 
 import sys
 from collections.abc import Iterator

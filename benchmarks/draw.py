@@ -1,11 +1,11 @@
 """Draws with their arrays: from nothing in memory to the decoded rows of a leased batch, for every sampler.
 
-Ours is what the trainer does for each step, `batches.draw_groups` and `batches.read`, two transactions; the
-floor is one SELECT of the same rows and arrays by their ids, decoded the same way; the two read first in
-turns, as whoever comes second finds the pages in memory. All groups can be drawn, and each row has arrays of
-its own; ten million rows would take 70 GB, and get theirs, outside of what is timed, when they are drawn for
-the first time. Each batch is given back. Peers draw without the limit of staleness that ours has, as most of
-them know none.
+Ours does for each step as the trainer does: `batches.draw_groups` and `batches.read`, two transactions. The
+floor is one SELECT of the same rows and arrays by their ids, decoded the same way. The two take turns in
+reading first, because the second one finds the pages in memory. All groups can be drawn, and no two rows
+share their arrays. Ten million rows would take 70 GB, so there a row gets its arrays when it is drawn for
+the first time; that is not timed. Each batch is given back. Our draws check a limit of staleness. Peers
+draw without one, as most of them know none.
 """
 
 import time

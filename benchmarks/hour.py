@@ -1,11 +1,11 @@
 """One hour compressed: rows go from raw to trained for minutes, undisturbed and disturbed.
 
-In every phase the same flow: new groups are filled in, one processor cleans and scores them as in a run,
-one trainer draws, commits and publishes. First quiet; then four sessions read all of the hot tables once a
-second, each in a transaction of its own with one snapshot; then, besides, a session sits idle in a
-transaction that it began before the phase, so that nothing that dies in it can be removed. Beside each claim
-a bare one is made on a table of an id and a state, which nobody reads: what the machine and the server alone
-make of the disturbances.
+Every phase has the same flow: new groups are filled in, one processor cleans and scores them as in a run,
+one trainer draws, commits and publishes. The first phase is quiet. In the second, four sessions read all of
+the hot tables once a second, each in a transaction with one snapshot. In the third, they do so while
+another session sits idle in a transaction that it began before the phase, so that no dead row of the phase
+can be removed. Beside each claim, a bare claim is made on a table of an id and a state that has no readers:
+it shows how much of the disturbance comes from the machine and the server.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""What a reader must know of the machine to judge the figures; nothing that names it."""
+"""Facts about the machine that a reader needs to judge the figures; none of them names it."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What is kept of a measurement: a median with its spread, or a ratio of two, and the bar it has to meet."""
+"""The result of a measurement: a median with its spread, or a ratio of two, and the bar it has to meet."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ class Result:
     high: float | None = None
     repetitions: int = 0
     against: str = ""
-    """For a ratio: whom trinity-db is compared with."""
+    """For a ratio: the peer or floor that trinity-db is compared with."""
     bar: Bar | None = None
     note: str = ""
 

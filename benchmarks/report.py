@@ -67,7 +67,7 @@ def _figures(results: Sequence[Result]) -> str:
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
-    """What has to be known of those who were measured, and why others were not; each once."""
+    """Notes about the peers that were measured, and why others were not; each once."""
     lines: dict[str, list[str]] = {}
     for result in results:
         if result.note:

@@ -1,4 +1,4 @@
-"""What `benchmarks.trainer` and the peer it asks both train on, and how both measure their memory.
+"""The model and rows that `benchmarks.trainer` and its peer both train on, and how both measure their memory.
 
 Needs only numpy beside the standard library: the peers' environment imports this very file.
 """
@@ -42,7 +42,7 @@ def batch(rows: int, vocabulary: int) -> Batch:
 
 
 def resident_megabytes() -> float:
-    """What the process holds in memory now."""
+    """Bytes that the process holds in memory now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
 

@@ -129,7 +129,7 @@ def _prepare(asked: dict[str, Any]) -> Any:
 
 
 def _build_model(folder: Path) -> None:
-    """Qwen2 with random weights, beside a tokenizer that nobody uses but TRL asks for."""
+    """Qwen2 with random weights, with a tokenizer: TRL asks for one, though the steps do not use it."""
     build_scratch(ScratchConfig(hidden_size=16, heads=1, layers=1), 0, folder)
     torch.manual_seed(0)
     settings = Qwen2Config(

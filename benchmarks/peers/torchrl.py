@@ -1,6 +1,6 @@
 """torchrl's replay buffer over memory-mapped files: rows of one fixed length, texts as bytes, in one process.
 
-Nothing is flushed: what is written is safe from the process's end, not from the machine's.
+Nothing is flushed: written rows survive the end of the process, but not that of the machine.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Trinity-RFT's SQL storage on the same PostgreSQL, by its own writer and reader, without Ray actors.
 
 Its actors would add the pickling of every row; `wrap_in_ray=False` is its own switch. Its reader of
-experiences takes the newest that nobody consumed, `SFT` data is read in order; it has no random order.
+experiences takes the newest that were not consumed, `SFT` data is read in order; it has no random order.
 """
 
 import asyncio
