@@ -1,7 +1,7 @@
-"""Settings of the trainer, of its algorithm, and of how it samples.
+"""Settings of the trainer, its algorithm and its sampler.
 
-In a configuration file `algorithm` is a name, `algorithm: grpo`, or a mapping that names it and
-changes options or parts, `algorithm: {name: grpo, clip_high: 0.28, kl: k3}`; and so is `sampler`.
+In a configuration file `algorithm` is a name (`algorithm: grpo`), or a mapping with the name and changed
+options or parts (`algorithm: {name: grpo, clip_high: 0.28, kl: k3}`). `sampler` is written in the same way.
 """
 
 from pathlib import Path
@@ -29,18 +29,18 @@ AlgorithmConfig = Annotated[
     Discriminator(lambda value: composition_of(value)),
     BeforeValidator(composed),
 ]
-"""A recipe with its parts: by name, with options of its parts beside it, or with parts of one's choice."""
+"""A recipe with its parts. A configuration names it, and may change parts and their options."""
 
 
-def _spelled_out(example: str) -> BeforeValidator:
-    """A name is a mapping with nothing else; a mapping without one is answered with an example."""
+def _as_mapping(example: str) -> BeforeValidator:
+    """Read a name as a mapping with that name. A mapping without a name is an error with the example."""
 
-    def spelled_out(value: Any) -> Any:
+    def as_mapping(value: Any) -> Any:
         if isinstance(value, dict) and "name" not in value:
             raise ValueError(f"name it, as in {example}")
         return {"name": value} if isinstance(value, str) else value
 
-    return BeforeValidator(spelled_out)
+    return BeforeValidator(as_mapping)
 
 
 class FifoConfig(Settings):
@@ -78,12 +78,12 @@ class PrioritizedConfig(Settings):
 SamplerConfig = Annotated[
     FifoConfig | NewestConfig | UniformConfig | PrioritizedConfig,
     Field(discriminator="name"),
-    _spelled_out("{name: prioritized, alpha: 1}"),
+    _as_mapping("{name: prioritized, alpha: 1}"),
 ]
-"""The settings of one sampler, told apart by their `name`."""
+"""The settings of one sampler. `name` says which one."""
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -96,9 +96,9 @@ class LoraConfig(Settings):
     alpha: int = Field(32, ge=1)
     """The product of the two is multiplied by alpha / rank (lora_alpha in peft)."""
     targets: Annotated[
-        tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])
+        tuple[str, ...], BeforeValidator(_as_list, json_schema_input_type=str | tuple[str, ...])
     ] = Field(("all-linear",), min_length=1)
-    """Which linear layers get an adapter (target_modules in peft), by the ends of their names, as
+    """The linear layers that get an adapter (target_modules in peft), by the ends of their names, such as
     [q_proj, v_proj]. all-linear: all except the output embedding, which never gets one."""
 
 
@@ -109,19 +109,19 @@ class StartReference(Settings):
 
 
 class SynchronisedReference(Settings):
-    """A model that follows the policy: it begins as the starting model, and is mixed with the policy from
-    time to time (TR-DPO, arXiv 2404.09656). Its weights are part of each checkpoint."""
+    """A model that follows the policy. It begins as the starting model, and its weights are mixed with the
+    policy's every so many steps (TR-DPO, arXiv 2404.09656). They are part of each checkpoint."""
 
     name: Literal["synchronised"] = "synchronised"
     sync_every: int = Field(512, ge=1)
     """Steps between two mixtures."""
     mix: float = Field(0.6, gt=0, le=1)
-    """The policy's share of the mixture. 1: the reference becomes the policy."""
+    """The policy's share of the mixture. 1: the reference becomes equal to the policy."""
 
 
 class PrecomputedReference(Settings):
-    """The starting model, asked once about all imported rows before the first step. Its log-probabilities are
-    stored with the rows. During training no second model is in memory, and none is computed."""
+    """The starting model, which scores all imported rows once, before the first step. Its log-probabilities
+    are stored with the rows. During training no second model is in memory, and none is computed."""
 
     name: Literal["precomputed"] = "precomputed"
 
@@ -129,13 +129,13 @@ class PrecomputedReference(Settings):
 ReferenceConfig = Annotated[
     StartReference | SynchronisedReference | PrecomputedReference,
     Field(discriminator="name"),
-    _spelled_out("{name: synchronised, sync_every: 100}"),
+    _as_mapping("{name: synchronised, sync_every: 100}"),
 ]
-"""The settings of one reference, told apart by their `name`."""
+"""The settings of one reference. `name` says which one."""
 
 
 class TrainerConfig(ForwardConfig):
-    """How the policy is improved, and when a new version is published."""
+    """How the trainer improves the policy, and when it publishes a new version."""
 
     steps: Annotated[int | None, Change.DATED] = Field(None, ge=1)
     """Optimizer steps after which an online run ends."""
@@ -190,7 +190,7 @@ class TrainerConfig(ForwardConfig):
     def an_adapter_has_no_second_model(self) -> Self:
         if self.lora is not None and self.reference.name == "synchronised":
             raise ValueError(
-                "lora compares with the same model without its adapter, and has no second one for "
+                "lora compares with the same model without its adapter, and has no second model for "
                 "reference: synchronised; leave out one of them"
             )
         return self

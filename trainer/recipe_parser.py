@@ -1,8 +1,8 @@
-"""How an algorithm is written down: from a name or a short mapping to a recipe with every part spelled out.
+"""Reads an algorithm as configurations write it: from a name or a short mapping to a mapping of all parts.
 
-`grpo`, `{name: grpo, clip_high: 0.28}`, `{name: grpo, loss: cispo, kl: {name: k3, coefficient: 0.04}}`
-and `{name: policy_gradient, loss: my_losses.py:mine}` all become what the settings in `recipes.py`
-are validated from. It knows how parts are spelled, and none of them.
+Examples: `grpo`, `{name: grpo, clip_high: 0.28}`, `{name: grpo, loss: cispo, kl: {name: k3, coefficient:
+0.04}}`, `{name: policy_gradient, loss: my_losses.py:mine}`. The settings classes in `recipes.py` validate the
+result. The parser itself names no part.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,12 +19,13 @@ from trinity_db.trainer.recipes import (
     PreferenceConfig,
 )
 
-Spelled = dict[str, Any]
+Parts = dict[str, Any]
+"""A recipe or one of its parts as a mapping, with all names."""
 Classes = dict[str, type[BaseModel]]
 
 
 def composed(value: Any) -> Any:
-    """The recipe that a configuration names, with its changes.
+    """Return the recipe that a configuration names, with its changes, as a mapping of all parts.
 
     Raises:
         ValueError: there is no such recipe or option, or two parts have it.
@@ -40,7 +41,7 @@ def composed(value: Any) -> Any:
     result = recipe.model_dump() | {"name": changes["name"]}
     fields = type(recipe).model_fields
     for field in [key for key in changes if key in fields and key != "name"]:
-        result[field] = _changed(recipe, field, result[field], changes[field])
+        result[field] = _changed_field(recipe, field, result[field], changes[field])
     for key in [key for key in changes if key not in fields]:
         option, new = _renamed(key, changes[key])
         _part_with(recipe, result, option)[option] = new
@@ -48,7 +49,7 @@ def composed(value: Any) -> Any:
 
 
 def composition_of(value: Any) -> str:
-    """The tag of the composition that the spelled-out mapping, or the settings, belong to."""
+    """The tag of the composition to which a mapping of all parts, or its settings, belongs."""
     recipe = RECIPES[value["name"]] if isinstance(value, dict) else value
     if isinstance(recipe, MixConfig):
         return "mix"
@@ -60,25 +61,26 @@ def composition_of(value: Any) -> str:
 
 
 def _renamed(option: str, value: Any) -> tuple[str, Any]:
-    """An option by its present name: stored configurations may have it by an older one."""
+    """An option under its current name. Stored configurations may have the older name."""
     if option == "scale_by_std":
         return "scale_rewards", ("group" if value else "none") if isinstance(value, bool) else value
     return option, value
 
 
-def _changed(recipe: Settings, field: str, before: Any, change: Any) -> Any:
-    """A field's value in place of another: a part keeps its other options where its name stays."""
+def _changed_field(recipe: Settings, field: str, before: Any, change: Any) -> Any:
+    """A field's new value. A part keeps its other options if its name stays the same."""
     classes = _classes(recipe, field)
     if not classes or change is None:
         return change
     if isinstance(before, tuple):
         changes = change if isinstance(change, list | tuple) else [change]
         only = before[0] if len(before) == 1 else None
-        return [_spelled_out(field, only, one, classes) for one in changes]
-    return _spelled_out(field, before, change, classes)
+        return [_changed_part(field, only, one, classes) for one in changes]
+    return _changed_part(field, before, change, classes)
 
 
-def _spelled_out(field: str, before: Spelled | None, change: Any, classes: Classes) -> Any:
+def _changed_part(field: str, before: Parts | None, change: Any, classes: Classes) -> Any:
+    """A part as a mapping with its name. A function in a user's file becomes the part `own`."""
     part = {"name": change} if isinstance(change, str) else change
     if not isinstance(part, dict):
         return part
@@ -86,14 +88,14 @@ def _spelled_out(field: str, before: Spelled | None, change: Any, classes: Class
     if name is None:
         raise ValueError(f"name it, as in {field}: {{name: {next(iter(classes))}, ...}}")
     if ".py:" in str(name):
-        ours = {key: part[key] for key in part if key in classes["own"].model_fields and key != "name"}
-        options = {key: part[key] for key in part if key not in ours and key != "name"}
-        return {"name": "own", "function": name, "options": options} | ours
+        known = {key: part[key] for key in part if key in classes["own"].model_fields and key != "name"}
+        options = {key: part[key] for key in part if key not in known and key != "name"}
+        return {"name": "own", "function": name, "options": options} | known
     return (before if before and before["name"] == name else {}) | part
 
 
-def _part_with(recipe: Settings, result: Spelled, option: str) -> Spelled:
-    """The one part that has an option of this name."""
+def _part_with(recipe: Settings, result: Parts, option: str) -> Parts:
+    """The only part that has an option of this name."""
     parts = list(_parts(recipe, result))
     found = [(field, part) for field, part, options in parts if option in options]
     if len(found) == 1:
@@ -105,8 +107,8 @@ def _part_with(recipe: Settings, result: Spelled, option: str) -> Spelled:
     raise ValueError(f"unknown key '{option}'; {hint(option, sorted(known), 'known keys')}")
 
 
-def _parts(recipe: Settings, result: Spelled) -> Iterator[tuple[str, Spelled, Mapping[str, Any]]]:
-    """The parts as they stand, each with its field and the options that it knows."""
+def _parts(recipe: Settings, result: Parts) -> Iterator[tuple[str, Parts, Mapping[str, Any]]]:
+    """Yield each part with its field, and the options that a part of its name has."""
     for field, value in result.items():
         classes = _classes(recipe, field)
         for part in value if isinstance(value, list | tuple) else [value]:
@@ -115,6 +117,6 @@ def _parts(recipe: Settings, result: Spelled) -> Iterator[tuple[str, Spelled, Ma
 
 
 def _classes(recipe: Settings, field: str) -> Classes:
-    """The classes of a field's parts, by the parts' names; none where the field is no part."""
+    """The settings classes of a field's parts, by the parts' names. Empty if the field holds no part."""
     below = sections_below(type(recipe), field)
     return {section.model_fields["name"].default: section for section in below}

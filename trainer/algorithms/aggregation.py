@@ -1,11 +1,12 @@
 """Aggregation: how the losses of tokens are averaged over an optimizer step.
 
-Each function returns this micro-batch's share of a mean over the whole step: a sum divided by a count of the
-whole step, from `Totals`. So the shares add up to the mean for any size of micro-batch. A count of the
-micro-batch alone (TRL's `grpo` and `bnpo`, Trinity-RFT) would weigh tokens by how rows are split.
+Each function returns a micro-batch's share of a mean over the whole step: a sum over the micro-batch, divided
+by a count of the step from `Totals`. So the shares add up to the same mean for any size of micro-batch. With
+counts of the micro-batch alone (TRL's `grpo` and `bnpo`, Trinity-RFT), the weight of a token would depend on
+how rows are split.
 
-Shapes: values [B, K] of B sequences and K token columns, mask [B, K] bool. Numbers where it is False do not
-count, not even NaN. A sequence without a trained token is not in the mean over sequences, as in verl; TRL and
+Shapes: values [B, K] of B sequences and K token columns, mask [B, K] bool. Numbers outside the mask do not
+count, not even NaN. The mean over sequences leaves out a sequence without trained tokens, as in verl; TRL and
 Trinity-RFT count it as 0. In the formulas m is the mask, |y| = Σ_t m, v the values.
 """
 
@@ -15,7 +16,7 @@ from trinity_db.trainer.algorithms.interface import Totals
 
 
 def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Σ v·m / Σ m: each trained token of the step weighs alike, so that long sequences weigh more.
+    """Σ v·m / Σ m: all trained tokens of the step weigh the same, so long sequences weigh more.
 
     Source: DAPO, arXiv 2503.14476 section 3.3. TRL's `dapo`, verl's and prime-rl's default.
     """
@@ -25,13 +26,13 @@ def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
 def seq_mean_token_sum(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     """mean_i Σ_t v·m: the policy gradient as it is derived, with the sum of a sequence's log-probabilities.
 
-    Source: REINFORCE and RLOO, arXiv 2402.14740. TRL's RLOO is so, its `luspo` too.
+    Source: REINFORCE and RLOO, arXiv 2402.14740. TRL's RLOO and `luspo` use it.
     """
     return values.masked_fill(~mask, 0.0).sum() / totals.sequences
 
 
 def seq_mean_token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """mean_i (Σ_t v·m / |y_i|): each sequence weighs alike, so that a token of a long one weighs less.
+    """mean_i (Σ_t v·m / |y_i|): all sequences weigh the same, so a token of a long sequence weighs less.
 
     Source: GRPO, arXiv 2402.03300 equation 3, and GSPO, 2507.18071 equation 5.
     """
@@ -40,13 +41,13 @@ def seq_mean_token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
 
 
 def seq_mean_token_sum_norm(values: Tensor, mask: Tensor, totals: Totals, *, length: int) -> Tensor:
-    """mean_i (Σ_t v·m / length): one constant for all, so that no sequence's length sets its tokens' weight.
+    """mean_i (Σ_t v·m / length): one constant for all, so a token's weight does not depend on its sequence.
 
     Args:
-        length: tokens; usually the most that a response may have. It scales the loss against the learning
-            rate and other terms, nothing else.
+        length: a number of tokens, usually the longest response allowed. It scales the loss against the
+            learning rate and other terms, and has no other effect.
 
-    Source: Dr. GRPO, arXiv 2503.20783 section 3. TRL's `dr_grpo` and verl divide by the number of
-    sequences as here (verl by the padded length, unless one is stated); Trinity-RFT does not divide by it.
+    Source: Dr. GRPO, arXiv 2503.20783 section 3. TRL's `dr_grpo` and verl divide by the number of sequences
+    too (verl's length is the padded one, unless one is given). Trinity-RFT does not divide by that number.
     """
     return seq_mean_token_sum(values, mask, totals) / length

@@ -1,7 +1,7 @@
-"""The columns that algorithms read, each declared once: its shape, its meaning, and where it comes from.
+"""The columns that algorithms read. Each is declared here once: shape, meaning and origin.
 
-Shapes: B sequences of a step or of a micro-batch, K the most trained tokens of one. A row's trained tokens
-stand at its left, in order. The positional parameters of a part name the columns that it reads.
+Shapes: B sequences of a step or of a micro-batch, K the most trained tokens of one sequence. A row's trained
+tokens stand at its left, in order. The positional parameters of a part name the columns that it reads.
 """
 
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ class Origin(Enum):
     PAYLOAD = auto()
     """From the arrays that are stored with each row."""
     DRAW = auto()
-    """From the numbers that the draw recorded with each row; `source` is the attribute of `batches.Row`."""
+    """From the numbers that the draw recorded with each row. `source` is the attribute of `batches.Row`."""
     ATTEMPT = auto()
-    """From the place of each row in its attempt; the statement read_attempts selects it by its name."""
+    """From the place of each row in its attempt. The statement read_attempts selects it by its name."""
     SCORES = auto()
-    """From what another model said of each row before the draw (table score)."""
+    """From the log-probabilities of another model that were stored before the draw (table score)."""
     MODEL = auto()
-    """From a model that is asked before the gradient; `source` names the method of `Policy`."""
+    """From a model that scores the rows before the gradient. `source` names the method of `Policy`."""
     FORWARD = auto()
-    """From the forward pass that has the gradient; always there."""
+    """From the forward pass with gradient. Such a column is always there."""
     REQUEST = auto()
-    """From the forward pass, where something reads it."""
+    """From the forward pass with gradient, if a part reads it."""
     MADE = auto()
     """From other columns."""
 
 
 STORED = {Origin.PAYLOAD, Origin.DRAW, Origin.ATTEMPT, Origin.SCORES}
-"""Rows that lack such a column cannot get it during a step."""
+"""Origins in the store. If rows lack such a column, a step cannot compute it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Column:
     name: str
     shape: str
     meaning: str
-    """In words, for messages and documents; probabilities are log-probabilities in nats."""
+    """The meaning in words, for messages and documents."""
     origin: Origin
     source: str = ""
     readers: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Column:
 _ALL_TOKENS = ("policy loss", "correction", "kl", "distillation", "value", "supervised loss")
 
 _DECLARED = (
-    # What a policy says of each trained token: log-probabilities in nats.
+    # Numbers of each trained token. Log-probabilities are in nats.
     Column(
         "logprobs",
         "[B, K]",
@@ -61,14 +61,14 @@ _DECLARED = (
     Column(
         "mask",
         "[B, K] bool",
-        "True where a token is trained; what stands elsewhere reaches no result",
+        "True where a token is trained; numbers elsewhere have no effect",
         Origin.PAYLOAD,
         readers=_ALL_TOKENS,
     ),
     Column(
         "old",
         "[B, K]",
-        "what ratios are relative to: proximal where a correction reads it, else behaviour",
+        "log-probabilities that ratios are relative to: proximal where a correction reads it, else behaviour",
         Origin.MADE,
         readers=("policy loss", "kl", "distillation"),
     ),
@@ -120,7 +120,7 @@ _DECLARED = (
     Column(
         "values",
         "[B, K]",
-        "what the value head expects a row to earn from a token on, in units of reward",
+        "the reward that the value head expects from a token on",
         Origin.MODEL,
         "values",
         readers=("value",),
@@ -129,14 +129,14 @@ _DECLARED = (
     Column(
         "returns",
         "[B, K]",
-        "what a row earned from a token on, by the estimate of the value part",
+        "the reward of a row from a token on, as the value part estimates it",
         Origin.MADE,
     ),
-    # What the draw recorded with each row.
+    # Numbers that the draw recorded with each row.
     Column(
         "advantages",
         "[B, 1] or [B, K]",
-        "how much better a row is than what it is compared with",
+        "how much better a row is than the rows that it is compared with",
         Origin.DRAW,
         "advantage",
         readers=("policy loss", "correction"),
@@ -144,7 +144,7 @@ _DECLARED = (
     Column(
         "rewards",
         "[B]",
-        "what a row earned, as it was at the draw",
+        "the reward of a row at the draw",
         Origin.DRAW,
         "reward",
         readers=("advantage", "policy loss"),
@@ -167,7 +167,7 @@ _DECLARED = (
     ),
     Column("weight", "[B]", "how much a row counts in the loss", Origin.DRAW, "weight"),
     Column("is_expert", "[B] bool", "True for an imported row beside those of rollout groups", Origin.DRAW),
-    # Where each row stands among the attempts of its group.
+    # The place of each row among the attempts of its group.
     Column(
         "rollouts", "[B]", "equal numbers for the rows of one attempt", Origin.ATTEMPT, readers=("advantage",)
     ),
@@ -201,5 +201,5 @@ COLUMNS: dict[str, Column] = {column.name: column for column in _DECLARED}
 
 
 def names_of(origin: Origin) -> frozenset[str]:
-    """The columns that come from there."""
+    """The names of the columns with this origin."""
     return frozenset(name for name, column in COLUMNS.items() if column.origin is origin)

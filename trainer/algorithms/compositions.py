@@ -1,4 +1,4 @@
-"""From the settings of an algorithm to the algorithm: which composition each recipe is of."""
+"""Makes the algorithm of a configuration: finds the composition that each recipe belongs to."""
 
 from trinity_db.trainer.algorithms.interface import Algorithm
 from trinity_db.trainer.algorithms.labels import Labels
@@ -11,10 +11,10 @@ from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientCo
 
 
 def create(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm that these settings belong to.
+    """Make the algorithm that the settings describe.
 
     Raises:
-        ConfigError: a part of the user's own is not there, or cannot be called so.
+        ConfigError: a user's own part does not exist, or has parameters that cannot be filled.
     """
     if isinstance(config, MixConfig):
         return Mixed(config)

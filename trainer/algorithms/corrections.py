@@ -1,16 +1,16 @@
-"""Corrections for rows that an older policy, or another engine, has sampled: weights of the policy loss.
+"""Corrections for rows that an older policy or another engine has sampled: weights of the policy loss.
 
-Three policies take part. `behaviour` sampled the tokens and is stored with the row. `proximal` is the policy
+There are three policies. `behaviour` sampled the tokens and is stored with the row. `proximal` is the policy
 at the start of the optimizer step. `logprobs` is the policy being trained. A correction that reads `proximal`
-weighs a token by w = proximal/behaviour, and the loss takes its ratios to `proximal`: decoupled PPO, arXiv
-2110.00641, and for language models AReaL, 2505.24298. A correction that does not read it is only a mask, and
-ratios stay relative to `behaviour`, which corrects already.
+weighs a token by w = proximal/behaviour, and the loss takes its ratios to `proximal`. This is decoupled PPO,
+arXiv 2110.00641, and for language models AReaL, 2505.24298. A correction that does not read `proximal` is
+only a mask. Ratios then stay relative to `behaviour`, which is a correction in itself.
 
-Shapes: B sequences, K token columns. Weights are [B, K], without gradient, in float32 or better, 0 where the
-mask is False. They multiply the loss before it is aggregated. Tokens that lose weight still count in the
-denominators, so the others gain none; all peers do so except verl's rejection. A log-ratio that is not finite
-counts as 0, as in AReaL (TRL: NaN only; verl: not handled). An engine that could not score a token says NaN
-or -inf.
+Shapes: B sequences, K token columns. Weights are [B, K], without gradient, in float32 or better, 0 outside
+the mask. They multiply the loss before it is aggregated. Tokens that lose weight still count in the
+denominators, so other tokens gain none; all peers do this except verl's rejection. A log-ratio that is not
+finite counts as 0, as in AReaL (TRL: NaN only; verl: not handled). Engines give NaN or -inf for tokens that
+they cannot score.
 """
 
 from typing import Literal
@@ -21,7 +21,7 @@ from torch import Tensor
 from trinity_db.trainer.algorithms.aggregation import token_mean
 from trinity_db.trainer.algorithms.interface import Totals
 
-MAX_LOG_RATIO = 20.0  # nats, as verl: e^20 is far above any bound, and finite in float32
+MAX_LOG_RATIO = 20.0  # nats, as in verl: e^20 is far above any bound, and finite in float32
 
 
 def truncated_importance_sampling(
@@ -32,12 +32,12 @@ def truncated_importance_sampling(
     level: Literal["token", "sequence"] = "token",
     high: float = 2.0,
 ) -> Tensor:
-    """[B, K] min(w, high), w = proximal/behaviour: a little bias for a bounded variance.
+    """[B, K] min(w, high), w = proximal/behaviour: bounds the variance at the cost of a small bias.
 
     Args:
-        level: "token", one ratio a token; "sequence", the product over a sequence's trained tokens for each
-            of them, as verl and TRL have it. AReaL takes the geometric mean there.
-        high: 2 as in verl; TRL takes 3, AReaL 5.
+        level: "token": one ratio for each token. "sequence": the product over a sequence's trained tokens,
+            for each of them, as in verl and TRL; AReaL takes the geometric mean.
+        high: 2 as in verl; 3 in TRL, 5 in AReaL.
 
     Sources: IMPALA, arXiv 1802.01561 section 4.1; for language models F. Yao et al., "Your efficient RL
     framework secretly brings you off-policy RL training" (2025).
@@ -57,8 +57,8 @@ def masked_importance_sampling(
     """[B, K] w = proximal/behaviour where low <= w <= high, else 0: tokens outside the range are left out.
 
     Args:
-        level: as in `truncated_importance_sampling`; with "sequence" whole sequences are left out.
-        low, high: 0.5 and 5 as in OpenRLHF; TRL masks by sequence, above 3 only (low: 0, high: 3).
+        level: as in `truncated_importance_sampling`. With "sequence", whole sequences are left out.
+        low, high: 0.5 and 5 as in OpenRLHF. TRL masks by sequence, and only above 3 (low: 0, high: 3).
 
     Source: IcePop, arXiv 2510.18855.
     """
@@ -76,11 +76,12 @@ def off_policy_sequence_masking(
 ) -> Tensor:
     """[B, K] 0 where A < 0 and mean_t(behaviour - logprobs) > threshold, else 1.
 
-    A policy learns from its own mistakes; those of a distant policy only disturb. The mean is over a
-    sequence's trained tokens, in nats. Advantages are [B, 1], or [B, K] and then judged token by token.
+    A policy can learn from its own mistakes, but mistakes of a distant policy only disturb the training. The
+    mean is over a sequence's trained tokens, in nats. Advantages [B, 1] mask a sequence, advantages [B, K]
+    token by token.
 
-    Source: DeepSeek-V3.2, arXiv 2512.02556 section 3.1. The threshold of 0.1 is Trinity-RFT's;
-    TRL wants it stated.
+    Source: DeepSeek-V3.2, arXiv 2512.02556 section 3.1. The threshold of 0.1 is Trinity-RFT's; TRL has no
+    default.
     """
     drift = -_log_ratios(logprobs, behaviour).masked_fill(~mask, 0.0)
     mean = drift.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
@@ -95,12 +96,12 @@ def m2po(
     *,
     threshold: float = 0.04,
 ) -> Tensor:
-    """[B, K] w = proximal/behaviour, 0 for the largest (log w)² until the mean of the rest is low enough.
+    """[B, K] w = proximal/behaviour, and 0 for the largest (log w)² until the mean of the rest is low enough.
 
-    This concerns only tokens that an update would move still further away (A > 0 and w > 1, or A < 0 and w <
-    1). Those with the largest (log w)² are left out until the mean over the remaining ones is at most
+    Only tokens that an update would move farther away are considered (A > 0 and w > 1, or A < 0 and w < 1).
+    Of these, the tokens with the largest (log w)² are left out until the mean over the others is at most
     `threshold`. Equal ones are left out together, so the order of rows does not matter. B is the whole
-    optimizer step: within micro-batches, as in AReaL, the result would depend on how rows are split.
+    optimizer step. AReaL masks within micro-batches, where the result depends on how rows are split.
 
     Source: M2PO, arXiv 2510.01161 algorithm 1; its threshold. AReaL counts tokens in all four quadrants.
     """
@@ -115,26 +116,27 @@ def m2po(
 
 
 def interpolated_proximal(logprobs: Tensor, behaviour: Tensor, staleness: Tensor) -> Tensor:
-    """[B, K] behaviour + α(logprobs - behaviour), α = s/(s + 1): the proximal policy without a forward pass.
+    """[B, K] behaviour + α(logprobs - behaviour), α = s/(s + 1): an estimate of the proximal policy.
 
-    No gradient. A row of the newest version (s = 0) is its own proximal policy; the staler a row, the nearer
-    the proximal policy is to the one being trained, since that is one update ahead of it.
+    It needs no forward pass and has no gradient. For a row of the newest version (s = 0) it is `behaviour`.
+    The staler a row, the nearer it is to the policy being trained, which is one update ahead of the proximal
+    policy.
 
     Args:
-        staleness: [B] s, published versions between the one that sampled the row and now. AReaL has a
-            version for each token; a row's is that of its oldest token.
+        staleness: [B] s, the published versions between the one that sampled the row and now. AReaL has a
+            version for each token; here the version of a row is that of its oldest token.
 
     Source: A-3PO, arXiv 2512.06547 (AReaL's "loglinear").
     """
-    num_updates = staleness.clamp(min=0)[:, None] + 1  # a row of a version withdrawn since may be ahead
+    num_updates = staleness.clamp(min=0)[:, None] + 1  # may be negative for rows of a withdrawn version
     return logprobs.detach() - _log_ratios(logprobs, behaviour) / num_updates
 
 
 def importance_metrics(weights: Tensor, mask: Tensor, totals: Totals) -> dict[str, Tensor]:
-    """Shares of means over the step's trained tokens, and extremes: /min and /max are not to be added.
+    """Shares of means over the step's trained tokens, and the extremes /min and /max of the micro-batch.
 
-    The ratio is the weight as applied, truncated and masked, as TRL shows it. Where the level is a sequence,
-    the mean is over tokens here, over sequences in TRL.
+    The ratio is the weight as applied, after truncation and masking, as in TRL. For sequence-level weights
+    the mean is over tokens here, and over sequences in TRL.
     """
     ratio = "sampling/importance_sampling_ratio"
     return {
@@ -148,10 +150,11 @@ def importance_metrics(weights: Tensor, mask: Tensor, totals: Totals) -> dict[st
 def sampling_difference(
     logprobs: Tensor, behaviour: Tensor, mask: Tensor, totals: Totals
 ) -> dict[str, Tensor]:
-    """Share of the mean and the extreme of |log p - log behaviour|: what age and engine have made different.
+    """Share of the mean, and the maximum, of |log p - log behaviour|: the effect of staleness and of engines.
 
-    p is the policy at the start of the step, which `logprobs` is, as all micro-batches of a step have its
-    weights. As in TRL, but that a token which is not finite counts as 0 here, and not at all there.
+    p is the policy at the start of the step. `logprobs` has its weights, because weights change only after
+    all micro-batches of a step. As in TRL, but a token that is not finite counts as 0 here, and not at all
+    there.
     """
     difference = _log_ratios(logprobs, behaviour).abs()
     name = "sampling/sampling_logp_difference"
@@ -162,7 +165,7 @@ def sampling_difference(
 
 
 def _ratios(proximal: Tensor, behaviour: Tensor, mask: Tensor, level: Literal["token", "sequence"]) -> Tensor:
-    """[B, K] proximal/behaviour within e^±20; 0 outside the mask."""
+    """[B, K] proximal/behaviour, clamped to e^±20; 0 outside the mask."""
     log_ratios = _log_ratios(proximal, behaviour).masked_fill(~mask, 0.0)
     if level == "sequence":
         log_ratios = log_ratios.sum(dim=1, keepdim=True).expand_as(mask)

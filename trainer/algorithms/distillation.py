@@ -1,13 +1,14 @@
 """Distillation: an advantage for each token from a teacher's log-probabilities of the sampled tokens.
 
 The store keeps the teacher's log-probabilities of the sampled tokens, not whole distributions. That is
-enough: each function here is the A for which E_y[A(y)·∇log π(y)], the expectation over the policy's own
-tokens, is exactly the gradient of -D(π, teacher) at a position (the tests enumerate it). D is summed over the
+enough. Each function here returns an A for which E_y[A(y)·∇log π(y)], the expectation over the policy's own
+tokens, is exactly the gradient of -D(π, teacher) at a position; the tests enumerate it. D is summed over the
 positions of the policy's own responses. No gradient goes through the sampling, as in GKD, arXiv 2306.13649.
-The divergence itself is no such A, because its gradient has a second term.
+The divergence itself is not such an A, because its gradient has a second term.
 
 Shapes: B sequences, K token columns. Results are [B, K], without gradient, 0 where the mask is False. `old`
-is the policy that ratios are relative to: the one that sampled the tokens, or what a correction puts there.
+is the policy that ratios are relative to: the one that sampled the tokens, or the proximal policy if a
+correction reads it.
 """
 
 import math
@@ -17,30 +18,30 @@ from torch import Tensor
 
 
 def reverse_kl(old: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] log teacher - log old: towards KL(policy ‖ teacher).
+    """[B, K] log teacher - log old: lowers KL(policy ‖ teacher).
 
-    The second term of the gradient vanishes in expectation. Not discounted: a token answers for itself alone.
+    The second term of the gradient is zero in expectation. A token's advantage contains no later tokens.
 
-    Sources: Thinking Machines Lab, "On-Policy Distillation" (2025); MiniLLM, arXiv 2306.08543. So are
-    Trinity-RFT's `on_policy_distill` and TRL's IW-OPD without its weights; prime-rl's `ref_kl` has the policy
-    being trained in the place of `old`, which is the same where a step begins.
+    Sources: Thinking Machines Lab, "On-Policy Distillation" (2025); MiniLLM, arXiv 2306.08543. The same as
+    Trinity-RFT's `on_policy_distill`, and as TRL's IW-OPD without its weights. prime-rl's `ref_kl` takes the
+    policy being trained for `old`, which is equal at the start of a step.
     """
     return (teacher - old).detach().masked_fill(~mask, 0.0)
 
 
 def jsd(old: Tensor, teacher: Tensor, mask: Tensor, *, beta: float = 0.5) -> Tensor:
-    """[B, K] (1 - β)·(log m - log old), m = β·teacher + (1 - β)·old: towards the generalised JSD.
+    """[B, K] (1 - β)·(log m - log old), m = β·teacher + (1 - β)·old: lowers the generalised JSD.
 
-    JSD_β = β·KL(teacher ‖ m) + (1 - β)·KL(policy ‖ m). Written as E_π[f(u)] with u = teacher/π, it is
-    f(u) = βu·log u - w·log w with w = βu + 1 - β = m/π; its gradient is E_π[(f(u) - u·f'(u))·∇log π], and
-    f(u) - u·f'(u) = -(1 - β)·log w. So A is never below (1 - β)·log(1 - β), however far away the teacher is.
-    Divided by β it becomes teacher/π - 1 for β to 0, towards KL(teacher ‖ policy); divided by 1 - β it
-    becomes `reverse_kl` for β to 1.
+    JSD_β = β·KL(teacher ‖ m) + (1 - β)·KL(policy ‖ m). As E_π[f(u)] with u = teacher/π, it is
+    f(u) = βu·log u - w·log w with w = βu + 1 - β = m/π. Its gradient is E_π[(f(u) - u·f'(u))·∇log π], and
+    f(u) - u·f'(u) = -(1 - β)·log w. So A is at least (1 - β)·log(1 - β), however small the teacher's
+    probability. As β goes to 0, A/β becomes teacher/π - 1, which lowers KL(teacher ‖ policy). As β goes to 1,
+    A/(1 - β) becomes `reverse_kl`.
 
-    Source: GKD, arXiv 2306.13649 equation 1; TRL's GKD has the same β. Trinity-RFT's `jsd` is not followed:
-    its A, log m - β·log teacher - (1 - β)·log π, is positive wherever the two differ, so that tokens gain
-    which the teacher would never say. (It takes both terms at the policy's token, and one of them is an
-    expectation over the teacher's tokens.)
+    Source: GKD, arXiv 2306.13649 equation 1; TRL's GKD has the same β. Trinity-RFT's `jsd` differs: its A,
+    log m - β·log teacher - (1 - β)·log π, is positive for all tokens where the two policies differ, also for
+    tokens that the teacher would never choose. It takes both terms at the policy's token, although one of
+    them is an expectation over the teacher's tokens.
     """
     mixture = torch.logaddexp(teacher + math.log(beta), old + math.log1p(-beta))
     return (1 - beta) * (mixture - old).detach().masked_fill(~mask, 0.0)

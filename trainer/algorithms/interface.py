@@ -1,8 +1,8 @@
-"""What passes between the learner and an algorithm: columns by name, in two phases of a step.
+"""The interface between the learner and an algorithm: columns by name, in two phases of a step.
 
-First the algorithm sees the whole step's rows without gradient (`prepare`), then micro-batch by
-micro-batch with it (`shares`). Shapes: B sequences of the step or of a micro-batch, K the most
-trained tokens of one; a row's trained tokens stand at its left, in order.
+First the algorithm gets the rows of the whole step without gradient (`prepare`). Then it gets one micro-batch
+after the other with gradient (`shares`). Shapes: B sequences of the step or of a micro-batch, K the most
+trained tokens of one sequence. A row's trained tokens stand at its left, in order.
 """
 
 from abc import ABC, abstractmethod
@@ -18,9 +18,9 @@ Columns = Mapping[str, Tensor]
 """Tensors by the names in `columns.py`. The positional parameters of a part name those that it reads."""
 
 Shares = dict[str, Tensor]
-"""Scalars by name, "loss" among them. Each is this micro-batch's share of a mean over the whole step:
-its sum divided by the step's total. The learner only adds shares up, so that the size of a
-micro-batch cannot change a result."""
+"""Scalars by name, with "loss" among them. Each is a micro-batch's share of a mean over the whole step: a sum
+over the micro-batch, divided by a count of the step. The learner adds the shares up. So the size of a
+micro-batch does not change a result."""
 
 
 @dataclass(frozen=True)
@@ -34,53 +34,57 @@ class Totals:
     items: int
     """Sequences, or pairs where the algorithm takes pairs."""
     expert_tokens: int = 0
-    """Of the tokens, those of expert rows."""
+    """Those of the tokens that belong to expert rows."""
     expert_sequences: int = 0
-    """Of the sequences, those that are expert rows."""
+    """Those of the sequences that are expert rows."""
 
 
 class Algorithm(ABC):
-    """From rows to a loss. What most compositions do nothing about has its place here."""
+    """Computes a loss from rows. Compositions override the methods that they need."""
 
     width = 1
-    """Sequences of an item: 2 where they come in pairs, chosen and rejected in turn, else 1."""
+    """Sequences of an item: 2 for pairs (chosen, rejected, chosen, rejected, ...), else 1."""
 
     @property
     @abstractmethod
     def needs(self) -> dict[str, str]:
-        """The columns that it reads beyond mask, logprobs, correct and weight, each with who asks for it.
+        """The columns that it reads beyond mask, logprobs, correct and weight, each with its first reader.
 
-        Whoever reads `values` has them in both phases.
+        An algorithm that needs `values` gets them in both phases.
         """
 
     @property
     def compares(self) -> frozenset[str]:
-        """What its advantages read beyond rewards and groups: of rollouts, steps, states and greedy."""
+        """The columns that its advantages read beyond rewards and groups: rollouts, steps, states, greedy."""
         return frozenset()
 
     def advantages(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """[n] Of rows of rollout groups, at the draw, from rewards, groups and what it compares; recorded."""
+        """[n] Compute the advantages of rows of rollout groups. The draw calls it and records the result.
+
+        Args:
+            columns: rewards, groups, and the columns that `compares` names.
+        """
         raise AssertionError("it draws no rollout groups")
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
-        """The whole step's rows with what follows from them, and metrics of that.
+        """Return the rows of the whole step with the columns that follow from them, and metrics of these.
 
-        The mask may lose rows: they are not trained on, and do not count.
+        The algorithm may clear the mask of a row. Such a row is not trained on, and does not count.
         """
         return rows, {}
 
     @abstractmethod
     def shares(self, rows: Columns, totals: Totals) -> Shares:
-        """The micro-batch's share of the loss and of the algorithm's metrics."""
+        """Compute a micro-batch's shares of the loss and of the algorithm's metrics."""
 
-    def learned(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
-        """Told after each step what its metrics were; adapts what it adapts, and returns metrics of that."""
+    def after_step(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
+        """Adapt the algorithm's own coefficients to the step's metrics. Return metrics of these."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has learned itself, such as an adaptive coefficient."""
+        """The algorithm's own state, such as an adaptive coefficient."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
-        assert not state, "nothing is learned but the weights"
+        """Continue from a `state_dict`."""
+        assert not state, "the algorithm has no state"

@@ -1,6 +1,6 @@
-"""Labels: losses of single responses that are good or bad, mean over responses.
+"""Labels: the mean over responses of losses of single responses, each labelled good or bad.
 
-A reward above zero is a good response's. KTO and its kin need no pairs: any verdict will do.
+A response is good if its reward is above zero. KTO and related losses need no pairs.
 """
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from trinity_db.trainer.recipes import LabelsConfig
 
 
 class Labels(Algorithm):
-    """Rows are responses, each with a reward."""
+    """Learns from single responses. Each row has a reward."""
 
     def __init__(self, config: LabelsConfig) -> None:
         self._loss = part("label loss", config.loss)
@@ -21,26 +21,26 @@ class Labels(Algorithm):
     @property
     def needs(self) -> dict[str, str]:
         readers = needs([self._loss])
-        asked = {"rewards": f"{self._loss}"}
+        columns = {"rewards": f"{self._loss}"}
         for name in ("response_reference", "divergence"):
             if name in readers:
-                asked.setdefault("reference", readers[name])
+                columns.setdefault("reference", readers[name])
         if "divergence" in readers:
-            asked["mismatched"] = readers["divergence"]
-        return asked
+            columns["mismatched"] = readers["divergence"]
+        return columns
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
-        """Adds `desirable` [N] and `divergence` [N], and what each row counts in the means of its side.
+        """Add `desirable` [N], `divergence` [N], and the weight of each row in the means of its side.
 
-        The divergence is max(0, mean of `mismatched`), an estimate of KL(policy ‖ reference) over the
-        whole step, one number for all rows: KTO's z. TRL has it of each micro-batch and the mean of
-        those over the devices, so that the size of a micro-batch changes the result; here it does not.
+        The divergence is max(0, mean of `mismatched`): an estimate of KL(policy ‖ reference) over the whole
+        step, one number for all rows, KTO's z. TRL computes it for each micro-batch and takes the mean over
+        the devices, so that the size of a micro-batch changes the result. Here it does not.
         """
         desirable, trains = rows["rewards"] > 0, rows["mask"].any(dim=1)
         prepared = {**rows, "desirable": desirable}
         for side, chosen in (("chosen", desirable & trains), ("rejected", ~desirable & trains)):
-            if chosen.any():  # of a side that has no row there is no mean
-                prepared[_of(side)] = chosen.to(rows["rewards"]) / chosen.sum()
+            if chosen.any():  # a side without rows has no mean
+                prepared[_share_of(side)] = chosen.to(rows["rewards"]) / chosen.sum()
         if "mismatched" not in rows:
             return prepared, {}
         divergence = rows["mismatched"].mean().clamp(min=0)
@@ -57,16 +57,16 @@ class Labels(Algorithm):
         }
         logps = columns["response"].detach()
         rewards = self._loss.options.get("beta", 1.0) * (logps - columns.get("response_reference", 0.0))
-        sides = [side for side in self._weights if _of(side) in rows]
+        sides = [side for side in self._weights if _share_of(side) in rows]
         for side in sides:
-            shares[f"rewards/{side}"] = (rewards * rows[_of(side)]).sum()
-            shares[f"logps/{side}"] = (logps * rows[_of(side)]).sum()
+            shares[f"rewards/{side}"] = (rewards * rows[_share_of(side)]).sum()
+            shares[f"logps/{side}"] = (logps * rows[_share_of(side)]).sum()
         if len(sides) == 2:
             shares["rewards/margins"] = shares["rewards/chosen"] - shares["rewards/rejected"]
         return shares
 
     def _columns(self, rows: Columns) -> dict[str, Tensor]:
-        """What a loss can read: sums over trained tokens, how many there are, and what holds of the row."""
+        """The columns of a label loss: sums over trained tokens, their number, and the row's own columns."""
         mask = rows["mask"]
         tokens = {"response": rows["logprobs"], "response_length": mask.to(rows["logprobs"])}
         if "reference" in rows:
@@ -75,6 +75,6 @@ class Labels(Algorithm):
         return sums | {name: rows[name] for name in ("desirable", "divergence") if name in rows}
 
 
-def _of(side: str) -> str:
-    """The column [N] of what a row counts in the mean over those that are chosen, or rejected."""
+def _share_of(side: str) -> str:
+    """The name of the column [N] with each row's weight in the mean over one side: chosen or rejected."""
     return f"share_of_{side}"

@@ -1,11 +1,12 @@
-"""Mixed: rollout groups learned from by reward, and beside them what an expert wrote, imitated.
+"""Mixed: policy gradient on live rows of rollout groups, and imitation of expert rows beside them.
 
-L = (1 - mu)·L_policy + mu·L_expert: the whole of `policy_gradient.py` over the live rows, which knows of
-no expert, and `supervised.py` over the expert rows, at the rollouts' temperature too. Each is normalised by
-its own counts of the whole step: neither how many rows of a kind there are nor how they fall into
-micro-batches changes their shares. Source: CHORD, arXiv 2508.11408. Trinity-RFT's `mix` and `mix_chord` are
-so where a step is one micro-batch; of several they take means, which they weigh by rows. Divergence and
-entropy stand beside the sum there, not in its first part.
+L = (1 - mu)·L_policy + mu·L_expert. L_policy is all of `policy_gradient.py` over the live rows. L_expert is
+`supervised.py` over the expert rows, at the rollouts' temperature. Each is normalised by its own counts of
+the whole step. So neither the number of rows of a kind nor the size of micro-batches changes the two shares.
+
+Source: CHORD, arXiv 2508.11408. Trinity-RFT's `mix` and `mix_chord` give the same if a step is one
+micro-batch. For several micro-batches they take the means of each and weigh them by rows. Their divergence
+and entropy are added to the sum, and are not part of L_policy.
 """
 
 import math
@@ -20,7 +21,7 @@ from trinity_db.trainer.recipes import MixConfig, SupervisedConfig
 
 
 class Mixed(PolicyGradient):
-    """Rows of rollout groups, and expert rows, which `is_expert` tells apart."""
+    """Learns from rows of rollout groups and from expert rows. The column `is_expert` marks the latter."""
 
     def __init__(self, config: MixConfig) -> None:
         super().__init__(config)
@@ -33,10 +34,12 @@ class Mixed(PolicyGradient):
         return self._expert.needs | super().needs | {"is_expert": "expert_loss"}
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
-        """The live rows as they are prepared by themselves, and the expert rows as they are."""
+        """Prepare the live rows as policy gradient does. Expert rows stay as they are."""
         is_live = ~rows["is_expert"]
         live, metrics = super().prepare({name: values[is_live] for name, values in rows.items()})
-        return {name: _beside(rows.get(name), values, is_live) for name, values in live.items()}, metrics
+        return {
+            name: _with_experts(rows.get(name), values, is_live) for name, values in live.items()
+        }, metrics
 
     def shares(self, rows: Columns, totals: Totals) -> Shares:
         is_expert = rows["is_expert"][:, None]
@@ -47,12 +50,12 @@ class Mixed(PolicyGradient):
         loss = (1 - mu) * policy["loss"] + mu * imitation["loss"]
         return policy | {f"expert/{name}": share for name, share in imitation.items()} | {"loss": loss}
 
-    def learned(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
-        """After a step: the next one's mu follows from how many there were; metrics of this one's."""
+    def after_step(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
+        """Count the step, which sets the next mu. Return the mu that this step used, and other metrics."""
         used = self._mu()
         self._steps_done += 1
         live, _ = _by_kind(totals)
-        return super().learned(metrics, live) | {"mu": used}
+        return super().after_step(metrics, live) | {"mu": used}
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"steps_done": self._steps_done}
@@ -74,12 +77,15 @@ class Mixed(PolicyGradient):
 def scheduled_mu(
     step: int, *, mu: float, valley: float | None = None, warmup_steps: int = 0, decay_steps: int = 0
 ) -> float:
-    """The expert rows' share of the loss at a step, counted from 1: a line up to mu, half a cosine down.
+    """The expert rows' share of the loss at a step, counted from 1.
+
+    It rises linearly to mu within `warmup_steps`. Then it falls along half a cosine within `decay_steps`, and
+    stays there.
 
     Args:
-        valley: what it falls to within `decay_steps` after the warm-up, for good; None: it stays at mu.
+        valley: the share at the end of the fall. None: the share stays at mu.
 
-    Source: CHORD-µ, arXiv 2508.11408; the form of warm-up and decay, Trinity-RFT.
+    Sources: CHORD-µ, arXiv 2508.11408; Trinity-RFT for the form of warm-up and decay.
     """
     if step < warmup_steps:
         return mu * step / warmup_steps
@@ -89,17 +95,20 @@ def scheduled_mu(
     return valley + (mu - valley) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _beside(before: Tensor | None, live: Tensor, is_live: Tensor) -> Tensor:
-    """[N, ...] The live rows' values in their places; in the others what stood there, or 0."""
+def _with_experts(before: Tensor | None, live: Tensor, is_live: Tensor) -> Tensor:
+    """[N, ...] A column with the live rows' new values. Expert rows keep theirs, or get 0 in a new column.
+
+    A column also counts as new if `prepare` has changed its shape.
+    """
     shape = (len(is_live), *live.shape[1:])
-    stood = before is not None and before.shape == shape
-    values = before.clone() if before is not None and stood else live.new_zeros(shape)
+    is_known = before is not None and before.shape == shape
+    values = before.clone() if before is not None and is_known else live.new_zeros(shape)
     values[is_live] = live.to(values.dtype)
     return values
 
 
 def _by_kind(totals: Totals) -> tuple[Totals, Totals]:
-    """The counts of the live rows, and those of the expert rows."""
+    """The counts of the live rows, and the counts of the expert rows."""
     expert = Totals(totals.expert_tokens, totals.expert_sequences, totals.expert_sequences)
     live = Totals(
         totals.tokens - expert.tokens, totals.sequences - expert.sequences, totals.items - expert.items

@@ -1,8 +1,8 @@
-"""Policy gradient: advantages, a loss per token, and what may be added to it.
+"""Policy gradient: a loss for each trained token, weighted by advantages, with optional further terms.
 
-The loss is the mean of the policy loss, times the correction's weights, plus coefficient times the
-divergence from the starting model, plus coefficient times the loss of the values, less coefficient
-times the entropy; everything is a sum over trained tokens divided by a count of the whole step.
+The loss is a sum of terms: the policy loss times the correction's weights, plus a coefficient times the
+divergence from the reference, plus a coefficient times the loss of the values, minus a coefficient times the
+entropy. Each term is a sum over trained tokens, divided by a count of the whole step.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from trinity_db.trainer.recipes import PolicyGradientConfig
 
 
 class PolicyGradient(Algorithm):
-    """Rows of rollout groups, weighed by their advantages."""
+    """Learns from rows of rollout groups, weighted by their advantages."""
 
     def __init__(self, config: PolicyGradientConfig) -> None:
         self._config = config
@@ -61,13 +61,13 @@ class PolicyGradient(Algorithm):
                 name: str(self._kl) for name in ("rewards", "groups", "old", *self._advantage.columns)
             }
         if self._value:
-            # What stands in for the advantages that are recorded at the draw.
+            # Values replace the advantages that the draw recorded.
             readers |= {name: str(self._value) for name in ("rewards", "values")}
             readers.pop("advantages", None)
         if "old" in readers:
             readers.setdefault(self._old, readers.pop("old"))
         if self._correction:
-            # What the loss reads of the policy at the start of the step is what the correction weighs.
+            # Every correction reads the policy at the start of the step, as `proximal` or as `logprobs`.
             readers |= {"proximal": str(self._correction)}
         if self._interpolates:
             readers |= {name: str(self._correction) for name in ("behaviour", "staleness")}
@@ -80,18 +80,18 @@ class PolicyGradient(Algorithm):
         return names_of(Origin.ATTEMPT).intersection(self._advantage.columns)
 
     def advantages(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """What is known at the draw: without values what a step uses, with them the reward alone.
+        """[n] The advantages that the draw records.
 
-        Where there are values, or a divergence in the reward, the advantages that a step uses follow from the
-        reward and from what the policy says at the step's start.
+        A step uses them as they are, with two exceptions: if there are values, or if the divergence is taken
+        off the reward, `prepare` computes advantages again, from the policy at the start of the step.
         """
         values: NDArray[np.float64] = self._advantage(columns)
         return values
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
-        """Advantages as the tokens see them, what ratios are relative to, the correction's weights."""
+        """Add `old`, the correction's weights, and the advantages that this step uses."""
         rows, metrics = dict(rows), {}
-        if "greedy" in self.compares:  # such rows have no weight
+        if "greedy" in self.compares:  # greedy rows have weight 0: other rows are only compared with them
             rows["mask"] = rows["mask"] & (rows["weight"] > 0)[:, None]
         start = rows.get("proximal")
         if self._interpolates:
@@ -104,8 +104,8 @@ class PolicyGradient(Algorithm):
             metrics |= self._estimate(rows)
         if self._distillation:
             assert self._config.distillation is not None
-            learned = self._config.distillation.coefficient * self._distillation(rows)
-            rows["advantages"] = rows["advantages"] + learned
+            from_teacher = self._config.distillation.coefficient * self._distillation(rows)
+            rows["advantages"] = rows["advantages"] + from_teacher
         if self._config.whiten:
             rows["advantages"] = _whitened(rows["advantages"], rows["mask"])
         if self._correction and start is not None:
@@ -138,8 +138,8 @@ class PolicyGradient(Algorithm):
             shares |= _clip_ratios(terms["clip_ratio"], rows["advantages"], mask, totals)
         return shares | {"loss": loss, "entropy": token_mean(rows["entropy"], mask, totals)}
 
-    def learned(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
-        """After a step: the next one's coefficient of the divergence; metrics of that."""
+    def after_step(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
+        """Adapt the divergence's coefficient for the next step. Return the one that this step used."""
         kl = self._config.kl
         if kl is None or kl.target is None or "kl" not in metrics:
             return {}
@@ -157,7 +157,7 @@ class PolicyGradient(Algorithm):
             self._coefficient = state["kl_coefficient"]
 
     def _penalise(self, rows: dict[str, Tensor]) -> float:
-        """Take the divergence at the start of the step off the rewards; its mean over sequences."""
+        """Take the divergence at the start of the step off the rewards. Return its mean over sequences."""
         assert self._kl is not None
         mask = rows["mask"]
         estimates = self._kl(rows | {"logprobs": rows["old"]})
@@ -171,16 +171,16 @@ class PolicyGradient(Algorithm):
                 rows["rewards"], estimates, mask, coefficient=self._coefficient, attempts=attempts
             )
             compared = {name: rows[name].cpu().numpy() for name in ("groups", *self.compares)}
-            anew = self.advantages(compared | {"rewards": rewards.double().cpu().numpy()})
-            rows["advantages"] = torch.from_numpy(anew).to(estimates)[:, None]
+            advantages = self.advantages(compared | {"rewards": rewards.double().cpu().numpy()})
+            rows["advantages"] = torch.from_numpy(advantages).to(estimates)[:, None]
         lengths = mask.sum(dim=1)
         sequences = int((lengths > 0).sum())
         return seq_mean_token_mean(estimates, mask, Totals(int(lengths.sum()), sequences, sequences)).item()
 
     def _estimate(self, rows: dict[str, Tensor]) -> dict[str, float]:
-        """Each token's advantage and return from the values at the start of the step; metrics of these."""
+        """Add the advantage and return of each token, by the values at the step's start."""
         assert self._value is not None
-        # On the CPU and in float64: an estimate goes from token to token, each a few numbers.
+        # On the CPU, because the estimate runs over the tokens one by one; in float64 for accuracy.
         mask, values, rewards = (rows[name].cpu() for name in ("mask", "values", "rewards"))
         penalties = rows.pop("penalties", torch.zeros(mask.shape)).cpu()
         earned = token_rewards(rewards.double(), penalties.double(), mask)
@@ -191,7 +191,7 @@ class PolicyGradient(Algorithm):
         return value_metrics(values.double(), returns, mask)
 
     def _value_shares(self, rows: Columns, totals: Totals) -> Shares:
-        """The loss of the values, before its coefficient, and how much of it was clipped."""
+        """The loss of the values, before its coefficient, and the share of tokens that were clipped."""
         assert self._config.value is not None
         columns = (rows[name] for name in ("values", "old_values", "returns", "mask"))
         terms = value_loss(*columns, clip_range=self._config.value.clip_range)
@@ -207,10 +207,11 @@ def _values(values: Tensor, mask: Tensor, totals: Totals) -> dict[str, Any]:
 
 
 def _distances(rows: Columns, totals: Totals) -> Shares:
-    """How far the policy has moved from `old`; `approx_kl` estimates KL(old ‖ now).
+    """How far the policy has moved from `old`. `approx_kl` estimates KL(old ‖ now).
 
-    It is the mean of r - 1 - log r, k3, which is never negative, as in TRL's asynchronous GRPO and prime-rl's
-    mismatch_kl. verl's and Trinity-RFT's ppo_kl is -mean(log r), k1; TRL's old PPO had mean((log r)²)/2, k2.
+    It is the estimator k3, the mean of r - 1 - log r, which is never negative, as in TRL's asynchronous GRPO
+    and prime-rl's mismatch_kl. ppo_kl of verl and Trinity-RFT is k1, -mean(log r). TRL's former PPO had k2,
+    mean((log r)²)/2.
     """
     if "old" not in rows:
         return {}
@@ -224,7 +225,7 @@ def _distances(rows: Columns, totals: Totals) -> Shares:
 
 
 def _clip_ratios(clipped: Tensor, advantages: Tensor, mask: Tensor, totals: Totals) -> Shares:
-    """The tokens whose pull was limited, as shares of all: together, with A < 0 (low), with A > 0 (high)."""
+    """The clipped tokens as a share of all tokens: all, those with A < 0 (low), those with A > 0 (high)."""
     return {
         "clip_ratio": token_mean(clipped, mask, totals),
         "clip_ratio/low_mean": token_mean(clipped * (advantages < 0), mask, totals),
@@ -233,19 +234,20 @@ def _clip_ratios(clipped: Tensor, advantages: Tensor, mask: Tensor, totals: Tota
 
 
 def _returns(rewards: Tensor, penalties: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] What each token still earns; see `returns_to_go`."""
+    """[B, K] The reward less the penalties from each token on; see `returns_to_go`."""
     lengths = mask.sum(dim=1).tolist()
     each = zip(rewards.tolist(), penalties.double().cpu().numpy(), lengths, strict=True)
-    return _tokens([returns_to_go(reward, row[:length]) for reward, row, length in each], penalties, mask)
+    return _rectangle([returns_to_go(reward, row[:length]) for reward, row, length in each], penalties, mask)
 
 
 def _whitened(advantages: Tensor, mask: Tensor) -> Tensor:
     """[B, K] from [B, 1] or [B, K], normalised over the trained tokens; see `whiten`."""
     rows = advantages.expand_as(mask).double().cpu().numpy()
-    return _tokens(
+    return _rectangle(
         whiten([row[kept] for row, kept in zip(rows, mask.cpu().numpy(), strict=True)]), advantages, mask
     )
 
 
-def _tokens(rows: list[NDArray[np.float64]], like: Tensor, mask: Tensor) -> Tensor:
+def _rectangle(rows: list[NDArray[np.float64]], like: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] The numbers of each row put where its mask is True, in the dtype and on the device of `like`."""
     return like.new_zeros(mask.shape).masked_scatter(mask, torch.from_numpy(np.concatenate(rows)).to(like))

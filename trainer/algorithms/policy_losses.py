@@ -1,9 +1,9 @@
-"""Policy losses: from log-probabilities and advantages to one loss per token.
+"""Policy losses: compute one loss per token from log-probabilities and advantages.
 
-Each is a pure function of the columns that its parameters name. It returns "loss" [B, K] and, if it limits
-the influence of tokens, "clip_ratio" [B, K], which is 1.0 for the limited ones. A micro-batch has B sequences
-and K token columns; advantages are [B, 1] or [B, K]. Numbers where the mask is False are set to 0 first, so
-that they reach neither loss nor gradient. In the formulas r is the ratio of probabilities now/old, A the
+Each is a pure function of the columns that its parameters name. It returns "loss" [B, K]. If it limits the
+influence of tokens, it also returns "clip_ratio" [B, K], which is 1.0 for limited tokens. A micro-batch has B
+sequences and K token columns. Advantages are [B, 1] or [B, K]. Numbers outside the mask are set to 0 first,
+so that they reach neither loss nor gradient. In the formulas r is the ratio of probabilities now/old, A the
 advantage, and sg(.) stops the gradient.
 """
 
@@ -16,8 +16,8 @@ MAX_LOG_RATIO = 20.0  # nats; e^20 is far outside any clip range and still finit
 
 
 def log_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] log(now/old) of each token, kept within ±20 so that its exponential stays finite."""
-    return _kept(logprobs - old, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    """[B, K] log(now/old) of each token, clamped to ±20 so that its exponential stays finite."""
+    return _masked(logprobs - old, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def ppo_clip(
@@ -30,15 +30,15 @@ def ppo_clip(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> dict[str, Tensor]:
-    """max(-A·r, -A·clamp(r, 1 - clip_low, 1 + clip_high)): no gain from leaving the range.
+    """max(-A·r, -A·clamp(r, 1 - clip_low, 1 + clip_high)): leaving the range does not lower the loss.
 
     With `dual_clip` the loss is at most -A·dual_clip where A < 0. This bounds the influence of a token that
-    has become much likelier. It is off, as in PPO and TRL; verl and Trinity-RFT always have it, at 3.
+    has become much likelier. By default it is off, as in PPO and TRL. verl and Trinity-RFT always use 3.
 
     Sources: PPO, arXiv 1707.06347 equation 7; two widths, DAPO, arXiv 2503.14476 section 3.1; dual-clip
     PPO, arXiv 1912.09729.
     """
-    ratio, advantages = log_ratio(logprobs, old, mask).exp(), _kept(advantages, mask)
+    ratio, advantages = log_ratio(logprobs, old, mask).exp(), _masked(advantages, mask)
     loss, cut = _clipped(ratio, advantages, clip_low, clip_high)
     if dual_clip is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
@@ -49,14 +49,14 @@ def ppo_clip(
 def policy_gradient(
     logprobs: Tensor, advantages: Tensor, mask: Tensor, *, tau: float = 0.0
 ) -> dict[str, Tensor]:
-    """-A·log p / (1 + tau): REINFORCE, whichever policy sampled the tokens.
+    """-A·log p / (1 + tau): REINFORCE, without a ratio to the policy that sampled the tokens.
 
-    `tau` says how strongly OPMD holds to the current policy. In this form it only scales the loss. It is 1 in
-    Trinity-RFT's OPMD and AsymRE; verl's gpg has none.
+    `tau` is OPMD's weight of the divergence from the current policy. In this form it only scales the loss. It
+    is 1 in Trinity-RFT's OPMD and AsymRE; verl's gpg has none.
 
     Sources: REINFORCE, Williams 1992; OPMD, Trinity-RFT, arXiv 2505.17826; AsymRE, arXiv 2506.20520.
     """
-    return {"loss": -_kept(advantages, mask) * _kept(logprobs, mask) / (1 + tau)}
+    return {"loss": -_masked(advantages, mask) * _masked(logprobs, mask) / (1 + tau)}
 
 
 def sequence_clip(
@@ -68,17 +68,17 @@ def sequence_clip(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> dict[str, Tensor]:
-    """`ppo_clip` of the whole sequence's ratio, exp(Σ_t log r_t), the same at each of its tokens.
+    """`ppo_clip` of the whole sequence's ratio, exp(Σ_t log r_t), the same for all its tokens.
 
-    A response is one action here, as in RLOO. Aggregated by seq_mean_token_mean, it is TRL's RLOO: the
-    mean over sequences of one clipped term each. verl, Trinity-RFT and OpenRLHF clip RLOO by token:
-    `ppo_clip`. Long responses leave the range at once; `gspo` takes the mean over tokens for that.
+    A response is one action here, as in RLOO. With seq_mean_token_mean it is TRL's RLOO: the mean over
+    sequences of one clipped term each. verl, Trinity-RFT and OpenRLHF clip RLOO by token, as `ppo_clip` does.
+    The ratio of a long response leaves the range at once. `gspo` avoids this by a mean over tokens.
 
     Sources: RLOO, arXiv 2402.14740; the clipping, TRL's RLOOTrainer.
     """
     total = log_ratio(logprobs, old, mask).sum(dim=1, keepdim=True)
     ratio = total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    loss, cut = _clipped(ratio, _kept(advantages, mask), clip_low, clip_high)
+    loss, cut = _clipped(ratio, _masked(advantages, mask), clip_low, clip_high)
     return {"loss": loss, "clip_ratio": cut.float()}
 
 
@@ -93,16 +93,16 @@ def gspo(
 ) -> dict[str, Tensor]:
     """`ppo_clip` of w_t = sg(s)·p_t/sg(p_t), where s = exp(mean_t log r_t) is the sequence's ratio.
 
-    All tokens of a sequence are clipped together, and each passes the gradient of its own probability
-    only. With one advantage a sequence, value and gradient are those of the sequence form (TRL, AReaL,
-    OpenRLHF) where they are aggregated by seq_mean_token_mean; verl and Trinity-RFT have this one.
+    All tokens of a sequence are clipped together, and each has the gradient of its own probability only. With
+    one advantage per sequence and seq_mean_token_mean, value and gradient are those of the sequence form
+    (TRL, AReaL, OpenRLHF). verl and Trinity-RFT have this token form.
 
     Source: GSPO, arXiv 2507.18071 section 4.3 (GSPO-token); the widths, its section 5.1.
     """
     sequence = _mean_log_ratio(logprobs, old, mask)
-    trained = _kept(logprobs, mask)
+    trained = _masked(logprobs, mask)
     ratio = (trained - trained.detach() + sequence).exp()
-    loss, cut = _clipped(ratio, _kept(advantages, mask), clip_low, clip_high)
+    loss, cut = _clipped(ratio, _masked(advantages, mask), clip_low, clip_high)
     return {"loss": loss, "clip_ratio": cut.float()}
 
 
@@ -115,17 +115,17 @@ def cispo(
     clip_low: float = 1.0,
     clip_high: float = 0.28,
 ) -> dict[str, Tensor]:
-    """-sg(clamp(r, 1 - clip_low, 1 + clip_high))·A·log p: the weight is clipped, no token is left out.
+    """-sg(clamp(r, 1 - clip_low, 1 + clip_high))·A·log p: the weight is clipped, and no token is left out.
 
-    "clip_ratio" is 1.0 where the weight was clipped; its gradient stays. The upper bound is 1 + clip_high
-    as in the paper, verl and Trinity-RFT; TRL's epsilon_high is the bound itself, so that its 5.0 is
-    clip_high = 4.0 here. clip_low = 1.0 is no lower bound, as the paper and TRL have it.
+    "clip_ratio" is 1.0 where the weight was clipped; such a token keeps its gradient. The upper bound is
+    1 + clip_high, as in the paper, verl and Trinity-RFT. TRL's epsilon_high is the bound itself, so its 5.0
+    is clip_high = 4.0 here. clip_low = 1.0 means no lower bound, as in the paper and TRL.
 
     Source: CISPO, MiniMax-M1, arXiv 2506.13585 equations 4 and 5.
     """
     ratio = log_ratio(logprobs, old, mask).exp().detach()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -weight * _kept(advantages, mask) * _kept(logprobs, mask)
+    loss = -weight * _masked(advantages, mask) * _masked(logprobs, mask)
     return {"loss": loss, "clip_ratio": (weight != ratio).float()}
 
 
@@ -138,15 +138,16 @@ def sapo(
     temperature_positive: float = 1.0,
     temperature_negative: float = 1.05,
 ) -> dict[str, Tensor]:
-    """-A·(4/τ)·sigmoid(τ·(r - 1)): a gate that closes smoothly as r leaves 1, in place of clipping.
+    """-A·(4/τ)·sigmoid(τ·(r - 1)): instead of clipping, a gate that closes smoothly as r leaves 1.
 
     τ is temperature_positive where A > 0, else temperature_negative. At r = 1 the gradient is the policy
-    gradient's. It flows through the gate, as in the paper, TRL, verl and AReaL; Trinity-RFT detaches the
-    gate and multiplies it by log p, which doubles the gradient at r = 1 and never closes.
+    gradient's. The gradient flows through the gate, as in the paper, TRL, verl and AReaL. Trinity-RFT
+    detaches the gate and multiplies it by log p. That doubles the gradient at r = 1, and the gate never
+    closes.
 
     Source: SAPO, arXiv 2511.20347.
     """
-    ratio, advantages = log_ratio(logprobs, old, mask).exp(), _kept(advantages, mask)
+    ratio, advantages = log_ratio(logprobs, old, mask).exp(), _masked(advantages, mask)
     temperature = torch.full_like(advantages, temperature_negative)
     temperature = temperature.masked_fill(advantages > 0, temperature_positive)
     return {"loss": -advantages * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature}
@@ -157,33 +158,33 @@ def sppo(
 ) -> dict[str, Tensor]:
     """-A·log r while 1/(1 + clip_range) <= r <= 1 + clip_range, else 0: PPO's surrogate of the logarithm.
 
-    Tokens outside the range are left out whatever the sign of A, unlike PPO's. The softmax form of mirror
-    ascent; not self-play preference optimisation, which goes by the same letters.
+    Tokens outside the range are left out for either sign of A, unlike in PPO. This is the softmax form of
+    mirror ascent. Self-play preference optimisation is another method with the same abbreviation.
 
     Sources: softmax PPO, arXiv 2108.05828; the range, Trinity-RFT's sPPO.
     """
     change = log_ratio(logprobs, old, mask)
     ratio = change.exp()
     cut = (ratio < 1 / (1 + clip_range)) | (ratio > 1 + clip_range)
-    return {"loss": -_kept(advantages, mask) * change.masked_fill(cut, 0.0), "clip_ratio": cut.float()}
+    return {"loss": -_masked(advantages, mask) * change.masked_fill(cut, 0.0), "clip_ratio": cut.float()}
 
 
 def topr(
     logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, *, threshold: float = 0.0
 ) -> dict[str, Tensor]:
-    """-sg(α)·A·log p, with α = min(r, 1) where A <= threshold, else 1: a taper for bad responses only.
+    """-sg(α)·A·log p, with α = min(r, 1) where A <= threshold, else 1: bad responses may weigh less.
 
-    Good responses are learned whichever policy sampled them. Bad ones are not pushed down further once they
-    are unlikely. The paper takes the reward for A, and the ratio of the whole sequence for r. That ratio is
-    near 0 or above 1 for long responses; here r is by token, as in Trinity-RFT. "clip_ratio" is 1.0 where r
-    was cut down to 1.
+    Good responses count fully, also if another policy sampled them. Bad responses that are already unlikely
+    get a small weight. The paper takes the reward for A, and the ratio of the whole sequence for r. That
+    ratio is near 0 or above 1 for long responses. Here r is the ratio of a token, as in Trinity-RFT.
+    "clip_ratio" is 1.0 where r was lowered to 1.
 
     Source: TOPR, arXiv 2503.14286.
     """
-    ratio, advantages = log_ratio(logprobs, old, mask).exp().detach(), _kept(advantages, mask)
+    ratio, advantages = log_ratio(logprobs, old, mask).exp().detach(), _masked(advantages, mask)
     bad = advantages <= threshold
     weight = torch.where(bad, ratio.clamp(max=1.0), 1.0)
-    return {"loss": -weight * advantages * _kept(logprobs, mask), "clip_ratio": (bad & (ratio > 1)).float()}
+    return {"loss": -weight * advantages * _masked(logprobs, mask), "clip_ratio": (bad & (ratio > 1)).float()}
 
 
 def dppo(
@@ -199,14 +200,14 @@ def dppo(
     """-sg(min(r, max_ratio))·A·log p, left out where the probability itself has moved too far.
 
     A token is left out if p - p_old > clip_high and A > 0, or if p - p_old < -clip_low and A < 0. This
-    difference is the total variation of the token. Unlike the ratio it stays small for rare tokens. As verl's
-    dppo_tv; the gradient is that of prime-rl's default loss too, which has no `max_ratio` and whose (log r)²
-    is a part of its own.
+    difference is the token's total variation. Unlike the ratio, it stays small for rare tokens. It is verl's
+    dppo_tv. prime-rl's default loss has the same gradient, without `max_ratio`, and with (log r)² as a
+    separate term.
 
     Source: DPPO, arXiv 2602.04879, binary total variation; max_ratio, its section 5.4.
     """
-    change, advantages = log_ratio(logprobs, old, mask).detach(), _kept(advantages, mask)
-    trained, start = _kept(logprobs, mask), _kept(old, mask)
+    change, advantages = log_ratio(logprobs, old, mask).detach(), _masked(advantages, mask)
+    trained, start = _masked(logprobs, mask), _masked(old, mask)
     moved = trained.detach().exp() - start.exp()
     cut = ((advantages > 0) & (moved > clip_high)) | ((advantages < 0) & (moved < -clip_low))
     loss = -change.exp().clamp(max=max_ratio) * advantages * trained
@@ -229,18 +230,19 @@ def rec(
     regularizer: Literal["none", "k2", "forward_kl"] = "none",
     coefficient: float = 0.0,
 ) -> dict[str, Tensor]:
-    """-sg(w)·A·log p for the tokens that are kept, plus a regulariser: REINFORCE with clipping.
+    """-sg(w)·A·log p for some of the tokens, plus a regulariser: REINFORCE with clipping.
 
-    w = 1, r, s = exp(mean_t log r_t), or exp(A/temperature), by `weight`. Kept, by `clip_mode`: all; those
-    with r in [1 - clip_low, 1 + clip_high]; those not beyond it in the direction of A; the same of s; or
-    those in it and those far back: r < 1 - outer_low with A > 0, r > 1 + outer_high with A < 0.
-    The regulariser, of all tokens: coefficient·(log r)², or -coefficient·log p.
+    `weight` sets w: 1, r, s = exp(mean_t log r_t), or exp(A/temperature). `clip_mode` sets which tokens
+    count: none, all; two_side, those with r in [1 - clip_low, 1 + clip_high]; one_side, those where r has not
+    left this range in the direction of A; sequence_one_side, the same with s for r; ring, those in the range,
+    and those far beyond it against A: r < 1 - outer_low with A > 0, r > 1 + outer_high with A < 0.
+    `regularizer` adds for all tokens coefficient·(log r)² (k2), or -coefficient·log p (forward_kl).
 
-    Trinity-RFT aggregates sequence_one_side by seq_mean_token_mean, all others by token_mean.
-    Source: REC, arXiv 2509.24203, as Trinity-RFT has it.
+    Trinity-RFT aggregates sequence_one_side by seq_mean_token_mean, and all others by token_mean.
+    Source: REC, arXiv 2509.24203, as in Trinity-RFT.
     """
     change = log_ratio(logprobs, old, mask)
-    trained, advantages = _kept(logprobs, mask), _kept(advantages, mask)
+    trained, advantages = _masked(logprobs, mask), _masked(advantages, mask)
     ratio, sequence_ratio = change.detach().exp(), _mean_log_ratio(logprobs, old, mask).exp()
     outside = (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
     cut = {
@@ -261,8 +263,8 @@ def rec(
     return {"loss": loss, "clip_ratio": cut.float()}
 
 
-def _kept(values: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] The values, spread over the tokens where they are [B, 1], and 0 where the mask is False."""
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    """[B, K] The values, 0 outside the mask. Values [B, 1] are repeated for each token."""
     return values.masked_fill(~mask, 0.0)
 
 
@@ -273,7 +275,7 @@ def _mean_log_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate [B, K], and True where it is flat, so that the token adds no gradient."""
+    """The clipped surrogate [B, K], and True where it is flat, so that a token adds no gradient."""
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(-advantages * ratio, -advantages * clipped)
     return loss, _beyond(ratio, advantages, clip_low, clip_high)

@@ -1,4 +1,4 @@
-"""Preference: losses of pairs, of the log-probabilities of both responses, mean over pairs."""
+"""Preference: the mean over pairs of losses that read the log-probabilities of both responses."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from trinity_db.trainer.recipes import PreferenceConfig
 
 
 class Preference(Algorithm):
-    """Rows hold pairs: chosen, rejected, chosen, rejected, ..."""
+    """Learns from pairs. Rows stand in the order chosen, rejected, chosen, rejected, ..."""
 
     width = 2
 
@@ -18,8 +18,8 @@ class Preference(Algorithm):
     @property
     def needs(self) -> dict[str, str]:
         readers = needs(loss for loss, _ in self._losses)
-        asks = [reader for name, reader in readers.items() if name.endswith("_reference")]
-        return {"reference": asks[0]} if asks else {}
+        of_reference = [reader for name, reader in readers.items() if name.endswith("_reference")]
+        return {"reference": of_reference[0]} if of_reference else {}
 
     def shares(self, rows: Columns, totals: Totals) -> Shares:
         pairs = _pairs(rows)
@@ -41,9 +41,10 @@ class Preference(Algorithm):
         return {name: values.sum() / totals.items for name, values in per_pair.items()}
 
     def _rewards(self, pairs: Columns) -> dict[str, Tensor]:
-        """What a pair's responses earn by the first loss: beta times their log-ratios to the reference.
+        """The implicit rewards of a pair's responses, by the first loss, as TRL reports them.
 
-        Without a reference their log-probabilities, per token where the loss has them so; as TRL reports.
+        With a reference, they are beta times the log-ratios to it. Without one, they are beta times the
+        log-probabilities, divided by the number of tokens if the loss does that.
         """
         loss: Part = self._losses[0][0]
         beta = loss.options.get("beta", 1.0)
@@ -59,7 +60,7 @@ class Preference(Algorithm):
 
 
 def _pairs(rows: Columns) -> dict[str, Tensor]:
-    """The columns of pairs: sums over trained tokens, and how many there are."""
+    """The columns of pairs: sums over trained tokens, and the numbers of these tokens."""
     mask = rows["mask"]
     columns = {"": rows["logprobs"], "_length": mask.to(rows["logprobs"])}
     if "reference" in rows:

@@ -1,11 +1,11 @@
 """Losses of preference pairs: pure functions of log-probabilities, one loss per pair.
 
-Shapes: N pairs, everything [N]. `chosen` and `rejected` are the sums of the log-probabilities of a
-response's trained tokens under the policy being trained (the gradient flows there),
-`chosen_reference` and `rejected_reference` the same under the frozen starting model,
-`chosen_length` and `rejected_length` the numbers of these tokens, at least 1. In the formulas
-h_c = chosen - chosen_reference and h_r = rejected - rejected_reference are the log-ratios, |c| and
-|r| the lengths, ε is `label_smoothing`, σ the logistic function. Several losses may be added up.
+Shapes: N pairs, everything [N]. `chosen` and `rejected` are the sums of the log-probabilities of a response's
+trained tokens under the policy; they have the gradient. `chosen_reference` and `rejected_reference` are the
+same sums under the reference. `chosen_length` and `rejected_length` are the numbers of these tokens, at least
+1. In the formulas h_c = chosen - chosen_reference and h_r = rejected - rejected_reference are the log-ratios,
+|c| and |r| the lengths, ε is `label_smoothing`, σ the logistic function. A configuration may add up several
+losses.
 """
 
 import math
@@ -41,9 +41,9 @@ def hinge(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """[N] max(0, 1 - β(h_c - h_r)): nothing more to gain once the margin is 1/β nats.
+    """[N] max(0, 1 - β(h_c - h_r)): the loss is 0 once the margin is 1/β nats.
 
-    Source: SLiC-HF, arXiv 2305.10425, with DPO's log-ratios as RSO has it, arXiv 2309.06657.
+    Source: SLiC-HF, arXiv 2305.10425, with DPO's log-ratios as in RSO, arXiv 2309.06657.
     """
     return (1 - beta * _margin(chosen, rejected, chosen_reference, rejected_reference)).relu()
 
@@ -58,10 +58,10 @@ def ipo(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """[N] (h_c/|c| - h_r/|r| - 1/(2β))²: pulls the margin to a finite one, so that no pair is overfitted.
+    """[N] (h_c/|c| - h_r/|r| - 1/(2β))²: moves the margin to a finite value, so that no pair is overfitted.
 
-    Source: IPO, arXiv 2310.12036 equation 17 (β is its τ). The paper has sums; the mean over tokens,
-    which TRL (after asking the authors) and AReaL take too, makes β mean the same at any length.
+    Source: IPO, arXiv 2310.12036 equation 17 (β is its τ). The paper has sums over tokens. With means over
+    tokens, β has the same effect at any length; TRL (after asking the authors) and AReaL take means too.
     """
     chosen_mean = (chosen - chosen_reference) / chosen_length
     rejected_mean = (rejected - rejected_reference) / rejected_length
@@ -79,7 +79,7 @@ def robust(
 ) -> Tensor:
     """[N] (-(1-ε)·log σ(βΔ) + ε·log σ(-βΔ)) / (1-2ε), Δ = h_c - h_r: unbiased under flipped labels.
 
-    Where each label is flipped with chance ε, its expectation is DPO's loss of the true labels.
+    If each label is flipped with probability ε, the expectation is DPO's loss with the true labels.
 
     Source: robust DPO, arXiv 2403.00409 section 3.
     """
@@ -97,10 +97,10 @@ def cdpo(
     beta: float = 0.1,
     label_smoothing: float = 0.1,
 ) -> Tensor:
-    """[N] -(1-ε)·log σ(βΔ) - ε·log σ(-βΔ), Δ = h_c - h_r: cross-entropy with a label that is true by 1-ε.
+    """[N] -(1-ε)·log σ(βΔ) - ε·log σ(-βΔ), Δ = h_c - h_r: cross-entropy with a label of probability 1-ε.
 
-    Source: E. Mitchell, "A note on DPO with noisy preferences" (2023). OpenRLHF has it; in TRL 1.16
-    `label_smoothing` does nothing to DPO's sigmoid loss, and CPO alone is smoothed so.
+    Source: E. Mitchell, "A note on DPO with noisy preferences" (2023). OpenRLHF has it. In TRL 1.16,
+    `label_smoothing` has this effect on CPO, and none on DPO's sigmoid loss.
     """
     margin = beta * _margin(chosen, rejected, chosen_reference, rejected_reference)
     return _smoothed(margin, label_smoothing)
@@ -116,9 +116,9 @@ def sigmoid_norm(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """[N] -log σ(β(h_c/|c| - h_r/|r|)): DPO per token, so that length alone earns nothing.
+    """[N] -log σ(β(h_c/|c| - h_r/|r|)): DPO per token, so that length alone does not lower the loss.
 
-    Of the mean of a token's log-ratio: β is chosen larger than DPO's by about a response's length.
+    The log-ratios are means over tokens. So β should be larger than in DPO by about a response's length.
 
     Source: Tülu 3, arXiv 2411.15124 section 5.
     """
@@ -138,7 +138,7 @@ def exo_pair(
 ) -> Tensor:
     """[N] q·(log q - log(1-ε)) + (1-q)·(log(1-q) - log ε), q = σ(β(h_c - h_r)).
 
-    The reverse KL from the policy's choice between the two to a label that is true by 1-ε; ε > 0.
+    The reverse KL divergence of the policy's choice between the two from a label of probability 1-ε; ε > 0.
 
     Source: EXO, arXiv 2402.00856 equation 16.
     """
@@ -157,7 +157,8 @@ def nca_pair(
 ) -> Tensor:
     """[N] -log σ(βh_c) - ½·log σ(-βh_c) - ½·log σ(-βh_r): each response against noise, not against the other.
 
-    It keeps the chosen response's likelihood from falling with the rejected one's, as DPO's may.
+    With DPO the chosen response's likelihood may fall together with the rejected one's. This loss prevents
+    it.
 
     Source: NCA, arXiv 2402.05369, its loss for two responses and hard labels.
     """
@@ -175,9 +176,9 @@ def apo_zero(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """[N] 1 - σ(βh_c) + σ(βh_r): chosen up, rejected down.
+    """[N] 1 - σ(βh_c) + σ(βh_r): raises the chosen response and lowers the rejected one.
 
-    For chosen responses better than the model's own.
+    Use it if chosen responses are better than the model's own.
 
     Source: APO, arXiv 2408.06266 equation 7.
     """
@@ -193,9 +194,9 @@ def apo_down(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """[N] σ(βh_c) + 1 - σ(β(h_c - h_r)): both down, rejected more.
+    """[N] σ(βh_c) + 1 - σ(β(h_c - h_r)): lowers both responses, and the rejected one more.
 
-    For chosen responses worse than the model's own.
+    Use it if chosen responses are worse than the model's own.
 
     Source: APO, arXiv 2408.06266 equation 8.
     """
@@ -206,7 +207,7 @@ def apo_down(
 def cpo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, label_smoothing: float = 0.0) -> Tensor:
     """[N] -(1-ε)·log σ(βd) - ε·log σ(-βd), d = chosen - rejected: DPO as if the reference were uniform.
 
-    CPO adds `chosen_nll`, which does the work of the reference.
+    CPO adds `chosen_nll`, which takes the place of the reference.
 
     Source: CPO, arXiv 2401.08417 equation 3; the smoothing is TRL's.
     """
@@ -214,7 +215,7 @@ def cpo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, label_smoothing:
 
 
 def cpo_hinge(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Tensor:
-    """[N] max(0, 1 - β(chosen - rejected)): CPO with the hinge loss, as TRL has it.
+    """[N] max(0, 1 - β(chosen - rejected)): CPO with the hinge loss, as in TRL.
 
     Source: SLiC-HF, arXiv 2305.10425 (its δ is 1/β).
     """
@@ -229,9 +230,9 @@ def cpo_ipo(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """[N] (chosen/|c| - rejected/|r| - 1/(2β))²: CPO with IPO's loss, as TRL has it.
+    """[N] (chosen/|c| - rejected/|r| - 1/(2β))²: CPO with IPO's loss, as in TRL.
 
-    Source: IPO, arXiv 2310.12036 equation 17, without a reference and of means over tokens.
+    Source: IPO, arXiv 2310.12036 equation 17, without a reference and with means over tokens.
     """
     return (chosen / chosen_length - rejected / rejected_length - 1 / (2 * beta)) ** 2
 
@@ -245,10 +246,10 @@ def simpo(
     beta: float = 2.0,
     gamma: float = 0.5,
 ) -> Tensor:
-    """[N] -log σ(β(chosen/|c| - rejected/|r|) - γ): no reference, and a margin γ to be reached.
+    """[N] -log σ(β(chosen/|c| - rejected/|r|) - γ): no reference, and a target margin γ.
 
-    Source: SimPO, arXiv 2405.14734 equation 6. β and γ are those its authors start from (β 2 to 10,
-    γ a quarter of β or more). In TRL's CPO `simpo_gamma` is the same γ, but β is 0.1 unless set: a
+    Source: SimPO, arXiv 2405.14734 equation 6. The defaults are the starting values of its authors (β 2 to
+    10, γ a quarter of β or more). TRL's CPO has the same γ as `simpo_gamma`, but its default β is 0.1, a
     twentieth of the paper's.
     """
     return -logsigmoid(beta * (chosen / chosen_length - rejected / rejected_length) - gamma)
@@ -263,7 +264,7 @@ def odds_ratio(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """[N] -β·log σ(log odds(p_c) - log odds(p_r)), odds(p) = p/(1-p), p the geometric mean of a token's.
+    """[N] -β·log σ(log odds(p_c) - log odds(p_r)), odds(p) = p/(1-p), p the geometric mean over tokens.
 
     ORPO adds `chosen_nll`. β is the paper's λ.
 
@@ -275,11 +276,11 @@ def odds_ratio(
 
 @having(metrics=lambda losses, options: {"nll_loss": losses})
 def chosen_nll(chosen: Tensor, chosen_length: Tensor) -> Tensor:
-    """[N] -chosen/|c|: the chosen response's negative log-likelihood per token, beside another loss.
+    """[N] -chosen/|c|: the chosen response's negative log-likelihood per token, added to another loss.
 
     Sources: ORPO, arXiv 2403.07691 equation 6; CPO, arXiv 2401.08417 section 3; DPO with it, arXiv
-    2404.19733. Of the response alone, as CPO's in TRL. TRL's ORPO counts the chosen prompt too;
-    the paper does not, and rows have no log-probabilities of it. Each pair weighs alike. TRL takes the mean
+    2404.19733. Only the response counts, as in TRL's CPO and in the paper of ORPO. TRL's ORPO counts the
+    chosen prompt too, of which rows have no log-probabilities. All pairs weigh the same. TRL takes the mean
     over the tokens of a micro-batch, which is the same for one pair.
     """
     return -chosen / chosen_length

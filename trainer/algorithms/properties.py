@@ -1,4 +1,4 @@
-"""What a composition has to know about a part beyond its signature. A user's own part can say the same.
+"""Properties of a part that its signature does not tell. A user's own part is marked in the same way.
 
 from trinity_db.trainer.algorithms.properties import having
 
@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Metrics = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
-"""From a part's result, without gradient, and its options to metrics of the same shape, by name."""
+"""Computes metrics from a part's result, without gradient, and its options. Each has the result's shape."""
 
 
 @dataclass(frozen=True)
 class Properties:
-    """Of one part. The defaults hold for a part that says nothing."""
+    """The properties of one part. The defaults hold for a part that is not marked."""
 
     last_rewards: bool = False
-    """An advantage: it reads only the reward of an attempt's last step. A divergence that is taken off the
-    reward is then summed over all steps of the attempt, and taken off that one."""
+    """For an advantage that reads only the reward of an attempt's last step. If the divergence is taken off
+    the reward, it is summed over all steps of the attempt and taken off that reward."""
     rewards_themselves: bool = False
-    """An advantage: it is the reward itself and compares nothing. A divergence that is taken off the reward
-    is then charged token by token, and a value part may be the baseline."""
+    """For an advantage that is the reward itself and compares nothing. If the divergence is taken off the
+    reward, it is taken off token by token. A value part may be the baseline."""
     metrics: Metrics | None = None
-    """A preference loss: what is measured of it beside the loss."""
+    """For a preference loss: computes further metrics from its losses."""
 
 
 _DEFAULT = Properties()
@@ -35,7 +35,7 @@ _DEFAULT = Properties()
 def having(
     *, last_rewards: bool = False, rewards_themselves: bool = False, metrics: Metrics | None = None
 ) -> Callable[[Function], Function]:
-    """Mark a part with its properties; see `Properties`."""
+    """Mark a part with `Properties`."""
 
     def mark(function: Function) -> Function:
         function.properties = Properties(  # type: ignore[attr-defined]
@@ -47,5 +47,5 @@ def having(
 
 
 def properties_of(function: Callable[..., Any]) -> Properties:
-    """The properties that a part was marked with."""
+    """The properties that a part is marked with."""
     return getattr(function, "properties", _DEFAULT)

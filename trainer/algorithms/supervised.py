@@ -1,4 +1,4 @@
-"""Supervised: the likelihood of demonstrated responses, or of one's own best."""
+"""Supervised: raises the likelihood of demonstrated responses, or of the policy's own best responses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from trinity_db.trainer.recipes import SupervisedConfig
 
 
 class Supervised(Algorithm):
-    """Imported rows, all of them; or those rows of rollout groups whose reward is above a limit."""
+    """Imitates imported rows, or those rows of rollout groups whose reward is above a limit."""
 
     def __init__(self, config: SupervisedConfig) -> None:
         self._limit = config.reward_above
@@ -30,7 +30,7 @@ class Supervised(Algorithm):
         return (columns["rewards"] > self._limit).astype(np.float64)
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
-        """Only what has an advantage is trained, and counts."""
+        """Mask rows without an advantage: they are not trained on, and do not count."""
         if self._limit is None:
             return rows, {}
         return {**rows, "mask": rows["mask"] & (rows["advantages"] > 0)}, {}

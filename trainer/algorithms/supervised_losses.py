@@ -1,7 +1,7 @@
 """Losses of demonstrated tokens: pure functions of log-probabilities, one loss per token.
 
-Shapes: B sequences, K token columns. The mean is `aggregation.py`'s; over the tokens of the whole
-optimiser step it is the usual one.
+Shapes: B sequences, K token columns. `aggregation.py` takes the mean; usually `token_mean`, over all tokens
+of the optimizer step.
 """
 
 from torch import Tensor
@@ -17,11 +17,11 @@ def nll(logprobs: Tensor) -> Tensor:
 
 
 def dft(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] -p·log p, p as a constant: the gradient is that of -p, which does not chase unlikely tokens.
+    """[B, K] -p·log p, with p as a constant: the gradient is that of -p, and is small for unlikely tokens.
 
     Args:
         logprobs: [B, K] of the demonstrated tokens under the policy being trained.
-        mask: [B, K] True where a token is trained; anything may stand elsewhere.
+        mask: [B, K] True where a token is trained. Numbers elsewhere have no effect.
 
     Source: DFT, arXiv 2508.05629.
     """
@@ -29,17 +29,17 @@ def dft(logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def phi(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] -p(1 - p)·log p, the weight as a constant: small for tokens that are known or far off.
+    """[B, K] -p(1 - p)·log p, with the weight as a constant: small for very likely and very unlikely tokens.
 
-    The weight is at most 1/4, where the policy is undecided. Args as in `dft`.
+    The weight is largest, 1/4, at p = 1/2. Arguments are those of `dft`.
 
-    Source: CHORD-φ, arXiv 2508.11408. Trinity-RFT can leave out tokens above a probability too;
-    by default it leaves out none.
+    Source: CHORD-φ, arXiv 2508.11408. Trinity-RFT can also leave out tokens above a probability; by default
+    it leaves out none.
     """
     probabilities = _probabilities(logprobs, mask)
     return -probabilities * (1 - probabilities) * logprobs
 
 
 def _probabilities(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] p, without gradient; what stands outside the mask is 1."""
+    """[B, K] p, without gradient; 1 outside the mask."""
     return logprobs.detach().masked_fill(~mask, 0.0).exp()

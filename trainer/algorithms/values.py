@@ -1,8 +1,8 @@
-"""Values: what the policy expects a response to earn, and the advantages and the loss that follow.
+"""Values: predictions of a response's reward, with the advantages and the loss that follow from them.
 
-V_t is the prediction of the value head before token t is chosen, in units of reward. A part is
+V_t is the value head's prediction before token t is chosen, in units of reward. A part is
 f(token_rewards, values, mask, *, options) -> [B, K], the advantage of each trained token. Shapes: B
-sequences, K token columns. Numbers where the mask is False do not count.
+sequences, K token columns. Numbers outside the mask do not count.
 """
 
 import torch
@@ -17,12 +17,12 @@ def gae(
         δ_t = r_t + γ·V_t' - V_t,   A_t = δ_t + γ·λ·A_t'
 
     where t' is the trained token after t, and V and A are 0 after the last one. With λ = 1, A is the
-    reward still to come less the value; with λ = 0 it is δ.
+    remaining reward less the value. With λ = 0, A is δ.
 
-    Tokens that are not trained, such as a tool's answer between two turns, are skipped and discount nothing,
-    as in verl. Trinity-RFT counts them as steps, although their values are never trained. γ = λ = 1 as in
-    verl, Trinity-RFT, OpenRLHF and AReaL; λ = 0.95 in TRL's former PPO. Rows of an older policy are not
-    corrected here, as in all of them.
+    Tokens that are not trained, such as a tool's answer between two turns, are skipped and do not discount,
+    as in verl. Trinity-RFT counts them as steps, although their values are never trained. γ = λ = 1 by
+    default, as in verl, Trinity-RFT, OpenRLHF and AReaL; TRL's former PPO has λ = 0.95. Like all of these,
+    the estimate does not correct rows of an older policy.
 
     Source: arXiv 1506.02438 equation 16.
     """
@@ -38,9 +38,9 @@ def gae(
 
 
 def token_rewards(rewards: Tensor, penalties: Tensor | float, mask: Tensor) -> Tensor:
-    """[B, K] The reward [B] at the last trained token of each row, less a penalty [B, K] at each.
+    """[B, K] The reward [B] at the last trained token of each row, less a penalty [B, K] at each token.
 
-    Sources: arXiv 1909.08593 equation 2, the divergence as penalty; per token as in verl and TRL.
+    Sources: arXiv 1909.08593 equation 2, with the divergence as penalty; per token as in verl and TRL.
     """
     comes_after = mask.flip(1).cumsum(dim=1).flip(1)  # trained tokens from here on
     is_last = mask & (comes_after == 1)
@@ -50,11 +50,10 @@ def token_rewards(rewards: Tensor, penalties: Tensor | float, mask: Tensor) -> T
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip_range: float | None
 ) -> dict[str, Tensor]:
-    """½·max((V - R)², (clamp(V, V_old ± clip_range) - R)²) [B, K]: no gain from leaving the range.
+    """½·max((V - R)², (clamp(V, V_old ± clip_range) - R)²) [B, K]: leaving the range does not lower the loss.
 
-    Without a range ½·(V - R)². "clip_ratio" [B, K] is 1.0 where the clamped value is further away, so that
-    the token adds no gradient. Without it the mean squared error has its ½ here too, as OpenRLHF has it;
-    Stable-Baselines3's A2C has none.
+    Without a range it is ½·(V - R)², as in OpenRLHF; Stable-Baselines3's A2C has no ½. "clip_ratio" [B, K] is
+    1.0 where the clamped value is farther from R. Such a token adds no gradient.
 
     Sources: A3C, arXiv 1602.01783; the clipping, OpenAI's PPO (baselines, ppo2), not its paper. verl, TRL's
     former PPO, OpenRLHF and AReaL as here.
@@ -68,10 +67,11 @@ def value_loss(
 
 
 def value_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
-    """Of all trained tokens of a step, before it learns from them.
+    """Metrics of all trained tokens of a step, before the step learns from them.
 
-    `explained_variance` is 1 - Var(R - V) / Var(R): 1 where values foretell returns, 0 where they are no
-    better than the mean; left out where returns do not vary (Stable-Baselines3: NaN; verl adds 1e-5).
+    `explained_variance` is 1 - Var(R - V) / Var(R). It is 1 if values predict returns exactly, and 0 if they
+    are no better than the mean. It is left out if returns do not vary (Stable-Baselines3: NaN; verl adds
+    1e-5).
     """
     value, earned = values[mask], returns[mask]
     metrics = {"values/mean": value.mean().item(), "returns/mean": earned.mean().item()}

@@ -123,7 +123,7 @@ class Learner:
         self.policy.after_step(self.steps_done)
         self.num_tokens += sum(payload.num_tokens for payload in batch.payloads)
         metrics["num_tokens"] = float(self.num_tokens)
-        return metrics | self.algorithm.learned(metrics, totals)
+        return metrics | self.algorithm.after_step(metrics, totals)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, float]:
