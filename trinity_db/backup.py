@@ -79,11 +79,12 @@ def _contents(url: str, file: Path) -> subprocess.CompletedProcess[str]:
 
 def _run(program: str, url: str, *arguments: str) -> None:
     """Run one of PostgreSQL's programs on the database; the password goes by environment, not by argument."""
+    place = _program(program, url)  # connects: what is no address is refused there, without its password
     parts: dict[str, Any] = dict(conninfo_to_dict(url))
     password = parts.pop("password", None)
     kept = {name: value for name, value in os.environ.items() if name not in ("PGPASSWORD", "PGOPTIONS")}
     done = subprocess.run(
-        [_program(program, url), f"--dbname={make_conninfo(**parts)}", "--no-password", *arguments],
+        [place, f"--dbname={make_conninfo(**parts)}", "--no-password", *arguments],
         env=kept | ({"PGPASSWORD": str(password)} if password else {}),
         capture_output=True,
         text=True,

@@ -228,6 +228,39 @@ def test_a_deletion_that_was_killed_finds_checkpoints_in_another_folder_again(
     assert not own.path.exists()
 
 
+def test_what_an_import_brought_is_said_to_stay(stopped: Scene, home: Path, delete: Delete) -> None:
+    brought, model = home / "copies" / "run-1a2b3c4d" / "version-000000", home / "model"
+    for place in (brought, model):
+        place.mkdir(parents=True)
+    with stopped.database.transaction() as tx:
+        tx.execute("UPDATE trinity.policy_version SET checkpoint = %s WHERE version = 0", [str(brought)])
+    other = stopped.beside("other", {})
+    stop(other)
+    other.publish(0, step=0)
+    with stopped.database.transaction() as tx:
+        tx.execute(
+            "UPDATE trinity.policy_version SET checkpoint = %s WHERE run_id = %s", [str(model), other.run.id]
+        )
+    kept = {}
+    for name in ("run", "other"):
+        code, out = delete(stopped, name, "--yes", "--json")
+        assert code == 0
+        kept[name] = [line.split(",")[0] for line in json.loads(out)["kept"]]
+    assert kept == {"run": [str(brought)], "other": []}
+
+
+def test_a_run_goes_whose_checkpoint_is_a_place_that_cannot_be_looked_at(
+    stopped: Scene, home: Path, delete: Delete
+) -> None:
+    with stopped.database.transaction() as tx:
+        tx.execute(
+            "INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)"
+            " VALUES (%s, 1, 1, %s, '')",
+            [stopped.run.id, "/" + "x/" * 5_000],
+        )
+    assert delete(stopped, "run", "--yes")[0] == 0
+
+
 def test_other_runs_write_while_one_is_deleted(stopped: Scene) -> None:
     other = Scene.open(stopped.database, "other")
     with closing(Database(stopped.database.url)) as second, second.transaction() as tx:

@@ -271,6 +271,20 @@ def test_a_disk_that_is_not_there_withdraws_nothing(bench: Bench) -> None:
     assert bench.rows(BATCHES) == [(1, "committed")]
 
 
+def test_a_checkpoint_at_a_place_that_cannot_be_looked_at_is_missing(bench: Bench) -> None:
+    trainer = bench.trainer()
+    trainer.start()
+    assert trainer.work()
+    trainer.release()
+    bench.execute(
+        "UPDATE trinity.policy_version SET checkpoint = %s WHERE run_id = %s AND version = 1",
+        *("/" + "x/" * 5_000, bench.run.id),
+    )
+    with pytest.raises(TrinityError, match="is missing: mount or restore it"):
+        bench.trainer().start()
+    assert bench.rows(VERSIONS) == [(0, 0, True), (1, 1, True)]
+
+
 def test_nothing_is_withdrawn_where_nothing_is_whole(bench: Bench) -> None:
     trainer = bench.trainer()
     trainer.start()

@@ -1,9 +1,11 @@
 """No form of an address that libpq takes, and none that it refuses, shows a password."""
 
+from pathlib import Path
+
 import psycopg
 import pytest
 
-from trinity_db import address, database
+from trinity_db import address, backup, database
 from trinity_db.errors import TrinityError
 
 # Each with pieces of a password that must not be seen. "Port 1" is closed on every machine.
@@ -73,6 +75,13 @@ def test_no_error_shows_a_password(
     assert [secret for secret in secrets if any(secret in text for text in said)] == []
     assert caught.value.__cause__ is None, "a traceback would print what libpq said"
     assert len(said[0].splitlines()) == 1
+
+
+@pytest.mark.parametrize("given", ["postgresql:/me:hunter@127.0.0.1:1/x", "host=h password='hunter"])
+def test_a_backup_from_a_malformed_address_shows_no_password(given: str, tmp_path: Path) -> None:
+    with pytest.raises(TrinityError) as caught:
+        backup.backup(given, tmp_path / "store.dump")
+    assert "hunter" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

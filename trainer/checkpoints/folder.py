@@ -161,7 +161,7 @@ class Folder:
         """Whether the trainer may rename or delete a version's folder. Warns about one that it may not."""
         if self.holds(version, path) and names(self.path, self.owner):
             return True
-        if path.exists():
+        if os.path.exists(path):  # Path.exists raises where the path may not be looked at
             logger.warning(
                 "version %d: %s is no folder of version %d in %s, and is left as it is",
                 *(version, path, version, self.path),
@@ -209,7 +209,7 @@ def clear(path: Path, identity: dict[str, Any]) -> bool:
     Returns:
         whether the folder belongs to the run. A folder of another owner is left as it is.
     """
-    if not path.is_absolute() or path.is_symlink() or not names(path, json.dumps(identity)):
+    if not path.is_absolute() or not names(path, json.dumps(identity)) or path.is_symlink():
         return False
     for child in _inside(path):
         if child.is_dir() and not child.is_symlink():

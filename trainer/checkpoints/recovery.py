@@ -5,6 +5,7 @@ include, and records what a server has lost (docs/how-it-works/checkpoints.md).
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -332,7 +333,7 @@ def _copy_if_foreign(files: RunFiles, policy: policies.PolicyVersion, place: Pat
 
 def _check_is_there(checkpoints: Path) -> None:
     """Raise an error if the folder is missing: probably a disk is not mounted."""
-    if not checkpoints.is_dir():
+    if not os.path.isdir(checkpoints):  # Path.is_dir raises where the path may not be looked at
         raise TrinityError(
             f"The folder of checkpoints {checkpoints} is missing: mount or restore it. "
             "To train again without them, create it and use --from-start."

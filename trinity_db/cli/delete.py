@@ -1,5 +1,6 @@
 """`trinity-db delete`: a run or a data set goes, with its rows, its archive and its own checkpoints."""
 
+import os
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,7 +80,10 @@ def _delete_folders(
     kept = [
         f"{found.checkpoint}, which is not in a folder that names this run as its owner"
         for found in checkpoints
-        if found.checkpoint.parent not in own and found.version > 0 and found.checkpoint.exists()
+        if found.checkpoint.parent not in own
+        # Version 0 may be a model of the user's, which no one expects to go; an import's files are the run's.
+        and (found.version > 0 or found.checkpoint.is_relative_to(home() / "copies"))
+        and os.path.exists(found.checkpoint)  # Path.exists raises where it may not be looked at
     ]
     logs = home() / "logs" / run.name
     if logs.is_dir():

@@ -266,7 +266,7 @@ def _copy_checkpoint(policy: policies.PolicyVersion, target: Path) -> None:
         OSError: the target cannot be written.
         TrinityError: they are not what was published, or are deleted right now.
     """
-    if not policy.checkpoint.is_dir():
+    if not os.path.isdir(policy.checkpoint):
         raise TrinityError(
             f"Version {policy.version}: there is no folder {policy.checkpoint}; "
             "restore it, or leave out --checkpoints."
