@@ -95,7 +95,7 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
-            self.worker_id = self._take_place()
+            self.worker_id = self._claim_place()
         except DatabaseUnavailable as error:
             if not self.stopping:
                 raise
@@ -153,11 +153,11 @@ class Service:
 
         return self.database.retry(decide, give_up)
 
-    def _take_place(self) -> int:
+    def _claim_place(self) -> int:
         """Register this process. Return the worker's id, or 0 if a stop came first.
 
         If another worker holds an exclusive role, this process watches it by its own clock. A worker that
-        beats keeps its place. A worker whose lease has ended by the server's clock loses its place after
+        beats keeps its place. A worker whose lease has ended by the server's clock loses its place only after
         `WATCH_SECONDS` of silence, because that clock may have been set forward. Any other worker loses it
         after `LEASE_SECONDS`.
 

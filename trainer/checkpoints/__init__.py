@@ -1,1 +1,1 @@
-"""Checkpoints on disk, the run's own folder of them, and where a trainer starts."""
+"""Checkpoints on disk: writes them, owns the run's folder of them, and finds where a trainer starts."""

@@ -69,7 +69,7 @@ class Folder:
             return False
         try:
             is_child = path.is_absolute() and path.parent.resolve() == self.path.resolve()
-            return is_child and path.is_dir() and not path.is_symlink() and not _is_runs(path)
+            return is_child and path.is_dir() and not path.is_symlink() and not _has_owner(path)
         except OSError:
             return False
 
@@ -122,7 +122,7 @@ class Folder:
                 leaves at most the checkpoint of version newest + 1. It counts as lost only if it was noted.
         """
         self._check_owner()
-        paths = [(path, _NAME.fullmatch(path.name)) for path in _inside(self.path)]
+        paths = [(path, _NAME.fullmatch(path.name)) for path in _version_paths(self.path)]
         numbers = {path: int(name[1]) for path, name in paths if name}
         aside = [int(later[1]) for path, _ in paths if (later := _LATER.fullmatch(path.name))]
         acknowledged = [known.version for known in self.publications()]
@@ -150,7 +150,7 @@ class Folder:
             published: the folder names of the recorded versions.
         """
         self._check_owner()
-        for path in _inside(self.path):
+        for path in _version_paths(self.path):
             name = _NAME.fullmatch(path.name)
             if (name and path.name not in published) or _ASIDE.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
@@ -211,12 +211,11 @@ def clear(path: Path, identity: dict[str, Any]) -> bool:
     """
     if not path.is_absolute() or not names(path, json.dumps(identity)) or path.is_symlink():
         return False
-    for child in _inside(path):
+    for child in _version_paths(path):
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)
-    for file in path.glob(
-        f"{PUBLISHED_FILE}*"
-    ):  # a later run of the name would take its versions for its own
+    # Else a later run of the same name would take these versions for its own.
+    for file in path.glob(f"{PUBLISHED_FILE}*"):
         file.unlink()
     (path / OWNER_FILE).unlink()
     if not any(path.iterdir()):
@@ -233,12 +232,13 @@ def names(folder: Path, owner: str) -> bool:
         return False
 
 
-def _inside(folder: Path) -> list[Path]:
-    """What in a run's folder has the name of a version, but for the folder of a run of such a name."""
-    return [path for path in sorted(folder.glob("version-*")) if not _is_runs(path)]
+def _version_paths(folder: Path) -> list[Path]:
+    """The paths in a folder that are named like versions, without folders of runs that have such a name."""
+    return [path for path in sorted(folder.glob("version-*")) if not _has_owner(path)]
 
 
-def _is_runs(path: Path) -> bool:
+def _has_owner(path: Path) -> bool:
+    """Whether a folder is a run's folder of checkpoints, and not a version."""
     return (path / OWNER_FILE).exists()
 
 

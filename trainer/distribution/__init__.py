@@ -1,1 +1,1 @@
-"""The processes that train one policy together, and the weights they share."""
+"""Lets several processes train one policy together: their exchange, and sharded weights."""

@@ -52,8 +52,8 @@ def gather_columns(
     _check_has(columns, algorithm.needs)
     for name, column in COLUMNS.items():  # every rank uses the same order, because all ranks sum together
         if column.origin is Origin.MODEL and name in algorithm.needs and name not in columns:
-            ask = getattr(policy, column.source)
-            columns[name] = _scores(ask, batch.payloads, columns["mask"], policy, micro_batches)
+            score = getattr(policy, column.source)
+            columns[name] = _scores(score, batch.payloads, columns["mask"], policy, micro_batches)
     if "mismatched" in algorithm.needs:
         columns["mismatched"] = _mismatched_ratios(batch.payloads, policy, micro_batches)
     return columns
@@ -77,6 +77,7 @@ def mismatched(payloads: Sequence[Payload], max_length: int) -> list[Payload]:
 
 
 def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
+    """The columns that the batch holds, as tensors on the device."""
     found = {"weight": np.ones(len(batch.payloads)), **batch.columns}
     columns = {name: torch.from_numpy(values) for name, values in found.items()}
     columns = {name: one.float() if one.is_floating_point() else one for name, one in columns.items()}
@@ -97,17 +98,17 @@ def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
 
 
 def _scores(
-    ask: Callable[[Sequence[Payload]], Tensor],
+    score: Callable[[Sequence[Payload]], Tensor],
     payloads: Sequence[Payload],
     mask: Tensor,
     policy: Policy,
     micro_batches: MicroBatches,
 ) -> Tensor:
-    """[N, K] The numbers that `ask` returns for the trained tokens, from all ranks."""
+    """[N, K] The numbers that `score` returns for the trained tokens, from all ranks."""
     scores = torch.zeros(mask.shape, device=policy.device)
     # The second phase uses the same micro-batches. So an unchanged policy gives exactly equal numbers.
     for chosen, counts in micro_batches(payloads):
-        found = ask([payloads[i] for i in chosen])
+        found = score([payloads[i] for i in chosen])
         if counts:
             scores[chosen, : found.shape[1]] = found
     return policy.ranks.sum(scores)
@@ -126,8 +127,8 @@ def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, micro_batche
     chosen = [rows[number] for number in kept]
     mask = torch.from_numpy(trained_mask(chosen))
     sums = [
-        _scores(ask, chosen, mask, policy, micro_batches).sum(dim=1)
-        for ask in (policy.logprobs, policy.reference_logprobs)
+        _scores(score, chosen, mask, policy, micro_batches).sum(dim=1)
+        for score in (policy.logprobs, policy.reference_logprobs)
     ]
     ratios[kept] = sums[0] - sums[1]
     return ratios
