@@ -1,8 +1,9 @@
 """Writes the generated parts of the reference: `make reference`.
 
-A page of `docs/reference/` holds what was written by hand, and regions between `<!-- generated: NAME -->` and
-`<!-- end of NAME -->`. Here each NAME has a function that says what the code says of it: the texts under the
-settings, the commands' help, the comments of tables and views, the docstrings of an algorithm's parts.
+A page of `docs/reference/` has parts that are written by hand, and regions between `<!-- generated: NAME
+-->` and `<!-- end of NAME -->`. Each NAME has a function here, which makes the region from the code: from
+the texts under the settings, the commands' help, the comments of tables and views, or the docstrings of an
+algorithm's parts.
 """
 
 import inspect
@@ -170,7 +171,7 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def views() -> str:
-    """Every view and function that people ask, with the comment that stands with it."""
+    """Every view and function, with its comment."""
     return "\n".join(_views(VIEWS.read_text().partition("-- create")[2]))
 
 
@@ -317,12 +318,12 @@ REGIONS: dict[str, Callable[[], str]] = {
 
 
 def _text(text: str | None) -> str:
-    """One line of text that means in Markdown, in a table too, what it means in the code."""
+    """One line of text, escaped so that Markdown shows it as it stands, in a table too."""
     return _escaped(" ".join((text or "").split())).replace("|", "\\|")
 
 
 def _docstring(text: str | None) -> str:
-    """A docstring: its paragraphs, and what it says of its arguments as a list."""
+    """A docstring: its paragraphs, and its arguments as a list."""
     return "\n\n".join(
         _arguments(paragraph) if paragraph.startswith("Args:") else _escaped(paragraph)
         for paragraph in inspect.cleandoc(text or "").split("\n\n")
