@@ -1,6 +1,9 @@
 -- What people ask, so that nobody needs to know the joins. Made anew at every upgrade.
 DROP FUNCTION IF EXISTS trinity.reward_in(bigint, pg_snapshot);
 DROP FUNCTION IF EXISTS trinity.drawable_groups(bigint);
+DROP FUNCTION IF EXISTS trinity.probes(bigint, bigint, double precision, double precision);
+DROP FUNCTION IF EXISTS trinity.cell_bits(bigint, bigint, double precision);
+DROP FUNCTION IF EXISTS trinity.key(bigint, double precision, bigint);
 DROP FUNCTION IF EXISTS trinity.unit(bigint);
 DROP FUNCTION IF EXISTS trinity.chance(bigint, bigint);
 DROP FUNCTION IF EXISTS trinity.lineage(integer, text);
@@ -13,6 +16,10 @@ DROP VIEW IF EXISTS trinity.drop_view;
 DROP VIEW IF EXISTS trinity.batch_view;
 DROP VIEW IF EXISTS trinity.policy_progress;
 DROP VIEW IF EXISTS trinity.experience_view;
+DROP FUNCTION IF EXISTS trinity.drawable(bigint, integer, integer);
+DROP FUNCTION IF EXISTS trinity.floor_of(bigint);
+DROP FUNCTION IF EXISTS trinity.is_learned_from(double precision, boolean);
+DROP FUNCTION IF EXISTS trinity.derived_priority(double precision);
 DROP FUNCTION IF EXISTS trinity.is_alive(timestamptz, double precision);
 DROP FUNCTION IF EXISTS trinity.staleness(integer, integer, integer);
 -- create
@@ -31,6 +38,42 @@ $$;
 CREATE FUNCTION trinity.is_alive(heartbeat_at timestamptz, lease_seconds double precision)
 RETURNS boolean LANGUAGE sql VOLATILE
 AS $$ SELECT abs(extract(epoch FROM clock_timestamp() - heartbeat_at)) <= lease_seconds $$;
+
+-- The priority of a group that follows from the rewards of its attempts, given their variance: their deviation, within
+-- the range that a priority may have. A group without a variance has the least.
+CREATE FUNCTION trinity.derived_priority(variance double precision)
+RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT least(greatest(sqrt(derived_priority.variance), 0.01), 1e18)
+$$;
+
+-- Whether an adopted row with this reward may be drawn: in a run that learns from labels every row that has a reward, in
+-- others every row that is not known to be bad. experience.place, which the server computes, says the same.
+CREATE FUNCTION trinity.is_learned_from(reward double precision, draws_labels boolean)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT is_learned_from.reward > 0 OR (is_learned_from.reward IS NOT NULL) = is_learned_from.draws_labels
+$$;
+
+-- The id below which no rollout group of a run is live any more: batch.floor of its last batch; 0 before the first. A
+-- table of one row, so that the planner puts it into the statement.
+CREATE FUNCTION trinity.floor_of(run_id bigint)
+RETURNS TABLE (floor bigint)
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT coalesce((SELECT b.floor FROM trinity.batch b
+                     WHERE b.run_id = floor_of.run_id AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+$$;
+
+-- The rollout groups of a run that a draw may take now: those that are ready and within the staleness limit, counted
+-- from a version. NULL as the limit: there is none. drawable_groups says the same of a draw that was recorded.
+CREATE FUNCTION trinity.drawable(run_id bigint, version integer, max_staleness integer)
+RETURNS TABLE (id bigint, octave smallint)
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT g.id, g.octave
+    FROM trinity.rollout_group g
+    WHERE g.run_id = drawable.run_id AND g.state = 'ready'
+      AND (trinity.staleness(drawable.version, g.version_min, g.version_max) > drawable.max_staleness) IS NOT TRUE
+$$;
 
 -- Every experience with its text, its reward, how stale it is now and how often it was used. staleness_now grows with
 -- each published version; how stale a row was when a step drew it is batch_item.staleness. Rows that nobody judged have
@@ -477,7 +520,7 @@ LANGUAGE sql STABLE AS $$
     )
     SELECT g.id,
            CASE WHEN b.has_derived_priorities
-                THEN (SELECT least(greatest(sqrt(var_samp(m.reward)), 0.01), 1e18)
+                THEN (SELECT trinity.derived_priority(var_samp(m.reward))
                       FROM (SELECT sum(trinity.reward_in(e.id, b.seen)) AS reward
                             FROM trinity.experience e
                             WHERE e.group_id = g.id AND e.state <> 'dropped' AND e.source_id IS NULL
@@ -505,6 +548,36 @@ CREATE FUNCTION trinity.unit(hash bigint)
 RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT ((unit.hash >> 12 & 4503599627370495)::double precision + 0.5) / 4503599627370496
+$$;
+
+-- A group's key in a draw by chance: exponential with the group's weight as its rate.
+CREATE FUNCTION trinity.key(id bigint, weight double precision, seed bigint)
+RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT -ln(trinity.unit(trinity.chance(8 * key.id + 5, key.seed))) / key.weight
+$$;
+
+-- How many bits of a hash name a cell of an octave, so that a cell holds `crowd` groups, or down to half of that. Told
+-- from the first groups of the octave in the order of hashes: how many they are, and the highest hash among them.
+CREATE FUNCTION trinity.cell_bits(groups bigint, highest bigint, crowd double precision)
+RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT greatest(ceil(ln(cell_bits.groups / cell_bits.crowd / (cell_bits.highest / 2::float8 ^ 64 + 0.5))
+                         / ln(2::float8)), 1)
+$$;
+
+-- The probes of a draw by chance, by time. `mark` lies between 0 and `rate`, the sum of the rates of all octaves, and so
+-- picks an octave. `cell` is a hash in the cell that is probed, `place` one of its places, and `luck` decides whether the
+-- group at that place is hit.
+CREATE FUNCTION trinity.probes(seed bigint, probes bigint, rate double precision, places double precision)
+RETURNS TABLE (n bigint, at double precision, mark double precision, cell bigint, place bigint, luck double precision)
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT n, sum(-ln(trinity.unit(trinity.chance(8 * n, probes.seed)))) OVER (ORDER BY n) / probes.rate,
+           trinity.unit(trinity.chance(8 * n + 1, probes.seed)) * probes.rate,
+           trinity.chance(8 * n + 2, probes.seed),
+           floor(trinity.unit(trinity.chance(8 * n + 3, probes.seed)) * probes.places)::bigint,
+           trinity.unit(trinity.chance(8 * n + 4, probes.seed))
+    FROM generate_series(1, probes.probes) n
 $$;
 
 -- For inspection: reads everything, writes nothing. Absent where the owner may not create roles.

@@ -17,8 +17,7 @@ FOR SHARE OF w
 -- Groups of newer versions than the limit allows are looked for, among all that are ready, only while there are later
 -- versions that were withdrawn: from when a run went back until it publishes again.
 WITH live AS MATERIALIZED (
-    SELECT coalesce((SELECT b.floor FROM trinity.batch b
-                     WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0) AS floor
+    SELECT f.floor FROM trinity.floor_of(%(run_id)s) f
 ),
 stale AS MATERIALIZED (
     SELECT g.id
@@ -88,8 +87,7 @@ LIMIT %(limit)s
 -- only reopening brings groups back to life: those that this batch or a later one took, which were live when this one
 -- was drawn.
 WITH before AS MATERIALIZED (
-    SELECT coalesce((SELECT b.floor FROM trinity.batch b
-                     WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0) AS floor
+    SELECT f.floor FROM trinity.floor_of(%(run_id)s) f
 ),
 batch AS (
     INSERT INTO trinity.batch

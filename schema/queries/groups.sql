@@ -14,8 +14,7 @@ SELECT (SELECT coalesce(sum(b.size), 0) FROM trinity.batch b
        count(*) FILTER (WHERE g.state = 'open') AS running
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state IN ('open', 'complete', 'ready', 'leased')
-  AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
-                        WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+  AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
 
 -- name: claim_abandoned_groups
 -- Take over groups whose explorer is gone, oldest first; skip what another explorer takes right now. A member of
@@ -24,8 +23,7 @@ WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
     WHERE g.run_id = %(run_id)s AND g.state = 'open' AND g.worker_id IS NULL
-      AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
-                            WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+      AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
     ORDER BY g.id
     LIMIT %(limit)s
     FOR NO KEY UPDATE SKIP LOCKED

@@ -3,7 +3,7 @@
 SELECT e.use_count AS uses, count(*) AS rows
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.seed IS NOT NULL
-  AND (e.reward > 0 OR (e.reward IS NOT NULL) = e.draws_labels)
+  AND trinity.is_learned_from(e.reward, e.draws_labels)
 GROUP BY e.use_count
 
 -- name: fit_rows_to_epochs
@@ -45,7 +45,7 @@ GROUP BY p.use_count
 SELECT e.id, e.reward
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.held_out AND e.prompt_length IS NOT NULL
-  AND (e.reward > 0 OR (e.reward IS NOT NULL) = e.draws_labels)
+  AND trinity.is_learned_from(e.reward, e.draws_labels)
   AND (e.draws_labels OR NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id))
 ORDER BY e.id
 LIMIT %(limit)s

@@ -148,8 +148,7 @@ WHERE g.run_id = %(run_id)s AND g.state = 'complete'
   AND g.id = ANY(coalesce(%(among)s::bigint[], ARRAY(
       SELECT c.id FROM trinity.rollout_group c
       WHERE c.run_id = %(run_id)s AND c.state = 'complete'
-        AND c.id >= coalesce((SELECT b.floor FROM trinity.batch b
-                              WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+        AND c.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
       ORDER BY c.id)))
   AND NOT EXISTS (SELECT FROM trinity.experience e WHERE e.group_id = g.id AND e.state IN ('raw', 'clean'))
   -- LIMIT 1 in place of EXISTS, which the planner may answer from a hash of the whole table.
@@ -235,7 +234,7 @@ SET state = CASE WHEN v.reason IS NULL THEN 'ready' ELSE 'dropped' END::trinity.
     reward_variance = v.reward_variance,
     priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
                           WHERE r.id = g.run_id) = 'reward_std'
-                    THEN least(greatest(sqrt(v.reward_variance), 0.01), 1e18) ELSE g.priority END
+                    THEN trinity.derived_priority(v.reward_variance) ELSE g.priority END
 FROM verdict v
 WHERE g.id = v.id AND g.state = 'complete' AND v.unprocessed = 0
   AND (%(requires_reward)s IS NULL OR v.unrewarded = 0 OR v.size < %(min_group_size)s)

@@ -45,8 +45,7 @@ pool AS MATERIALIZED (
 ),
 octave AS MATERIALIZED (
     SELECT p.octave, power(2, b.alpha * p.octave) AS ceiling, count(*) > b.few AS is_many,
-           greatest(ceil(ln(count(*) / b.crowd / (max(p.position) / 2::float8 ^ 64 + 0.5))
-                         / ln(2::float8)), 1) AS bits
+           trinity.cell_bits(count(*), max(p.position), b.crowd) AS bits
     FROM drawn b
     JOIN pool p ON p.place <= b.few + 1
     GROUP BY p.octave, b.alpha, b.few, b.crowd
@@ -59,17 +58,10 @@ probed AS MATERIALIZED (
           FROM octave CROSS JOIN drawn WHERE octave.is_many) o
 ),
 probe AS MATERIALIZED (
-    SELECT n, sum(-ln(trinity.unit(h.pause))) OVER (ORDER BY n) / t.total AS at,
-           trinity.unit(h.octave) * t.total AS mark, h.cell, floor(trinity.unit(h.place) * b.places)::bigint AS place,
-           trinity.unit(h.luck) AS luck
+    SELECT p.*
     FROM drawn b
     CROSS JOIN (SELECT max(upto) AS total FROM probed) t
-    CROSS JOIN LATERAL generate_series(1, b.probes) n
-    CROSS JOIN LATERAL (
-        SELECT trinity.chance(8 * n, b.seed_of_draw) AS pause, trinity.chance(8 * n + 1, b.seed_of_draw) AS octave,
-               trinity.chance(8 * n + 2, b.seed_of_draw) AS cell, trinity.chance(8 * n + 3, b.seed_of_draw) AS place,
-               trinity.chance(8 * n + 4, b.seed_of_draw) AS luck
-    ) h
+    CROSS JOIN LATERAL trinity.probes(b.seed_of_draw, b.probes, t.total, b.places) p
     WHERE t.total IS NOT NULL
 ),
 proposed AS MATERIALIZED (
@@ -82,7 +74,7 @@ proposed AS MATERIALIZED (
       ON g.octave = p.octave AND g.begins = p.begins
 ),
 keyed AS (
-    SELECT p.id, p.weight, -ln(trinity.unit(trinity.chance(8 * p.id + 5, b.seed_of_draw))) / p.weight AS key
+    SELECT p.id, p.weight, trinity.key(p.id, p.weight, b.seed_of_draw) AS key
     FROM drawn b
     CROSS JOIN pool p
     WHERE p.octave NOT IN (SELECT octave FROM probed)
@@ -135,7 +127,7 @@ eligible AS MATERIALIZED (
     WHERE NOT e.held_out AND e.prompt_length IS NOT NULL
       AND pg_visible_in_snapshot(e.ready_xact::text::xid8, b.seen)
       AND u.is_leased IS NOT TRUE
-      AND (r.reward > 0 OR (r.reward IS NOT NULL) = e.draws_labels)
+      AND trinity.is_learned_from(r.reward, e.draws_labels)
       AND (e.draws_labels
            OR NOT EXISTS (SELECT FROM trinity.preference p
                           WHERE p.rejected_id = e.id AND pg_visible_in_snapshot(p.ready_xact::text::xid8, b.seen)))

@@ -103,7 +103,7 @@ UPDATE trinity.rollout_group g
 SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance,
     priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
                           WHERE r.id = g.run_id) = 'reward_std'
-                    THEN least(greatest(sqrt(s.reward_variance), 0.01), 1e18) ELSE g.priority END
+                    THEN trinity.derived_priority(s.reward_variance) ELSE g.priority END
 FROM (
     SELECT m.group_id, count(m.reward) AS reward_count, avg(m.reward) AS reward_mean,
            var_samp(m.reward) AS reward_variance

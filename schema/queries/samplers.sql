@@ -4,11 +4,8 @@
 -- run again (replay_groups), and the lease that follows takes all of it or nothing.
 WITH picked AS MATERIALIZED (
     SELECT g.id
-    FROM trinity.rollout_group g
-    WHERE g.run_id = %(run_id)s AND g.state = 'ready'
-      AND (trinity.staleness(%(version)s::integer, g.version_min, g.version_max) > %(max_staleness)s::integer) IS NOT TRUE
-      AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
-                            WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+    FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
+    WHERE g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
     ORDER BY g.id
     LIMIT %(size)s
 )
@@ -23,11 +20,8 @@ ORDER BY e.group_id, e.id
 -- The members of the newest ready groups within the staleness limit: as draw_groups, from the other end.
 WITH picked AS MATERIALIZED (
     SELECT g.id
-    FROM trinity.rollout_group g
-    WHERE g.run_id = %(run_id)s AND g.state = 'ready'
-      AND (trinity.staleness(%(version)s::integer, g.version_min, g.version_max) > %(max_staleness)s::integer) IS NOT TRUE
-      AND g.id >= coalesce((SELECT b.floor FROM trinity.batch b
-                            WHERE b.run_id = %(run_id)s AND b.state <> 'reopened' ORDER BY b.step DESC LIMIT 1), 0)
+    FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
+    WHERE g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
     ORDER BY g.id DESC
     LIMIT %(size)s
 )
@@ -66,19 +60,16 @@ entry AS MATERIALIZED (
     FROM occupied o
     CROSS JOIN LATERAL (
         SELECT g.id, hashint8extended(g.id, 0) AS position
-        FROM trinity.rollout_group g
-        WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.octave = o.octave
-          AND (trinity.staleness(%(version)s::integer, g.version_min, g.version_max) > %(max_staleness)s::integer) IS NOT TRUE
+        FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
+        WHERE g.octave = o.octave
         ORDER BY hashint8extended(g.id, 0)
         LIMIT %(few)s::bigint + 1
     ) g
     WHERE o.octave >= %(lowest)s::integer
 ),
 octave AS MATERIALIZED (
-    -- So many bits of a hash name a cell that it holds :crowd groups, or down to half of that, as the first ones tell.
     SELECT e.octave, power(2, %(alpha)s::float8 * e.octave) AS ceiling, count(*) > %(few)s::bigint AS is_many,
-           greatest(ceil(ln(count(*) / %(crowd)s::float8 / (max(e.position) / 2::float8 ^ 64 + 0.5))
-                         / ln(2::float8)), 1) AS bits
+           trinity.cell_bits(count(*), max(e.position), %(crowd)s) AS bits
     FROM entry e
     GROUP BY e.octave
 ),
@@ -90,16 +81,9 @@ probed AS MATERIALIZED (
           FROM octave WHERE octave.is_many) o
 ),
 probe AS MATERIALIZED (
-    SELECT sum(-ln(trinity.unit(h.pause))) OVER (ORDER BY n) / t.total AS at, trinity.unit(h.octave) * t.total AS mark,
-           h.cell, floor(trinity.unit(h.place) * %(places)s::float8)::bigint AS place, trinity.unit(h.luck) AS luck
+    SELECT p.*
     FROM (SELECT max(upto) AS total FROM probed) t
-    CROSS JOIN generate_series(1, %(probes)s::bigint) n
-    CROSS JOIN LATERAL (
-        SELECT trinity.chance(8 * n, d.seed) AS pause, trinity.chance(8 * n + 1, d.seed) AS octave,
-               trinity.chance(8 * n + 2, d.seed) AS cell, trinity.chance(8 * n + 3, d.seed) AS place,
-               trinity.chance(8 * n + 4, d.seed) AS luck
-        FROM (SELECT trinity.chance(%(step)s::bigint, %(seed)s::bigint) AS seed) d
-    ) h
+    CROSS JOIN LATERAL trinity.probes(trinity.chance(%(step)s, %(seed)s), %(probes)s, t.total, %(places)s) p
     WHERE t.total IS NOT NULL
 ),
 proposed AS MATERIALIZED (
@@ -110,18 +94,15 @@ proposed AS MATERIALIZED (
     JOIN probed o ON p.mark >= o.above AND p.mark < o.upto
     CROSS JOIN LATERAL (
         SELECT g.id
-        FROM trinity.rollout_group g
-        WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.octave = o.octave
-          AND hashint8extended(g.id, 0) BETWEEN (p.cell & o.mask) AND (p.cell | ~o.mask)
-          AND (trinity.staleness(%(version)s::integer, g.version_min, g.version_max) > %(max_staleness)s::integer) IS NOT TRUE
+        FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
+        WHERE g.octave = o.octave AND hashint8extended(g.id, 0) BETWEEN (p.cell & o.mask) AND (p.cell | ~o.mask)
         ORDER BY hashint8extended(g.id, 0)
         OFFSET p.place LIMIT 1
     ) g
 ),
 keyed AS (
     SELECT e.id, e.weight,
-           -ln(trinity.unit(trinity.chance(8 * e.id + 5, trinity.chance(%(step)s::bigint, %(seed)s::bigint)))) / e.weight
-               AS key
+           trinity.key(e.id, e.weight, trinity.chance(%(step)s, %(seed)s)) AS key
     FROM (SELECT entry.id,
                  (SELECT power(w.priority, %(alpha)s) FROM trinity.rollout_group w WHERE w.id = entry.id) AS weight
           FROM entry

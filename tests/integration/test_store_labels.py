@@ -84,6 +84,19 @@ def test_a_run_that_imitates_the_same_rows_is_as_ever(scene: Scene) -> None:
     assert differences(beside) == []
 
 
+def test_the_places_of_rows_follow_the_rule_that_the_statements_ask(scene: Scene) -> None:
+    values = (None, -1.0, 0.0, 0.5)
+    import_records(scene.database, "set", [trajectory(n, "answer", value) for n, value in enumerate(values)])
+    for name, expected in (("kto", [False, True, True, True]), ("sft", [True, False, False, True])):
+        run = opened(scene, name, "set", algorithm=name)
+        said = run.rows(
+            "SELECT place IS NOT NULL, trinity.is_learned_from(reward, draws_labels)"
+            " FROM trinity.experience WHERE run_id = %s ORDER BY id",
+            run.run.id,
+        )
+        assert said == [(value, value) for value in expected], name
+
+
 def test_the_worse_row_of_a_pair_is_drawn_where_it_has_a_reward(scene: Scene) -> None:
     import_records(scene.database, "set", [preference(0), preference(2)])
     import_records(scene.database, "set", [trajectory(1, "bad"), trajectory(1, "other")])
