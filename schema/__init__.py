@@ -16,10 +16,10 @@
     reward_event        score processor, import, people   one statement about a rollout
     step_list           processors       by which steps a processor worked
     processing          processors       what a processor did with a row
-    preference          import, pair processor   two experiences of which one is better
-    pairing             whoever changes a group  where the pair processor has to look again
+    preference          import, pair processor   two experiences, a better and a worse one
+    pairing             processors, trainer, people  where the pair processor has to look again
     batch, batch_item   trainer          what was drawn for a step, with the numbers used
-    drop                whoever drops    a row that will not be trained on, with the reason
+    drop                explorer, processors, trainer  a row that will not be trained on, with the reason
     metric              every role       one measured number
     setback             trainer          steps and versions that the server has lost
     store_instance      trainer, archiver  which store this is: a copy of it is another one

@@ -1,4 +1,4 @@
-"""What all tables share: the Postgres schema, names of constraints by rule, column types."""
+"""Common to all tables: the Postgres schema, the names of constraints by rule, the types of columns."""
 
 import inspect
 from datetime import datetime
@@ -47,11 +47,11 @@ Now = Annotated[datetime, mapped_column(DateTime(timezone=True), server_default=
 CURRENT_XACT = text("(pg_current_xact_id()::text)::bigint")
 
 
-# What a copy of a run (`trinity_db.copies`) makes of a column or a table, in its `info`, where no foreign key
-# says it. The number of a transaction means nothing on another server: the copy has that of its import, so
-# that every later draw sees the row.
+# The `info` of a column or a table tells a copy of a run (`trinity_db.copies`) how to treat it, where no
+# foreign key does. The number of a transaction means nothing on another server: the copy has that of its
+# import, so that every later draw sees the row.
 TRANSACTION = {"copied_as": "transaction"}
-# What means something on its own server or machine alone: the copy has NULL.
+# A value that has a meaning only on its own server or machine: the copy has NULL.
 LOCAL = {"copied_as": "null"}
 # A table that belongs to the store and not to a run.
 OF_THE_STORE = {"copied": False}

@@ -1,4 +1,4 @@
-"""What the trainer drew, in which order and with which numbers."""
+"""Batches: the rows that the trainer drew, in order and with the numbers that it used."""
 
 from datetime import datetime
 from typing import Any
@@ -41,7 +41,7 @@ class Batch(Base):
         Integer, comment="First policy version whose checkpoint includes the step; NULL until it is published"
     )
     size: Mapped[int] = mapped_column(
-        Integer, comment="How much was drawn, in units of the configured batch size: groups, rows or pairs"
+        Integer, comment="How many groups, rows or pairs were drawn, as run.draws says"
     )
     epoch: Mapped[int] = mapped_column(
         Integer,
@@ -52,16 +52,16 @@ class Batch(Base):
     seed: Mapped[int] = mapped_column(comment="Seed of the draw: with the step, all chance follows from it")
     query: Mapped[str] = mapped_column(Text, comment="SQL of the draw")
     snapshot: Mapped[str | None] = mapped_column(
-        Text, comment="What the draw could see, a pg_snapshot as text", info=LOCAL
+        Text, comment="The snapshot that the draw saw, a pg_snapshot as text", info=LOCAL
     )
     max_staleness: Mapped[int | None] = mapped_column(
         Integer, comment="Staleness limit that the draw was held to, in policy versions; NULL without a limit"
     )
     parameters: Mapped[dict[str, Any] | None] = mapped_column(
-        comment="What else the sampler was given and found, so that the draw can be run again"
+        comment="The sampler's other inputs and choices, so that the draw can be run again"
     )
-    # The lowest id of a group that was not finished with at the draw: none below it will ever be live again,
-    # unless this batch is reopened. Whoever looks for live groups begins here, past all that is behind.
+    # No group below it will ever be live again, unless this batch is reopened. So statements that look for
+    # live groups begin here.
     floor: Mapped[int | None] = mapped_column(
         comment="Lowest id of a rollout group that was not finished with at the draw; NULL in an offline run",
         info=lies_among("rollout_group"),
@@ -115,7 +115,8 @@ class BatchItem(Base):
         ),
     )
     probability: Mapped[float | None] = mapped_column(
-        Double, comment="Chance of this row at the draw, from 0 to 1; NULL where chance took no part"
+        Double,
+        comment="Chance of this row at the draw, from 0 to 1; NULL if the sampler does not draw by chance",
     )
     weight: Mapped[float] = mapped_column(
         Double,

@@ -1,4 +1,4 @@
-"""What is trained on: the narrow hot row, the text for people, the arrays for the trainer."""
+"""Experiences in three tables: the narrow hot row, the text for people, the arrays for the trainer."""
 
 import uuid
 from datetime import datetime
@@ -40,7 +40,7 @@ class Experience(Base):
     run_id: Mapped[int] = mapped_column(
         ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
     )
-    # That of its rollout, which holds it to a group that exists.
+    # Copied from its rollout, whose foreign key makes sure that the group exists.
     group_id: Mapped[int | None] = mapped_column(
         comment="Rollout group of its rollout; NULL for an imported row without a group",
         info=refers_to("rollout_group"),
@@ -89,7 +89,7 @@ class Experience(Base):
     response_length: Mapped[int | None] = mapped_column(
         Integer, comment="Length of the response in tokens; NULL until the row has a payload"
     )
-    # Refers to no worker by a constraint: the claim knows that the worker is there.
+    # No foreign key: the claim is made by a worker that exists.
     worker_id: Mapped[int | None] = mapped_column(
         comment="The worker that holds the lease on it; NULL while no worker does", info=refers_to("worker")
     )
@@ -120,9 +120,8 @@ class Experience(Base):
         server_default="false",
         comment="Whether its run learns from good and bad rows, copied when the run adopted it",
     )
-    # Where it stands in the shuffled order of its pass: another one after each use. NULL where it cannot be
-    # drawn now: a row without tokens, or with a reward of zero or less. Where the run learns from labels, one
-    # without tokens or without a reward.
+    # A row without tokens has no place. Without labels a row with a reward of zero or less has none; with
+    # labels, a row without a reward. trinity.is_learned_from says the same for statements.
     place: Mapped[int | None] = mapped_column(
         Computed(
             "CASE WHEN prompt_length IS NOT NULL"
@@ -131,15 +130,17 @@ class Experience(Base):
             persisted=True,
         ),
         comment=(
-            "Its place in the shuffled order of a pass over data, another one after each use; "
-            "NULL where it cannot be drawn now"
+            "Its place in the shuffled order of a pass over data; each use gives it another. "
+            "NULL if it cannot be drawn now"
         ),
     )
 
     __table_args__ = (
+        # A row with one of them alone would be in a group for some statements and in none for others.
         CheckConstraint("(group_id IS NULL) = (rollout_id IS NULL)", "group_iff_rollout"),
-        # A row in a batch that nobody holds would never be drawn again.
+        # A leased row without a worker would never be drawn again.
         CheckConstraint("state <> 'leased' OR worker_id IS NOT NULL", "leased_by_a_worker"),
+        # One infinite reward would make the advantages of its whole group infinite or NaN.
         CheckConstraint("reward > '-Infinity' AND reward < 'Infinity'", "reward_finite"),
         CheckConstraint("version_min <= version_max", "versions_in_order"),
         Index(
@@ -205,26 +206,26 @@ class ExperienceText(Base):
     extra: Mapped[dict[str, Any] | None] = mapped_column(
         comment=("Columns of an imported row that have no place of their own; an export gives them back")
     )
-    # Of the environment that the response is an action in, where the workflow says it; otherwise the prompt
-    # is. Here and not in the hot row: it is as long as a prompt, costs nothing where there is none, and is
-    # read where the prompt would be.
+    # It stands here and not in the hot row: it is as long as a prompt, costs nothing if it is NULL, and is
+    # read in place of the prompt.
     state: Mapped[str | None] = mapped_column(
         Text,
         comment=(
-            "State of the environment in which the response is an action, where the workflow says"
-            " it; NULL means that the prompt is the state"
+            "State of the environment in which the response is an action, if the workflow names it; "
+            "NULL means that the prompt is the state"
         ),
     )
 
-    # Bytes. Texts are compressed where two rows do not fit a page: to do it for all of them costs a write
-    # more time than the fewer bytes save.
+    # In bytes. Only texts so long that two rows do not fit a page are compressed: to compress all of them
+    # would cost each write more time than the fewer bytes save.
     __table_args__ = ({"postgresql_with": {"toast_tuple_target": "4080"}},)
 
 
 class Payload(Base):
     """An experience's arrays, packed as in trinity_db.arrays; immutable. Written by explorer and trainer.
 
-    The archiver moves the bytes to Lance and leaves their row's id there. Once it is pruned it has no bytes.
+    The archiver moves the bytes to Lance and leaves the id of their Lance row here. A pruned payload has no
+    bytes.
     """
 
     __tablename__ = "payload"
@@ -246,13 +247,13 @@ class Payload(Base):
     )
     # Such ids are stable: compaction keeps them.
     archive_row: Mapped[int | None] = mapped_column(
-        comment="Row id in a Lance table of the experience's run; NULL while they are here, or pruned",
+        comment="Row id in a Lance table of the experience's run; NULL while the bytes are here, or pruned",
         info=LOCAL,
     )
     archive_number: Mapped[int] = mapped_column(
         SmallInteger,
         server_default="0",
-        comment="Which archive of the run has that table; says nothing while they are here, or pruned",
+        comment="Number of the archive with that table; without meaning while the bytes are here, or pruned",
     )
     pruned_at: Mapped[datetime | None] = mapped_column(
         comment="Time at which trinity-db prune removed the arrays for good; NULL while there are any"
@@ -269,7 +270,8 @@ class Payload(Base):
 class Archive(Base):
     """A Lance table of a run's archived payloads, and who may write it. Written by the archiver.
 
-    One row a run and a store that archives it. A copied store reads its original's table and writes its own.
+    One row for each run and each store that archives it. A copied store reads its original's table and writes
+    its own.
     """
 
     __tablename__ = "archive"
@@ -294,7 +296,9 @@ class Archive(Base):
     attempt: Mapped[int] = mapped_column(
         Integer,
         server_default="0",
-        comment=("How many times the right to write was given; what an earlier holder says later is refused"),
+        comment=(
+            "How many times the right to write was given; later writes of an earlier holder are refused"
+        ),
     )
     num_rows: Mapped[int] = mapped_column(
         server_default="0", comment="Payloads that were archived, less those that were pruned since"

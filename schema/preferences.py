@@ -1,4 +1,4 @@
-"""Pairs of experiences of which one is better, and where more of them may be found."""
+"""Pairs of a better and a worse experience, and the groups in which there may be more of them."""
 
 from typing import Any
 
@@ -73,25 +73,30 @@ class Preference(Base):
         server_default=CURRENT_XACT, comment="Transaction that made it ready to be drawn", info=TRANSACTION
     )
     origin_id: Mapped[int | None] = mapped_column(
-        comment=("The imported experience that the chosen one was adopted from, or the chosen one itself"),
+        comment=(
+            "The imported experience that the chosen one was adopted from; the chosen one itself if "
+            "it was not adopted"
+        ),
         info=refers_to("experience"),
     )
     seed: Mapped[int | None] = mapped_column(
         comment=(
-            "The run's seed; NULL in a pair that is held out, that its rewards contradict, or of a data set"
+            "The run's seed; NULL in a pair that is held out, whose rewards contradict it, or of a data set"
         )
     )
     place: Mapped[int | None] = mapped_column(
         Computed("hashint8extended(origin_id, seed + use_count)", persisted=True),
         comment=(
-            "Its place in the shuffled order of a pass over data, another one after each use; "
-            "NULL where it cannot be drawn"
+            "Its place in the shuffled order of a pass over data; each use gives it another. "
+            "NULL if it cannot be drawn"
         ),
     )
 
     __table_args__ = (
+        # An import or an adoption that is repeated adds no pair twice.
         UniqueConstraint("run_id", "chosen_id", "rejected_id"),
         CheckConstraint("chosen_id <> rejected_id", "two_experiences"),
+        # A leased pair without a worker would never be drawn again.
         CheckConstraint("state <> 'leased' OR worker_id IS NOT NULL", "leased_by_a_worker"),
         Index(
             "preference_place_idx",
@@ -111,10 +116,10 @@ class Preference(Base):
 
 
 class Pairing(Base):
-    """A group that changed since it was last looked at for pairs: one row a change, in runs that derive any.
+    """A group that may have other pairs now: one row for each change, in runs that derive pairs from rewards.
 
-    Written with the change, by whoever makes rows ready, rewards or drops them; the pair processor removes
-    what it has looked at, in the transaction that writes the pairs.
+    The transaction that makes rows ready, rewards them or drops them writes it. The pair processor removes it
+    in the transaction that writes the pairs.
     """
 
     __tablename__ = "pairing"
@@ -129,7 +134,7 @@ class Pairing(Base):
         primary_key=True,
         comment="Number of the change, in the order in which changes were written",
     )
-    # No foreign key, which would lock the group: of one that is gone there is nothing to pair.
+    # No foreign key, which would lock the group: a group that is gone has no pairs.
     group_id: Mapped[int] = mapped_column(
         comment="The rollout group that changed", info=refers_to("rollout_group")
     )

@@ -1,4 +1,4 @@
-"""The steps that processors work by, what they did with rows, and rows that will not be trained on."""
+"""The steps of processors, the verdicts that they gave on rows, and rows that will not be trained on."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from trinity_db.schema.states import Outcome
 
 
 class StepList(Base):
-    """The steps that a processor of a run worked by. Written by processors when they start.
+    """A list of steps that a processor of a run worked by. Written by processors when they start.
 
-    A list that differs from all before, in a step's options or in the version of its code, is the next
-    version.
+    A list that differs from all earlier ones, in a step's options or in the version of its code, gets the
+    next version.
     """
 
     __tablename__ = "step_list"
@@ -31,7 +31,7 @@ class StepList(Base):
     )
     steps: Mapped[list[dict[str, Any]]] = mapped_column(
         JSONB,
-        comment="The steps in order: of each its name, the version of its code, its weight and its options",
+        comment="The steps in order, each with its name, the version of its code, its weight and its options",
     )
     created_at: Mapped[Now] = mapped_column(comment="Time at which a processor first worked by it")
 
@@ -66,7 +66,7 @@ class Processing(Base):
     created_at: Mapped[Now] = mapped_column(comment="Time at which the processor was done with the row")
 
     __table_args__ = (
-        # By the rule its name would be longer than Postgres allows.
+        # A verdict that is sent twice counts once. By the rule its name would be longer than Postgres allows.
         UniqueConstraint(
             "experience_id", "processor", "processor_version", "attempt", name="processing_attempt_key"
         ),
@@ -75,7 +75,7 @@ class Processing(Base):
 
 
 class Drop(Base):
-    """A row that will not be trained on. Written by whoever drops it, with the state in one transaction."""
+    """A row that will not be trained on. Written in the transaction that changes the state of the row."""
 
     __tablename__ = "drop"
 
@@ -97,8 +97,8 @@ class Drop(Base):
         ForeignKey("rollout_group.id", ondelete="CASCADE"),
         unique=True,
         comment=(
-            "The rollout group that is dropped, of which nothing is left to train on; NULL where "
-            "it is a row or a pair"
+            "The rollout group that is dropped, which has no row left to train on; NULL where it is a "
+            "row or a pair"
         ),
     )
     stage: Mapped[str] = mapped_column(
@@ -112,6 +112,7 @@ class Drop(Base):
     created_at: Mapped[Now] = mapped_column(comment="Time of the drop")
 
     __table_args__ = (
+        # A drop of two things would be counted twice.
         CheckConstraint("num_nonnulls(experience_id, preference_id, group_id) = 1", "about_one_row"),
         Index(None, "run_id", "reason"),
     )

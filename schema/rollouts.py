@@ -36,7 +36,7 @@ class RolloutGroup(Base):
         server_default="open",
         comment="open, complete, ready, leased, trained or dropped",
     )
-    expected: Mapped[int] = mapped_column(SmallInteger, comment="How many members it shall have")
+    expected: Mapped[int] = mapped_column(SmallInteger, comment="How many members it is to have")
     arrived: Mapped[int] = mapped_column(SmallInteger, server_default="0", comment="How many members arrived")
     failed: Mapped[int] = mapped_column(
         SmallInteger,
@@ -65,12 +65,11 @@ class RolloutGroup(Base):
     reward_variance: Mapped[float | None] = mapped_column(
         Double, comment="Variance of the members' rewards; NULL without any"
     )
-    # What the prioritized sampler weighs it by; 0 is never drawn by it. Changing it within an octave touches
-    # no index, so the new version of the row stays on its page (HOT).
+    # A change within an octave touches no index, so the new version of the row stays on its page (HOT).
     priority: Mapped[float] = mapped_column(
         Double,
         server_default="1",
-        comment="What the prioritized sampler weighs it by; it never draws one of 0",
+        comment="Priority by which the prioritized sampler weighs it; 0: never drawn by that sampler",
     )
     octave: Mapped[int] = mapped_column(
         SmallInteger,
@@ -95,7 +94,6 @@ class RolloutGroup(Base):
     completed_at: Mapped[datetime | None] = mapped_column(
         comment="Time at which the last member arrived or failed; NULL before"
     )
-    # The transaction that made it ready, and when that was. A draw and a reopening leave both as they are.
     ready_xact: Mapped[int | None] = mapped_column(
         comment="Transaction that made it ready to be drawn; a draw and a reopening leave it as it is",
         info=TRANSACTION,
@@ -108,8 +106,9 @@ class RolloutGroup(Base):
         # A group that claims more members than it expects was written twice.
         CheckConstraint("expected > 0 AND arrived + failed <= expected", "members_within_expected"),
         CheckConstraint("version_min <= version_max", "versions_in_order"),
+        # The group processor looks for complete groups by state, people by time: both must say the same.
         CheckConstraint("(state = 'open') = (completed_at IS NULL)", "completed_at_iff_not_open"),
-        # What the pace counts and the group processor and the draw look for; finished groups are not in it.
+        # Serves the pace, the group processor and the draw. Finished groups are not in it.
         Index(
             "rollout_group_live_idx",
             "run_id",
@@ -117,8 +116,8 @@ class RolloutGroup(Base):
             "id",
             postgresql_where=text("state IN ('open', 'complete', 'ready', 'leased')"),
         ),
-        # Where a draw by chance looks: an interval of this order holds groups picked by the hash of their id.
-        # What it asks of those it passes over is included.
+        # Serves draws by chance: a cell of an octave is an interval of this index. The included columns are
+        # those that a draw needs of the groups that it skips.
         Index(
             "rollout_group_chance_idx",
             "run_id",
@@ -127,7 +126,7 @@ class RolloutGroup(Base):
             postgresql_include=["id", "version_min", "version_max"],
             postgresql_where=text("state = 'ready'"),
         ),
-        # What is too stale expires. The id lets it pass by what lies behind without looking at the rows.
+        # Finds the groups that are too stale. By the id it skips those below the floor without reading rows.
         Index(
             "rollout_group_version_idx",
             "run_id",
@@ -135,6 +134,7 @@ class RolloutGroup(Base):
             "id",
             postgresql_where=text("state = 'ready'"),
         ),
+        # Octaves are numbered from -59 to 60, and -60 stands for a priority of 0.
         CheckConstraint("priority = 0 OR priority BETWEEN 1e-18 AND 1e18", "priority_in_range"),
         Index("rollout_group_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
         Index(None, "run_id", "task_id"),
@@ -148,7 +148,8 @@ class Rollout(Base):
     __tablename__ = "rollout"
 
     id: Mapped[Id] = mapped_column(comment="Number of the rollout, never used again")
-    # That of its group, which also holds it to a run that exists: each reference costs every write a look-up.
+    # Copied from its group, whose foreign key makes sure that the run exists. A second one would cost every
+    # write a look-up.
     run_id: Mapped[int] = mapped_column(comment="The run of its group", info=refers_to("run"))
     group_id: Mapped[int] = mapped_column(
         ForeignKey("rollout_group.id", ondelete="CASCADE"), comment="The group that it is a member of"
@@ -161,19 +162,19 @@ class Rollout(Base):
         Boolean,
         server_default="false",
         comment=(
-            "Whether it was sampled at temperature 0, for others of its group to be compared "
-            "with, and is not trained on"
+            "Whether it was sampled at temperature 0: others of its group are compared with it, and it "
+            "is not trained on"
         ),
     )
     state: Mapped[RolloutState] = mapped_column(
         enum(RolloutState, "rollout_state"), comment="finished, failed or refused"
     )
-    # Whoever held the group then, which had to be a worker.
+    # No foreign key: the worker held the group when it wrote the rollout, so it exists.
     worker_id: Mapped[int | None] = mapped_column(
         comment="The explorer that made it; NULL for an imported one", info=refers_to("worker")
     )
     model: Mapped[str | None] = mapped_column(
-        Text, comment="Who wrote it, where it was no policy version of this run"
+        Text, comment="Model that wrote it; NULL if a policy version of this run did"
     )
     version_min: Mapped[int | None] = mapped_column(
         Integer,
@@ -184,7 +185,7 @@ class Rollout(Base):
         comment=("Newest policy version that wrote any of its tokens; NULL where no policy of this run did"),
     )
     finish_reason: Mapped[str | None] = mapped_column(
-        Text, comment="Why it ended, as stop or length; where it was refused and had failed, its error"
+        Text, comment="Why it ended, such as stop or length; the error of a refused rollout that had failed"
     )
     error: Mapped[str | None] = mapped_column(Text, comment="What went wrong; NULL unless it failed")
     started_at: Mapped[datetime | None] = mapped_column(

@@ -36,7 +36,7 @@ class Run(Base):
         enum(RunState, "run_state"), server_default="active", comment="active or finished"
     )
     config: Mapped[dict[str, Any]] = mapped_column(comment="The resolved configuration")
-    # What statements ask of the configuration. What shuffles its passes over data:
+    # What statements need of the configuration stands in columns of its own.
     seed: Mapped[int] = mapped_column(
         Computed("COALESCE((config ->> 'seed'::text)::bigint, 0::bigint)", persisted=True),
         comment="Seed of its draws and of its passes over data, from the configuration",
@@ -62,7 +62,7 @@ class Run(Base):
         comment="Time at which the configured work was done; NULL before"
     )
     deleting_at: Mapped[datetime | None] = mapped_column(
-        comment="Time at which its deletion began; from then on nobody serves it or adopts its rows"
+        comment="Time at which its deletion began; from then on no role serves it or adopts its rows"
     )
 
     __table_args__ = (
@@ -87,7 +87,7 @@ class RunSetting(Base):
         ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
     )
     config: Mapped[dict[str, Any]] = mapped_column(comment="The resolved configuration")
-    created_at: Mapped[Now] = mapped_column(comment="Time from which on it holds")
+    created_at: Mapped[Now] = mapped_column(comment="Time from which on the run has it")
     created_by: Mapped[str | None] = mapped_column(
         Text,
         server_default=text("SESSION_USER"),
@@ -119,18 +119,18 @@ class Worker(Base):
     host: Mapped[str] = mapped_column(Text, comment="Name of its machine")
     pid: Mapped[int] = mapped_column(Integer, comment="Its process id on that machine")
     login: Mapped[str] = mapped_column(
-        Text, server_default=text("session_user"), comment="The login with which it came to the server"
+        Text, server_default=text("session_user"), comment="Its login to the server"
     )
     started_at: Mapped[Now] = mapped_column(comment="Time at which it started")
     heartbeat_at: Mapped[Now] = mapped_column(
         comment="Time of its last sign of life; 30 s later its leases end"
     )
     stopped_at: Mapped[datetime | None] = mapped_column(
-        comment="Time at which it said goodbye or was taken for gone; NULL while it works"
+        comment="Time at which it stopped or was taken for gone; NULL while it works"
     )
     exclusive: Mapped[bool] = mapped_column(
         server_default=text("false"),
-        comment="Whether its run has no second worker of its role while it works",
+        comment="Whether it is the only worker of its role in the run",
     )
     session_pid: Mapped[int | None] = mapped_column(
         Integer,
@@ -189,7 +189,7 @@ class Metric(Base):
         Integer, comment="Trainer step; for an explorer the policy version that it had"
     )
     name: Mapped[str] = mapped_column(
-        Text, comment="Name of the metric; METRICS.md says what each means and its unit"
+        Text, comment="Name of the metric; docs/reference/metrics.md has its meaning and unit"
     )
     value: Mapped[float] = mapped_column(Double, comment="The number, in the unit of the metric")
     created_at: Mapped[Now] = mapped_column(comment="Time at which it was written")
@@ -212,17 +212,18 @@ class Setback(Base):
     last_step: Mapped[int] = mapped_column(Integer, comment="Last step that was lost")
     num_rows: Mapped[int | None] = mapped_column(
         Integer,
-        comment="Rows of the lost steps, which are drawn again; NULL where no trainer was left to tell",
+        comment="Rows of the lost steps, which are drawn again; NULL if no trainer was left to count them",
     )
     first_version: Mapped[int | None] = mapped_column(
-        Integer, comment="First version that was lost; NULL where none was. Its number is not used again"
+        Integer, comment="First version that was lost; NULL if none was. Its number is not used again"
     )
     last_version: Mapped[int | None] = mapped_column(
         Integer, comment="Last version that was lost; NULL where none was"
     )
     resumed_version: Mapped[int] = mapped_column(Integer, comment="The version that the run went on from")
     adopted_version: Mapped[int | None] = mapped_column(
-        Integer, comment="The lost version whose checkpoint that was; NULL where it was not lost"
+        Integer,
+        comment="The lost version whose checkpoint the run went on from; NULL if that version was not lost",
     )
     created_at: Mapped[Now] = mapped_column(comment="Time at which it was noticed")
 

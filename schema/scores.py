@@ -1,4 +1,4 @@
-"""What other models say of a row's trained tokens: a teacher, or the model that a policy is held to."""
+"""Scores: the log-probabilities of trained tokens under other models, a teacher or the reference."""
 
 from sqlalchemy import CheckConstraint, ForeignKey, LargeBinary, Text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -10,8 +10,8 @@ class Score(Base):
     """Log-probabilities of an experience's trained tokens under a model that is not the one in training.
 
     At most one of each name. Written by the score processor (teacher) and the trainer (reference), packed as
-    in trinity_db.arrays. They go with their experience, and stay here when its arrays are archived: they are
-    four bytes a trained token.
+    in trinity_db.arrays. A score is deleted with its experience, and stays here when the arrays are archived:
+    it takes four bytes for each trained token.
     """
 
     __tablename__ = "score"
@@ -22,7 +22,7 @@ class Score(Base):
         comment="The experience that was scored",
     )
     name: Mapped[str] = mapped_column(
-        Text, primary_key=True, comment="Which model says it: reference or teacher"
+        Text, primary_key=True, comment="Which model it is: reference or teacher"
     )
     digest: Mapped[str] = mapped_column(Text, comment="Digest of the model's files")
     # STORAGE EXTERNAL (set in the migration): such bytes gain nothing from compression.
@@ -32,8 +32,8 @@ class Score(Base):
     created_at: Mapped[Now] = mapped_column(comment="Time at which it was written")
 
     __table_args__ = (
-        # A name that nobody reads would be a model asked in vain.
+        # No part of an algorithm reads another name: that model would be asked in vain.
         CheckConstraint("name IN ('reference', 'teacher')", "known_name"),
-        # Half a number would shift all that follow it.
+        # Part of a number would shift all numbers after it.
         CheckConstraint("octet_length(data) % 4 = 0", "whole_numbers"),
     )

@@ -1,4 +1,4 @@
-"""Which store this is, and where it was when it was used last."""
+"""The identity of this store, and the place where it was last used."""
 
 from uuid import UUID
 
@@ -20,14 +20,14 @@ class StoreInstance(Base):
         Uuid, server_default=text("gen_random_uuid()"), comment="Name of the instance"
     )
     copy_of: Mapped[UUID | None] = mapped_column(
-        Uuid, comment="Instance that it was copied from; NULL where it is no copy"
+        Uuid, comment="Instance that it was copied from; NULL if it is no copy"
     )
-    # The place that the instance is bound to. A copy finds the place of its original here.
+    # The place that the instance is bound to. A copy of the database still has its original's place here.
     system_identifier: Mapped[int] = mapped_column(comment="Identifier of the server that it is bound to")
     database_oid: Mapped[int] = mapped_column(comment="Number of its database on that server")
-    # A replica that is promoted has a later one, and is the same store.
+    # A promoted replica has a later timeline, and is the same store.
     timeline: Mapped[int] = mapped_column(Integer, comment="Timeline of the server's log")
-    # A copied folder has all the rest in common.
+    # A copied folder has the same values in all other columns.
     home: Mapped[str | None] = mapped_column(
         Text, comment="Folder of an embedded server; NULL for any other server"
     )

@@ -1,4 +1,4 @@
-"""What there is to attempt: tasksets, their tasks, and how each run fares with them."""
+"""Tasksets, their tasks, and the counts of each run for each task."""
 
 from datetime import datetime
 from typing import Any
@@ -38,14 +38,15 @@ class Task(Base):
 
     __table_args__ = (
         UniqueConstraint("taskset_id", "key"),
+        # An explorer could not attempt a task without one.
         CheckConstraint("payload ? 'prompt' OR payload ? 'messages'", "has_prompt"),
     )
 
 
 class TaskStat(Base):
-    """How often a run issued a task and what came of it. Written by explorers and the group processor.
+    """How often a run issued and solved a task. Written by explorers and the group processor.
 
-    Selectors read it, so that a resumed run goes on where it was.
+    Explorers choose tasks by it, so that a resumed run goes on where it was.
     """
 
     __tablename__ = "task_stat"

@@ -1,4 +1,4 @@
--- What people ask, so that nobody needs to know the joins. Made anew at every upgrade.
+-- Views and functions for questions that people and statements ask often. Each upgrade makes them anew.
 DROP FUNCTION IF EXISTS trinity.reward_in(bigint, pg_snapshot);
 DROP FUNCTION IF EXISTS trinity.drawable_groups(bigint);
 DROP FUNCTION IF EXISTS trinity.probes(bigint, bigint, double precision, double precision);
@@ -24,17 +24,18 @@ DROP FUNCTION IF EXISTS trinity.is_alive(timestamptz, double precision);
 DROP FUNCTION IF EXISTS trinity.staleness(integer, integer, integer);
 -- create
 
--- How far the versions that sampled a row are from a version, on either side: after a run went back to an older
--- version, waiting rows are of versions that were withdrawn, and as far from it. Never negative. Without a table, so
--- that the planner puts it into the statement.
+-- How far the versions that sampled a row are from a version, on either side. After a run went back to an older version,
+-- waiting rows may be of later versions that were withdrawn, and these are as far away as older ones. Never negative. It
+-- reads no table, so that the planner puts it into the statement.
 CREATE FUNCTION trinity.staleness(version integer, oldest integer, newest integer)
 RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT greatest(staleness.version - staleness.oldest, staleness.newest - staleness.version)
 $$;
 
--- Whether a worker whose last sign of life is from then is alive: it is from within a lease. One from further in the
--- future is none: the server's clock was set back since, and a worker that lives gives another within seconds.
+-- Whether a worker is alive, given the time of its last heartbeat: that time is at most a lease away from now. A time in
+-- the future means that the server's clock was set back. If it is further away than a lease, the worker counts as dead; a
+-- living worker sends another heartbeat within seconds.
 CREATE FUNCTION trinity.is_alive(heartbeat_at timestamptz, lease_seconds double precision)
 RETURNS boolean LANGUAGE sql VOLATILE
 AS $$ SELECT abs(extract(epoch FROM clock_timestamp() - heartbeat_at)) <= lease_seconds $$;
@@ -52,7 +53,7 @@ $$;
 CREATE FUNCTION trinity.is_learned_from(reward double precision, draws_labels boolean)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT is_learned_from.reward > 0 OR (is_learned_from.reward IS NOT NULL) = is_learned_from.draws_labels
+    SELECT (is_learned_from.reward > 0) IS TRUE OR (is_learned_from.reward IS NOT NULL) = is_learned_from.draws_labels
 $$;
 
 -- The id below which no rollout group of a run is live any more: batch.floor of its last batch; 0 before the first. A
@@ -76,8 +77,8 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
 $$;
 
 -- Every experience with its text, its reward, how stale it is now and how often it was used. staleness_now grows with
--- each published version; how stale a row was when a step drew it is batch_item.staleness. Rows that nobody judged have
--- no reward, and sort before the best: order by reward desc nulls last.
+-- each published version; batch_item.staleness says how stale a row was when a step drew it. Rows that were not judged
+-- have no reward and sort before the best: order by reward desc nulls last.
 CREATE VIEW trinity.experience_view AS
 SELECT e.id,
        r.name AS run,
@@ -124,13 +125,13 @@ COMMENT ON COLUMN trinity.experience_view.staleness_now IS 'Latest policy versio
 COMMENT ON COLUMN trinity.experience_view.use_count IS 'How many committed batches used it';
 COMMENT ON COLUMN trinity.experience_view.prompt_length IS 'Length of the prompt in tokens';
 COMMENT ON COLUMN trinity.experience_view.response_length IS 'Length of the response in tokens';
-COMMENT ON COLUMN trinity.experience_view.model IS 'Who wrote it, where it was no policy version of its run';
+COMMENT ON COLUMN trinity.experience_view.model IS 'Model that wrote it; NULL if a policy version of its run did';
 COMMENT ON COLUMN trinity.experience_view.finish_reason IS 'Why its rollout ended, as stop or length';
 COMMENT ON COLUMN trinity.experience_view.greedy IS 'Whether it was sampled at temperature 0, to be compared with';
 COMMENT ON COLUMN trinity.experience_view.held_out IS 'Whether it is kept for evaluation and never drawn';
 COMMENT ON COLUMN trinity.experience_view.created_at IS 'Time at which it was written';
 
--- What each policy version wrote: how much, how good, how long.
+-- Each policy version with the experiences that it wrote: how many, with which reward and of which length.
 CREATE VIEW trinity.policy_progress AS
 SELECT r.name AS run,
        p.version,
@@ -155,7 +156,7 @@ COMMENT ON COLUMN trinity.policy_progress.response_length IS 'Mean length of the
 COMMENT ON COLUMN trinity.policy_progress.trained IS 'How many of them are trained';
 COMMENT ON COLUMN trinity.policy_progress.dropped IS 'How many of them are dropped or expired';
 
--- Every batch with what it was made of. Staleness is that of the draw, as in batch_item.
+-- Every batch with statistics of its rows. Staleness is that of the draw, as in batch_item.
 CREATE VIEW trinity.batch_view AS
 SELECT b.id,
        r.name AS run,
@@ -205,8 +206,9 @@ COMMENT ON COLUMN trinity.batch_view.setting_id IS 'The run_setting under which 
 COMMENT ON COLUMN trinity.batch_view.created_at IS 'Time of the draw';
 COMMENT ON COLUMN trinity.batch_view.committed_at IS 'Time at which the step was recorded; NULL before';
 
--- What will not be trained on, by reason, taskset, length of the response in tokens, and difficulty: the quarter,
--- 1 (easiest) to 4, in which the run's estimate of the chance to fail at the task lies; NULL before its first score.
+-- Drops, counted by reason, taskset, length of the response in tokens, and difficulty. The difficulty is a quarter from 1
+-- (easiest) to 4: the run estimates the chance to fail at the task, and this chance lies in it. NULL before the first
+-- score.
 CREATE VIEW trinity.drop_view AS
 SELECT r.name AS run,
        d.stage,
@@ -233,7 +235,7 @@ COMMENT ON COLUMN trinity.drop_view.stage IS 'Where it was dropped';
 COMMENT ON COLUMN trinity.drop_view.step IS 'The processing step that dropped it or failed; NULL where no single step did';
 COMMENT ON COLUMN trinity.drop_view.reason IS 'Why, in one word';
 COMMENT ON COLUMN trinity.drop_view.taskset IS 'Name of the taskset';
-COMMENT ON COLUMN trinity.drop_view.length_class IS 'Class of the response''s length, bounds 0, 32, 128, 512, 2048 and 8192 tokens';
+COMMENT ON COLUMN trinity.drop_view.length_class IS 'Class of the response''s length, from 1; the classes begin at 0, 32, 128, 512, 2048 and 8192 tokens';
 COMMENT ON COLUMN trinity.drop_view.difficulty IS 'Quarter of the estimated chance to fail at the task, 1 is the easiest; NULL before its first score';
 COMMENT ON COLUMN trinity.drop_view.shortest IS 'Shortest response in tokens';
 COMMENT ON COLUMN trinity.drop_view.longest IS 'Longest response in tokens';
@@ -241,7 +243,7 @@ COMMENT ON COLUMN trinity.drop_view.rows IS 'Experiences dropped';
 COMMENT ON COLUMN trinity.drop_view.groups IS 'Rollout groups dropped';
 COMMENT ON COLUMN trinity.drop_view.preferences IS 'Pairs dropped';
 
--- Rows that were trained on with another reward than they have now, with the latest thing that was said of them.
+-- Rows that were trained on with another reward than they have now, with their latest reward event.
 CREATE VIEW trinity.reward_change_view AS
 SELECT r.name AS run,
        i.experience_id,
@@ -265,7 +267,7 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) v ON true
 WHERE b.state = 'committed'
-  -- What follows says the same; by this the events of rows that did not change are not looked up.
+  -- The next condition implies this one, which spares rows that did not change the look-up of their events.
   AND (i.reward IS NULL OR i.reward IS DISTINCT FROM e.reward)
   -- An item without a reward: the row had none, or none was recorded; then the time of the event tells.
   AND CASE WHEN i.reward IS NULL THEN v.created_at > b.created_at ELSE i.reward IS DISTINCT FROM e.reward END;
@@ -277,9 +279,9 @@ COMMENT ON COLUMN trinity.reward_change_view.reward_used IS 'Reward that the ste
 COMMENT ON COLUMN trinity.reward_change_view.reward_now IS 'Reward as it is now';
 COMMENT ON COLUMN trinity.reward_change_view.changed_at IS 'Time of the latest reward event';
 COMMENT ON COLUMN trinity.reward_change_view.source IS 'Source of that event';
-COMMENT ON COLUMN trinity.reward_change_view.changed_by IS 'The person or program that gave it, where known';
+COMMENT ON COLUMN trinity.reward_change_view.changed_by IS 'The person or program that gave it; NULL if unknown';
 
--- What active runs with requires_reward wait for: the members of complete groups that the source has not judged yet,
+-- Rows that active runs with requires_reward wait for: the members of complete groups that the source has not judged yet,
 -- without attempts that lost a step.
 CREATE VIEW trinity.awaited_reward_view AS
 SELECT r.name AS run,
@@ -307,8 +309,9 @@ COMMENT ON COLUMN trinity.awaited_reward_view.prompt IS 'Prompt as text';
 COMMENT ON COLUMN trinity.awaited_reward_view.response IS 'Response as text';
 COMMENT ON COLUMN trinity.awaited_reward_view.created_at IS 'Time at which it was written';
 
--- What of a run's configuration was changed, a row for each key: from which step on, when, and by whom. NULL as the step:
--- no batch has been drawn under it yet. What applied to a step as a whole is the run_setting that its batch names.
+-- Changes of a run's configuration, a row for each key: the step from which on it applies, the time, and the login that
+-- made it. The step is NULL until a batch is drawn under the change. The whole configuration of a step is in the
+-- run_setting that its batch names.
 CREATE VIEW trinity.setting_view AS
 WITH RECURSIVE leaf AS (
     SELECT s.id, s.run_id, k.key, k.value FROM trinity.run_setting s CROSS JOIN LATERAL jsonb_each(s.config) k
@@ -351,8 +354,8 @@ COMMENT ON COLUMN trinity.setting_view.changed_at IS 'Time of the change';
 COMMENT ON COLUMN trinity.setting_view.changed_by IS 'Login that made it';
 COMMENT ON COLUMN trinity.setting_view.host IS 'Machine on which it was made';
 
--- Who holds what now: every worker that said no goodbye, or still holds something. A worker is alive while it gave a
--- sign within its lease of 30 s. Rows are experiences and preferences.
+-- Workers and what they hold now: every worker that has not stopped, or still holds something. A worker is alive if its
+-- last heartbeat is within its lease of 30 s. Rows are experiences and preferences.
 CREATE VIEW trinity.lease_view AS
 SELECT r.name AS run,
        w.id AS worker,
@@ -385,12 +388,13 @@ COMMENT ON COLUMN trinity.lease_view.groups IS 'Rollout groups that it holds';
 COMMENT ON COLUMN trinity.lease_view.rows IS 'Experiences and pairs that it holds';
 COMMENT ON COLUMN trinity.lease_view.batches IS 'Batches that it holds';
 
--- How long rows of a run stay in each state, in seconds. Counted are stays that have ended. exploring: from the start of
--- an attempt to its last token, by the explorer's clock. raw: from the write to the clean processor's verdict. clean: from
--- there to the score processor's verdict. scored: from there until the group is ready, which waits for its other members,
--- or for a required reward. ready: from there to the draw, and after a commit or a reopening from there to the next draw.
--- leased: from the draw to the commit of its step. trained: from the commit until a published policy version includes it.
--- Imported rows begin at ready, when the run adopts them or the pair is made. The view reads a run's whole history.
+-- How long rows of a run stay in each state, in seconds. Only stays that have ended count. The states begin and end:
+-- exploring: from the start of an attempt to its last token, by the explorer's clock. raw: from the write to the clean
+-- processor's verdict. clean: from there to the score processor's verdict. scored: from there until the group is ready; it
+-- may wait for other members, or for a required reward. ready: from there to the draw, and after a commit or a reopening
+-- to the next draw. leased: from the draw to the commit of its step. trained: from the commit until a published policy
+-- version includes it. Imported rows begin at ready, when the run adopts them or the pair is made. The view reads a run's
+-- whole history.
 CREATE VIEW trinity.state_time_view AS
 WITH judged AS (
     SELECT r.name AS run, e.id, e.created_at AS written_at, g.ready_at,
@@ -448,8 +452,8 @@ COMMENT ON COLUMN trinity.state_time_view.mean IS 'Mean length of a stay in seco
 COMMENT ON COLUMN trinity.state_time_view.median IS 'Median length of a stay in seconds';
 COMMENT ON COLUMN trinity.state_time_view.p95 IS 'Length of a stay in seconds that 19 of 20 do not exceed';
 
--- Every row that a policy version was trained on, staleness as at the draw; of the latest training run unless one is
--- named.
+-- Every row that a policy version was trained on, with its staleness at the draw. The run is the latest training run,
+-- unless one is named.
 CREATE FUNCTION trinity.lineage(version integer, run text DEFAULT NULL)
 RETURNS TABLE (batch_id bigint, step integer, ordinal integer, experience_id bigint, policy_version integer,
                included_version integer, reward double precision, advantage double precision, staleness integer,
@@ -467,8 +471,9 @@ LANGUAGE sql STABLE AS $$
     ORDER BY b.step, i.ordinal
 $$;
 
--- The reward of an experience as a snapshot saw it: the weighted sum of the latest event of each name about it, the
--- one it was adopted from, or their rollout; where there never was an event, the reward it came with.
+-- The reward of an experience as a snapshot saw it: the weighted sum of the latest event of each name about the
+-- experience, about the one it was adopted from, or about their rollout. Without any event it is the reward that the
+-- experience came with.
 CREATE FUNCTION trinity.reward_in(experience_id bigint, seen pg_snapshot)
 RETURNS double precision
 LANGUAGE sql STABLE AS $$
@@ -492,9 +497,9 @@ LANGUAGE sql STABLE AS $$
                 ELSE (SELECT e.reward FROM trinity.experience e WHERE e.id = reward_in.experience_id) END
 $$;
 
--- The rollout groups that a batch could have been drawn from, in its snapshot, from history alone: those that were ready
--- then, in no batch that was being trained on, with uses left, not expired before, and within the limit that the batch
--- was held to. The priority is the one of the time where it follows from rewards, otherwise the one of now.
+-- The rollout groups that a batch could have been drawn from, in its snapshot, from history alone. They were ready then,
+-- in no batch that was being trained on, had uses left, had not expired, and were within the staleness limit of the batch.
+-- A priority that follows from rewards is the one of that time; any other is the one of now.
 CREATE FUNCTION trinity.drawable_groups(batch_id bigint)
 RETURNS TABLE (group_id bigint, priority double precision)
 LANGUAGE sql STABLE AS $$
@@ -535,8 +540,8 @@ LANGUAGE sql STABLE AS $$
       AND NOT EXISTS (SELECT FROM expired WHERE expired.group_id = g.id)
 $$;
 
--- What draws by chance are made of: 64 bits that follow from a number and a seed. Hashed twice, since the upper half of
--- the server's hash is alike for numbers that are near each other.
+-- The chance of draws: 64 bits that follow from a number and a seed. It hashes twice, since the upper half of the server's
+-- hash is alike for numbers that are near each other.
 CREATE FUNCTION trinity.chance(number bigint, seed bigint)
 RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$

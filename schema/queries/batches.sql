@@ -1,6 +1,6 @@
 -- name: hold_trainer
--- As hold_place, with the newest version whose checkpoint is there and the batch of the last committed step: only this
--- worker changes either. A server that lost commits says something else than the trainer heard.
+-- Like hold_place. It also returns the newest version whose checkpoint exists and the batch of the last committed
+-- step. Only this worker changes either, so if they differ from what the trainer heard, the server has lost commits.
 SELECT (SELECT p.version FROM trinity.policy_version p
         WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL ORDER BY p.version DESC LIMIT 1) AS version,
        coalesce(last.step, 0) AS step, last.id AS batch_id, last.created_at
@@ -12,10 +12,12 @@ WHERE w.id = %(worker_id)s AND w.stopped_at IS NULL
 FOR SHARE OF w
 
 -- name: stale_groups
--- Ready groups that are staler than the limit allows, locked so that they can expire. IS TRUE, wherever rows
--- are known by id or group, keeps the planner off the partial index of ready ones, as NOT DISTINCT does in hold_rows.
--- Groups of newer versions than the limit allows are looked for, among all that are ready, only while there are later
--- versions that were withdrawn: from when a run went back until it publishes again.
+-- Ready groups that are staler than the limit allows, locked so that they can expire. Versions newer than the limit
+-- allows exist only after a run went back, until it publishes again; only then does the second part look for groups of
+-- such versions.
+--
+-- Where rows are known by id or group, IS TRUE keeps the planner off the partial index of ready rows, as NOT DISTINCT
+-- does in hold_rows.
 WITH live AS MATERIALIZED (
     SELECT f.floor FROM trinity.floor_of(%(run_id)s) f
 ),
@@ -51,10 +53,10 @@ WHERE e.group_id = ANY(%(group_ids)s) AND (e.state = 'ready') IS TRUE AND e.sour
 RETURNING e.id, trinity.staleness(%(version)s::integer, e.version_min, e.version_max) AS staleness
 
 -- name: draw_rows
--- Rows for imitation, in an order that is shuffled anew for each pass over the data and the same after a
--- restart. Rows known to be bad are never imitated, rejected ones and those with a reward of zero or less; nor are
--- those without tokens: none of them has a place. Where the run learns from labels, all rows with a reward have one.
--- As in draw_groups, all of it as the snapshot saw it.
+-- The next rows to imitate, or with labels. Each pass over the data has a shuffled order of its own, which a restart
+-- does not change. Only rows with a place can be drawn: with tokens and not known to be bad, that is, no rejected rows
+-- and none with a reward of zero or less. In a run that learns from labels, every row with a reward has a place. The
+-- statement sees one snapshot, as draw_groups does.
 SELECT e.id, e.use_count, e.reward, pg_current_snapshot()::text AS snapshot
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.place IS NOT NULL
@@ -62,10 +64,11 @@ ORDER BY e.use_count, e.place, e.id
 LIMIT %(limit)s
 
 -- name: draw_pairs
--- Pairs, in an order that is shuffled anew for each pass over the data and the same after a restart. A pair that
--- was derived from rewards must still agree with them. As in draw_groups, all of it as the snapshot saw it.
--- Limit: pairs of rows that were adopted after the trainer's start have no tokens before its next one; each draw passes
--- by those at the head of the order, at about 30 microseconds a pair.
+-- The next pairs. Each pass over the data has a shuffled order of its own, which a restart does not change. A pair
+-- that was derived from rewards must still agree with them. The statement sees one snapshot, as draw_groups does.
+--
+-- Limit: rows that were adopted after the trainer's start have no tokens before its next start. Until then each draw
+-- passes over their pairs at the head of the order, at about 30 microseconds a pair.
 SELECT p.id, p.use_count, p.chosen_id, p.rejected_id, sides.chosen_reward, sides.rejected_reward,
        pg_current_snapshot()::text AS snapshot
 FROM trinity.preference p
@@ -81,11 +84,12 @@ ORDER BY p.use_count, p.place, p.id
 LIMIT %(limit)s
 
 -- name: insert_batch
--- A batch with what the trainer will see, in order, the numbers it will use, and its worker's setting. Nothing where
--- the step has a batch already: a run has one trainer. Its floor is the lowest group that is live now, found from the
--- floor before. Groups of a run are started one transaction after the other, so none comes to be below it later; and
--- only reopening brings groups back to life: those that this batch or a later one took, which were live when this one
--- was drawn.
+-- Writes a batch: the rows in the order in which the trainer sees them, the numbers that it uses, and the setting of
+-- its worker. Inserts nothing if the step already has a batch, since a run has one trainer.
+--
+-- The floor is the lowest group that is live now; the search starts at the floor of the batch before. It can never be
+-- too high. Groups of a run start in the order of their ids, one transaction after the other. Only reopening makes
+-- groups live again, and it reopens only this batch or later ones, whose groups were live when this batch was drawn.
 WITH before AS MATERIALIZED (
     SELECT f.floor FROM trinity.floor_of(%(run_id)s) f
 ),
@@ -124,8 +128,8 @@ items AS (
 SELECT id, created_at FROM batch
 
 -- name: lock_batch_groups
--- The groups of batches' rows, those that adopted rows come from too. Whoever changes rewards locks them first as
--- well, and in this order, so that nobody waits in a circle.
+-- Locks the groups of the rows of batches, also the groups that adopted rows come from. Transactions that change
+-- rewards lock groups first as well, and in the same order, so that no two sessions wait for each other.
 SELECT g.id FROM trinity.rollout_group g
 WHERE g.id IN (SELECT e.group_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
                WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL)
@@ -133,7 +137,7 @@ ORDER BY g.id
 FOR NO KEY UPDATE
 
 -- name: lock_batch_rows
--- The rows of batches, after their groups. Those of pairs are neither leased nor used up.
+-- Locks the rows of batches, after their groups. Rows of pairs are left out: they are neither leased nor used up.
 SELECT e.id FROM trinity.experience e
 WHERE e.id IN (SELECT i.experience_id FROM trinity.batch_item i
                WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL)
@@ -141,7 +145,8 @@ ORDER BY e.id
 FOR NO KEY UPDATE
 
 -- name: lease_experiences
--- Waits, in the order of ids, for whoever changes a row right now; a row that is not ready any more stays as it is.
+-- Leases the rows in the order of their ids, and waits for sessions that change one of them right now. A row that is
+-- no longer ready stays as it is.
 WITH held AS MATERIALIZED (
     SELECT e.id FROM trinity.experience e WHERE e.id = ANY(%(ids)b) ORDER BY e.id FOR NO KEY UPDATE
 )
@@ -150,12 +155,12 @@ FROM held
 WHERE e.id = held.id AND (e.state = 'ready') IS TRUE
 
 -- name: lease_members
--- Under the lock of their groups: members need no order of their own.
+-- Leases the members of groups, under the lock of the groups. Members need no order of their own.
 UPDATE trinity.experience e SET state = 'leased', worker_id = %(worker_id)s, attempt = e.attempt + 1
 WHERE e.id = ANY(%(ids)b) AND (e.state = 'ready') IS TRUE
 
 -- name: lease_groups
--- As lease_experiences, and before lease_members.
+-- Leases groups as lease_experiences leases rows. It comes before lease_members.
 WITH held AS MATERIALIZED (
     SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(ids)b) ORDER BY g.id FOR NO KEY UPDATE
 )
@@ -164,7 +169,7 @@ FROM held
 WHERE g.id = held.id AND (g.state = 'ready') IS TRUE
 
 -- name: lease_preferences
--- As lease_experiences.
+-- Leases pairs as lease_experiences leases rows.
 WITH held AS MATERIALIZED (
     SELECT p.id FROM trinity.preference p WHERE p.id = ANY(%(ids)b) ORDER BY p.id FOR NO KEY UPDATE
 )
@@ -183,7 +188,7 @@ WHERE i.batch_id = %(batch_id)s
 ORDER BY i.ordinal
 
 -- name: commit_batch
--- The trainer step is done. Only the worker that drew the batch can say so.
+-- Records that the trainer step is done. Only the worker that drew the batch can do so.
 UPDATE trinity.batch b SET state = 'committed', committed_at = now()
 WHERE b.id = %(batch_id)s AND b.worker_id = %(worker_id)s AND b.state = 'leased'
 RETURNING b.run_id
@@ -192,7 +197,7 @@ RETURNING b.run_id
 SELECT b.state, b.created_at FROM trinity.batch b WHERE b.id = %(batch_id)s
 
 -- name: use_experiences
--- Count the use; a row that was used as often as allowed is trained. Adopted rows beside rollout groups come back
+-- Counts the use. A row that was used as often as allowed is trained. Adopted rows beside rollout groups come back
 -- without end: each use moves them to their place in the next pass.
 UPDATE trinity.experience e
 SET use_count = e.use_count + 1,
@@ -203,7 +208,7 @@ FROM trinity.batch_item i
 WHERE i.batch_id = %(batch_id)s AND i.preference_id IS NULL AND e.id = i.experience_id AND e.state = 'leased'
 
 -- name: use_groups
--- A group is trained when its members are, and ready as long as they have uses left.
+-- A group is trained when its members are. It is ready as long as they have uses left.
 WITH m AS MATERIALIZED (
     SELECT e.group_id, max(e.use_count) AS uses
     FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
@@ -216,7 +221,7 @@ FROM m
 WHERE g.id = m.group_id AND g.run_id = %(run_id)s AND g.state = 'leased'
 
 -- name: use_preferences
--- The same for pairs, locked in the order of their ids.
+-- Counts the use of pairs, locked in the order of their ids.
 WITH held AS MATERIALIZED (
     SELECT p.id FROM trinity.preference p
     WHERE p.id IN (SELECT i.preference_id FROM trinity.batch_item i WHERE i.batch_id = %(batch_id)s)
@@ -231,7 +236,7 @@ FROM held
 WHERE p.id = held.id AND p.state = 'leased'
 
 -- name: withdraw_later_versions
--- They include batches that are given back: nobody shall load them.
+-- Withdraws the versions after this one. They include batches that are given back, so no explorer may load them.
 UPDATE trinity.policy_version p SET checkpoint = NULL
 WHERE p.run_id = %(run_id)s AND p.version > %(version)s AND p.checkpoint IS NOT NULL
 
@@ -245,21 +250,22 @@ ORDER BY b.id
 FOR NO KEY UPDATE
 
 -- name: count_pruned_rows
--- How many rows of batches have been pruned, so that no step can be made with them again.
+-- How many rows of these batches have been pruned. No step can be made with those rows again.
 SELECT count(DISTINCT i.experience_id) AS rows
 FROM trinity.batch_item i
 JOIN trinity.payload p ON p.experience_id = i.experience_id
 WHERE i.batch_id = ANY(%(batch_ids)s) AND p.pruned_at IS NOT NULL
 
 -- name: leased_batch
--- What this worker drew for a step and did not commit; another's batch is not its to give back.
+-- The batch that this worker drew for a step and has not committed. A worker gives back no batch of another worker.
 SELECT b.id
 FROM trinity.batch b
 WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'leased' AND b.worker_id = %(worker_id)s
 FOR NO KEY UPDATE
 
 -- name: reopen_experiences
--- Give the rows of batches back; a committed use is taken back, also of a row that was dropped since and stays so.
+-- Gives the rows of batches back. A committed use is taken back, also from a row that was dropped since; such a row
+-- stays dropped.
 UPDATE trinity.experience e
 SET state = CASE WHEN e.state IN ('leased', 'trained') THEN 'ready' ELSE e.state END,
     worker_id = NULL,
@@ -271,7 +277,7 @@ FROM (SELECT i.experience_id, count(*) FILTER (WHERE b.state = 'committed') AS u
 WHERE e.id = i.experience_id
 
 -- name: reopen_groups
--- The run's own: the groups of adopted rows belong to their data set.
+-- Gives back the run's own groups. The groups of adopted rows belong to their data set.
 WITH m AS MATERIALIZED (
     SELECT DISTINCT e.group_id
     FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
@@ -282,7 +288,7 @@ FROM m
 WHERE g.id = m.group_id AND g.run_id = %(run_id)s AND g.state IN ('leased', 'trained')
 
 -- name: reopen_preferences
--- The same for pairs.
+-- Gives back the pairs of batches.
 UPDATE trinity.preference p
 SET state = CASE WHEN p.state IN ('leased', 'trained') THEN 'ready' ELSE p.state END,
     worker_id = NULL,

@@ -1,6 +1,7 @@
 -- name: run_progress
--- Where a run stands: steps committed, the newest version, what the last batch was like, how many groups were begun.
--- Asked again and again: it reads no table whose size is that of the store, but counters of tasks, and drops.
+-- Where a run stands: its committed steps, its newest version, the numbers of its last batch, and how many groups were
+-- started. Commands repeat it all the time, so it reads counters of tasks and drops, and no table that grows with the
+-- store.
 SELECT r.state,
        coalesce(b.step, 0) AS step,
        b.reward,
@@ -19,7 +20,7 @@ LEFT JOIN LATERAL (
 WHERE r.id = %(run_id)s
 
 -- name: run_summary
--- What a run did, all of it.
+-- A run from its first step to its last.
 SELECT (SELECT count(*) FROM trinity.rollout o WHERE o.run_id = %(run_id)s AND o.state <> 'refused') AS rollouts,
        (SELECT count(*) FROM trinity.batch b WHERE b.run_id = %(run_id)s AND b.state = 'committed') AS trained_batches,
        (SELECT count(*) FROM trinity.policy_version p WHERE p.run_id = %(run_id)s) AS policy_versions,
@@ -44,7 +45,7 @@ SELECT count(*) AS runs FROM trinity.run WHERE starts_with(name, %(prefix)s)
 SELECT r.name FROM trinity.run r WHERE r.kind = 'train' AND r.deleting_at IS NULL ORDER BY r.id
 
 -- name: list_batches
--- The newest batches of a run, newest first; of each the loss that was recorded when it was committed.
+-- The newest batches of a run, newest first, each with the loss that was recorded at its commit.
 SELECT b.id, b.step, b.state, b.setting_id, b.sampler, b.policy_version, b.included_version, i.rows, i.reward_mean,
        i.staleness_mean, i.staleness_max, m.value AS loss, b.created_at, b.committed_at
 FROM (SELECT * FROM trinity.batch x WHERE x.run_id = %(run_id)s ORDER BY x.id DESC LIMIT %(limit)s) b
@@ -59,11 +60,13 @@ LEFT JOIN trinity.metric m ON m.run_id = %(run_id)s AND m.name = 'loss' AND m.st
 ORDER BY b.id DESC
 
 -- name: status_disk
--- About how many rows a run has by family of tables, and how many bytes they take with their share of the indexes: an
--- estimate. Its rows are counted by %(rows)s; text, payloads and processing records are looked at for some of them, and
--- items for some of the batches. Rows and metrics are picked by id, one from each of some equal parts of all ids; a run
--- that has too few rows for that gets a scan of the hot rows. Space that is free inside the tables is not counted. About
--- 50 ms for a million rows, and 100 ms more with the scan.
+-- An estimate of how many rows a run has by family of tables, and how many bytes they take with their share of the
+-- indexes.
+--
+-- Rows are counted by %(rows)s. Text, payloads and processing records are read for a sample of the rows, items for a
+-- sample of the batches. Rows and metrics are sampled by id, one from each of some equal parts of all ids. If a run
+-- has too few rows for that, the statement scans the hot rows. Free space inside the tables is not counted. It takes
+-- about 50 ms for a million rows, and 100 ms more with the scan.
 WITH part AS MATERIALIZED (
     SELECT coalesce(min(e.id), 0) AS first, coalesce(max(e.id) - min(e.id), 0) / %(sample)s + 1 AS ids
     FROM trinity.experience e

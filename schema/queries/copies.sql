@@ -8,8 +8,8 @@ WHERE r.id = %(run_id)s
 ORDER BY r.id <> %(run_id)s, r.id
 
 -- name: tasksets_of_copy
--- The tasksets of these runs: of tasks that they attempted, those that they explore, and those of data sets, which have
--- the name of their run.
+-- The tasksets that these runs need: those of tasks that they attempted, those that they explore, and those of data
+-- sets, which have the names of their runs.
 SELECT s.id
 FROM trinity.taskset s
 WHERE s.id IN (SELECT t.taskset_id FROM trinity.task t
@@ -21,7 +21,7 @@ WHERE s.id IN (SELECT t.taskset_id FROM trinity.task t
 ORDER BY s.id
 
 -- name: taken_names
--- Which of these names runs or tasksets have.
+-- Those of these names that a run or a taskset already has.
 SELECT n.name FROM unnest(%(names)s::text[]) n (name)
 WHERE EXISTS (SELECT FROM trinity.run r WHERE r.name = n.name)
    OR EXISTS (SELECT FROM trinity.taskset s WHERE s.name = n.name)
@@ -30,14 +30,14 @@ WHERE EXISTS (SELECT FROM trinity.run r WHERE r.name = n.name)
 SELECT pg_current_xact_id()::text::bigint AS xact
 
 -- name: stop_copied_workers
--- The processes that worked on a run are not those of its copy.
+-- Marks the workers of copied runs as stopped: their processes work on the original.
 UPDATE trinity.worker w SET stopped_at = w.heartbeat_at WHERE w.run_id = ANY(%(runs)s::bigint[]) AND w.stopped_at IS NULL
 
 -- name: set_checkpoint
--- The files of a version lie here now.
+-- Records where the files of a version are now.
 UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
 
 -- name: wait_for_ids
--- How long this transaction waits for others that hold the ids of a table.
+-- Limits how long this transaction waits for sessions that hold the ids of a table.
 SELECT set_config('lock_timeout', %(lock_seconds)s::float8 * 1000 || 'ms', true)

@@ -1,21 +1,22 @@
 -- name: delete_batches
--- Some batches of a run, with their items.
+-- Deletes some batches of a run, with their items.
 DELETE FROM trinity.batch
 WHERE id IN (SELECT b.id FROM trinity.batch b WHERE b.run_id = %(run_id)s LIMIT %(limit)s)
 
 -- name: delete_preferences
--- Some pairs of a run, with their drops. Their items must be gone.
+-- Deletes some pairs of a run, with their drops. Their items must be gone.
 DELETE FROM trinity.preference
 WHERE id IN (SELECT p.id FROM trinity.preference p WHERE p.run_id = %(run_id)s LIMIT %(limit)s)
 
 -- name: delete_experiences
--- A run's rows in a range of ids, with their texts, payloads, scores, reward events, processing records and drops. By
--- range, since no index has all rows of a run: a look never reads more than the range. Fails where another run has
--- adopted one.
+-- Deletes a run's rows in a range of ids, with their texts, payloads, scores, reward events, processing records and
+-- drops. It works by range, since no index has all rows of a run: so a call never reads more than the range. Fails if
+-- another run has adopted one of the rows.
 DELETE FROM trinity.experience e WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
 
 -- name: delete_groups
--- Some groups of a run, with their rollouts, those rollouts' reward events, and drops. Their rows must be gone.
+-- Deletes some groups of a run with their drops, their rollouts, and the reward events of those. Their rows must be
+-- gone.
 DELETE FROM trinity.rollout_group
 WHERE id IN (SELECT g.id FROM trinity.rollout_group g WHERE g.run_id = %(run_id)s LIMIT %(limit)s)
 
@@ -33,15 +34,15 @@ WHERE (run_id, task_id) IN (SELECT t.run_id, t.task_id FROM trinity.task_stat t
                             WHERE t.run_id = %(run_id)s LIMIT %(limit)s)
 
 -- name: delete_versions
--- All policy versions of a run; no batch may name one any more.
+-- Deletes all policy versions of a run. No batch may name one any more.
 DELETE FROM trinity.policy_version WHERE run_id = %(run_id)s
 
 -- name: last_experience
--- The highest id there is: where deleting by ranges ends.
+-- The highest id of an experience, where deletion by ranges ends.
 SELECT coalesce(max(e.id), 0) AS id FROM trinity.experience e
 
 -- name: dependent_runs
--- Runs that need this one: those that name it as data, and those that started from a checkpoint that it still has.
+-- Runs that need this one: they name it as data, or started from a checkpoint that it still has.
 SELECT o.name
 FROM trinity.run o
 WHERE o.id <> %(run_id)s
@@ -53,10 +54,10 @@ WHERE o.id <> %(run_id)s
 ORDER BY o.id
 
 -- name: begin_deletion
--- From now on no process serves the run, and none adopts its rows.
+-- Marks the run. From now on no process serves it, and no other run adopts its rows.
 UPDATE trinity.run SET deleting_at = coalesce(deleting_at, now()) WHERE id = %(run_id)s
 
 -- name: delete_run
--- The run itself, with what is left: settings, workers, the place of its archive. Only after its rows, as this would
--- take all of them in one transaction.
+-- Deletes the run itself with the rest: settings, workers and archive. Its rows must be gone before, or all of them
+-- would go in this one transaction.
 DELETE FROM trinity.run WHERE id = %(run_id)s AND deleting_at IS NOT NULL

@@ -1,5 +1,5 @@
 -- name: limit_checkup
--- This transaction only looks, waits for no lock for long, and gives up what takes long.
+-- Makes this transaction read-only. It limits how long a statement runs and how long it waits for a lock.
 SELECT set_config('transaction_read_only', 'on', true),
        set_config('statement_timeout', %(statement_seconds)s::float8 * 1000 || 'ms', true),
        set_config('lock_timeout', %(lock_seconds)s::float8 * 1000 || 'ms', true)
@@ -9,13 +9,13 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
        pg_is_in_recovery() AS is_standby
 
 -- name: doctor_settings
--- What makes commits last and vacuum run, as this session has it, and which level set it.
+-- The settings that make commits durable and let vacuum run, as this session has them, and which level set each.
 SELECT s.name, s.setting, s.source, current_user AS role, current_database() AS database
 FROM pg_settings s
 WHERE s.name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'autovacuum', 'track_counts')
 
 -- name: doctor_lax_roles
--- Other roles whose commits do not wait for the disk in this database.
+-- Other roles whose commits in this database do not wait for the disk.
 SELECT r.rolname AS role, d.datname AS database
 FROM pg_db_role_setting s
 JOIN pg_roles r ON r.oid = s.setrole
@@ -26,7 +26,8 @@ WHERE c.line IN ('synchronous_commit=off', 'synchronous_commit=false', 'synchron
 ORDER BY 1, 2
 
 -- name: doctor_connections
--- Client connections of the whole server, those that are there for everybody, and how many we may not look into.
+-- How many client connections the whole server has, how many it allows ordinary logins, and how many we may not look
+-- into.
 SELECT count(*) FILTER (WHERE a.backend_type = 'client backend' OR a.backend_type IS NULL AND a.datid IS NOT NULL)
            AS used,
        count(*) FILTER (WHERE a.backend_type IS NULL) AS hidden,
@@ -36,8 +37,9 @@ SELECT count(*) FILTER (WHERE a.backend_type = 'client backend' OR a.backend_typ
 FROM pg_stat_activity a
 
 -- name: doctor_sessions
--- Sessions of this database that stand still in a transaction, or whose statement has run for long; and standbys
--- without a slot that hold old rows. How many transactions old what they pin is: NULL if they pin nothing.
+-- Sessions of this database that stand still in a transaction or whose statement has run for long, and standbys
+-- without a slot that hold old rows. `transactions` says how many transactions old the oldest row is that they hold;
+-- NULL if they hold none.
 SELECT a.pid, a.usename AS role, a.application_name AS application, a.client_addr::text AS address,
        a.backend_type = 'walsender' AS is_standby, coalesce(a.state, '') AS state, a.xact_start AS since,
        extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds,
@@ -53,7 +55,7 @@ WHERE a.pid <> pg_backend_pid()
 ORDER BY a.xact_start
 
 -- name: doctor_prepared
--- Transactions of this database that were prepared and neither committed nor rolled back.
+-- Transactions of this database that were prepared, and neither committed nor rolled back.
 SELECT p.gid, p.owner AS role, p.prepared AS since, age(p.transaction) AS transactions,
        extract(epoch FROM clock_timestamp() - p.prepared)::float8 AS seconds
 FROM pg_prepared_xacts p
@@ -61,7 +63,7 @@ WHERE p.database = current_database() AND p.prepared < clock_timestamp() - make_
 ORDER BY p.prepared
 
 -- name: doctor_slots
--- Replication slots that keep old rows: those that nobody reads, and those whose reader is far behind.
+-- Replication slots that keep old rows: they have no reader, or their reader is far behind.
 SELECT s.slot_name AS slot, s.slot_type AS kind, s.active AS is_active,
        greatest(age(s.xmin), age(s.catalog_xmin)) AS transactions
 FROM pg_replication_slots s
@@ -71,8 +73,9 @@ WHERE (s.database IS NULL OR s.database = current_database())
 ORDER BY s.slot_name
 
 -- name: doctor_tables
--- Our tables and their TOAST: rows as the statistics know them, what was changed since, how many dead rows start a
--- vacuum, and what a row needs on its page (bytes; NULL before the first ANALYZE). A TOAST row is 2 kB at most.
+-- Our tables and their TOAST tables: how many rows the statistics count, how many changed since, how many dead rows
+-- start a vacuum, and how many bytes a row needs on its page (NULL before the first ANALYZE). A TOAST row is 2 kB at
+-- most.
 SELECT c.relname AS "table", k.is_toast,
        greatest(k.reltuples, s.n_live_tup, 0)::bigint AS rows, s.n_dead_tup AS dead,
        s.n_mod_since_analyze AS changed, pg_relation_size(k.oid) AS bytes,
@@ -101,7 +104,7 @@ WHERE n.nspname = 'trinity' AND c.relkind = 'r' AND has_table_privilege(c.oid, '
 ORDER BY c.relname, k.is_toast
 
 -- name: doctor_indexes
--- Our indexes: whether they can be used, and their size. One that is being built right now is left out.
+-- Our indexes: whether they can be used, and their size. An index that is being built right now is left out.
 SELECT i.relname AS index, t.relname AS "table", x.indisvalid AND x.indisready AS is_valid, x.indisunique AS is_unique,
        greatest(i.reltuples, 0)::bigint AS entries, pg_relation_size(i.oid) AS bytes
 FROM pg_index x
@@ -113,19 +116,19 @@ WHERE n.nspname = 'trinity' AND t.relkind = 'r'
 ORDER BY i.relname
 
 -- name: doctor_age
--- How many transactions ago the oldest row of this database may have been written, and the same of multixacts.
+-- How many transactions ago the oldest row of this database may have been written, and the same for multixacts.
 SELECT age(d.datfrozenxid) AS transactions, mxid_age(d.datminmxid) AS multixacts
 FROM pg_database d WHERE d.datname = current_database()
 
 -- name: doctor_objects
--- The names of all tables, views and functions that are there.
+-- The names of all tables, views and functions of the schema.
 SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'trinity' AND c.relkind IN ('r', 'v')
 UNION
 SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'trinity'
 
 -- name: doctor_dead_letters
--- Rows that a processor gave up: it raised errors, or ended before its verdict, again and again.
+-- Rows that a processor gave up: again and again it raised errors, or ended before its verdict.
 SELECT r.name AS run, d.reason, count(*) AS rows
 FROM trinity."drop" d JOIN trinity.run r ON r.id = d.run_id
 WHERE d.reason IN ('clean_failed', 'score_failed', 'clean_crashed', 'score_crashed')
@@ -133,7 +136,7 @@ GROUP BY r.id, r.name, d.reason
 ORDER BY r.id, d.reason
 
 -- name: doctor_silent_workers
--- Workers that are gone or silent for longer than their lease, and still hold rows, groups or batches.
+-- Workers that are gone, or silent for longer than their lease, and still hold rows, groups or batches.
 SELECT r.name AS run, w.id AS worker, w.role, w.host, w.pid, w.stopped_at IS NOT NULL AS is_stopped,
        extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS seconds, h.rows, h.groups, h.batches
 FROM trinity.worker w
@@ -150,7 +153,7 @@ WHERE (w.stopped_at IS NOT NULL OR NOT trinity.is_alive(w.heartbeat_at, %(lease_
 ORDER BY w.id
 
 -- name: doctor_computing_workers
--- Processes on a machine that are alive and compute: explorers, trainers, and processors that ask a teacher.
+-- Living processes on one machine that compute: explorers, trainers, and processors that ask a teacher.
 SELECT DISTINCT ON (w.pid) r.name AS run, w.role, w.pid
 FROM trinity.worker w
 JOIN trinity.run r ON r.id = w.run_id
@@ -160,7 +163,7 @@ WHERE w.host = %(host)s AND w.stopped_at IS NULL
 ORDER BY w.pid, w.id
 
 -- name: doctor_runs
--- Active runs, whether they explore, and which roles have a worker that is alive.
+-- Active runs, whether they explore, and which roles have a living worker.
 SELECT r.name AS run, r.config ->> 'taskset' IS NOT NULL AS is_online,
        ARRAY(SELECT DISTINCT w.role::text FROM trinity.worker w
              WHERE w.run_id = r.id AND w.stopped_at IS NULL
@@ -170,11 +173,11 @@ WHERE r.kind = 'train' AND r.state = 'active'
 ORDER BY r.id
 
 -- name: doctor_notifications
--- Which share of the server's queue of notifications is full: the slowest listener holds it up.
+-- How full the server's queue of notifications is, from 0 to 1. The slowest listener holds it up.
 SELECT pg_notification_queue_usage() AS share
 
 -- name: doctor_archives
--- Lance tables that have rows of runs.
+-- The Lance tables that have rows of runs.
 SELECT r.name AS run, a.name, a.num_rows AS rows
 FROM trinity.archive a JOIN trinity.run r ON r.id = a.run_id
 WHERE a.num_rows > 0

@@ -1,12 +1,12 @@
 -- name: lock_pace
--- Explorers of a run decide one after the other how much to start, so that together they respect the limit. Who waits
--- here waits for the run's row, which a login that may only read cannot lock.
+-- Lets the explorers of a run decide one after the other how many groups to start, so that together they respect the
+-- limit. They wait for the run's row: a login that may only read cannot lock it.
 SELECT r.id FROM trinity.run r WHERE r.id = %(run_id)s FOR NO KEY UPDATE
 
 -- name: count_pace
--- What the pace is computed from, counted anew each time, so that a restart cannot lose it: groups that were
--- trained on but are in no version up to the explorer's, that wait, that are explored. A dropped group is in
--- none of the numbers: its place is free.
+-- The numbers that the pace is computed from: groups that were trained on but are in no version up to the explorer's,
+-- groups that wait, and groups that are being explored. They are counted anew each time, so that a restart loses none.
+-- A dropped group is in none of the numbers: its place is free.
 SELECT (SELECT coalesce(sum(b.size), 0) FROM trinity.batch b
         WHERE b.run_id = %(run_id)s AND b.state = 'committed'
           AND (b.included_version IS NULL OR b.included_version > %(version)s))::bigint AS unpublished,
@@ -17,8 +17,8 @@ WHERE g.run_id = %(run_id)s AND g.state IN ('open', 'complete', 'ready', 'leased
   AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
 
 -- name: claim_abandoned_groups
--- Take over groups whose explorer is gone, oldest first; skip what another explorer takes right now. A member of
--- which there is only a refused rollout is missing.
+-- Takes over groups whose explorer is gone, oldest first, and skips those that another explorer takes right now. A
+-- member is missing as long as its only rollouts were refused.
 WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
@@ -44,9 +44,9 @@ JOIN trinity.task t ON t.id = c.task_id
 ORDER BY c.id
 
 -- name: start_groups
--- Start groups on the tasks that this run issued least; ties by id or, shuffled, by a hash that differs with
--- each pass. Counting the issue and opening the group are one statement, so a resume goes on exactly here. Counts
--- of tasks are locked in the order of their ids everywhere.
+-- Starts groups on the tasks that this run issued least. Ties go by id or, if the run shuffles, by a hash that differs
+-- with each pass. One statement counts the issue and opens the group, so that a resumed run goes on exactly here.
+-- Every statement locks counts of tasks in the order of their ids.
 WITH picked AS MATERIALIZED (
     SELECT t.id
     FROM trinity.task t
@@ -74,14 +74,14 @@ JOIN trinity.task t ON t.id = s.task_id
 ORDER BY s.id
 
 -- name: hold_groups
--- Lock the groups of a write, in the order of their ids. Only a statement after it sees for certain who holds them and
--- what is stored of them: also a late write that is repeated waits here for its first try.
+-- Locks the groups of a write, in the order of their ids. Only a later statement sees for certain which workers hold
+-- them and what is stored of them. A late write that is repeated also waits here for its first try.
 SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER BY g.id FOR NO KEY UPDATE
 
 -- name: write_rollouts
--- A write, under the lock of its groups, but for further steps. What is stored already is left alone; what comes from a
--- worker that lost its group is refused, but kept. The last member completes its group and ends the lease. Returns how
--- many are refused, now or before, and of how many there is a group at all.
+-- Writes rollouts with their first steps, under the lock of their groups. A rollout that is already stored stays as it
+-- is. A rollout of a worker that lost its group is refused, but kept. The last member completes its group and ends the
+-- lease. Returns how many of the rollouts are refused, now or before, and how many belong to a group that exists.
 WITH given AS MATERIALIZED (
     SELECT m.*, r.state AS known,
         (g.state = 'open' AND g.worker_id = %(worker_id)s AND g.attempt = m.attempt) IS TRUE AS is_held
@@ -151,8 +151,9 @@ SELECT count(*) FILTER (WHERE CASE WHEN known IS NULL THEN NOT is_held ELSE know
 FROM given
 
 -- name: write_steps
--- The further steps of attempts of which write_rollouts has written the first one, in the same transaction: raw, or
--- late where that was refused. What is stored already is left alone. They may be of other policy versions.
+-- Writes the further steps of attempts whose first step write_rollouts wrote in the same transaction. They are raw, or
+-- late where the rollout was refused. A step that is already stored stays as it is. Steps of one attempt may be of
+-- several policy versions.
 WITH given AS MATERIALIZED (
     SELECT w.*, r.id AS rollout_id, r.run_id, r.state = 'finished' AS is_held
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[], %(steps)b::smallint[],
@@ -200,7 +201,8 @@ FROM (SELECT group_id, min(version_min) AS oldest, max(version_max) AS newest FR
 WHERE g.id = n.group_id AND (n.oldest < g.version_min OR n.newest > g.version_max)
 
 -- name: reward_steps
--- What a workflow says of steps that this transaction has written, or a try before it. Nothing is said twice.
+-- Records the rewards that a workflow gave to steps, which this transaction or an earlier try of it wrote. No reward
+-- is recorded twice.
 WITH given AS MATERIALIZED (
     SELECT e.id, e.run_id, w.value
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[], %(steps)b::smallint[],

@@ -1,15 +1,15 @@
 -- name: create_taskset
--- Create a taskset; nothing when the name is taken.
+-- Creates a taskset; inserts nothing if the name is taken.
 INSERT INTO trinity.taskset (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING
 
 -- name: describe_tasks
--- Whether a taskset has tasks, and whether these are of the responses in the data set of its name.
+-- Whether a taskset has tasks, and whether a data set of its name has responses to them.
 SELECT EXISTS (SELECT FROM trinity.task t JOIN trinity.taskset s ON s.id = t.taskset_id WHERE s.name = %(name)s) AS has_tasks,
        EXISTS (SELECT FROM trinity.rollout_group g JOIN trinity.run r ON r.id = g.run_id
                WHERE r.name = %(name)s AND r.kind = 'data') AS of_responses
 
 -- name: insert_tasks
--- Add tasks; those that the set has already are left alone.
+-- Adds tasks. Tasks that the set already has stay as they are.
 INSERT INTO trinity.task (taskset_id, key, payload)
 SELECT s.id, n.key, n.payload::jsonb
 FROM unnest(%(keys)s::text[], %(payloads)s::text[]) WITH ORDINALITY AS n (key, payload, ordinal)
@@ -24,20 +24,20 @@ JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE s.name = %(name)s AND t.key = ANY(%(keys)s)
 
 -- name: find_imported
--- Which of these rows are there already.
+-- Those of these rows that are already in the data set.
 SELECT e.import_key, e.id
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.import_key = ANY(%(keys)s::uuid[])
 
 -- name: reserve_ids
--- Ids for rows that are about to be written, so that they can refer to one another in one go.
+-- Takes ids for rows that are about to be written, so that they can refer to one another in one COPY.
 SELECT nextval('trinity.rollout_id_seq') AS rollout_id, nextval('trinity.experience_id_seq') AS experience_id
 FROM generate_series(1, %(count)s)
 
 -- name: join_groups
--- Make room for new members in the groups of their tasks; a task that has no group, or only groups that are full
--- (their counters are smallint), gets one. The first of the new members has ordinal `first`. Groups are locked in the
--- order of their ids, as everybody does, whatever the order of the file.
+-- Makes room for new members in the groups of their tasks. A task gets a new group if it has none, or only full ones
+-- (the counters are smallint). The first new member has the ordinal `first`. Groups are locked in the order of their
+-- ids, as in every statement, whatever the order of the file.
 WITH joining AS (
     SELECT n.task_id, n.members,
            (SELECT max(g.id) FROM trinity.rollout_group g
@@ -67,7 +67,7 @@ started AS (
 SELECT task_id, id, first FROM grown UNION ALL SELECT task_id, id, first FROM started
 
 -- name: insert_pairs
--- Add imported preferences; pairs that the data set has already are left alone.
+-- Adds imported preferences. Pairs that the data set already has stay as they are.
 INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, margin, extra)
 SELECT %(run_id)s, n.chosen_id, n.rejected_id, 'import', n.margin, n.extra::jsonb
 FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[], %(margins)s::double precision[],
@@ -83,7 +83,7 @@ WHERE s.name = %(name)s
 ORDER BY t.id
 
 -- name: export_demonstrations
--- Imported responses that are compared with no other.
+-- Imported responses that belong to no group.
 SELECT x.prompt, x.messages, x.response, x.extra
 FROM trinity.experience e
 JOIN trinity.run r ON r.id = e.run_id
@@ -92,10 +92,10 @@ WHERE r.name = %(name)s AND e.group_id IS NULL AND e.source_id IS NULL
 ORDER BY e.id
 
 -- name: export_trajectories
--- All attempts of a run or a data set, each step by itself, with their rewards as they are now. What was asked is the
--- task's own prompt, which the run's template is put around again; a workflow of one's own may have asked anything.
--- `experience` tells equal answers of a run apart: an id that no other row of any store has. Imported rows are told
--- apart by their content.
+-- All attempts of a run or a data set, step by step, with their rewards as they are now. The prompt is that of the
+-- task, and a run puts its template around it again. Only a user's own workflow may have asked something else: then
+-- `asked` has it. `experience` tells equal answers of a run apart: no other row of any store has this id. Imported
+-- rows are told apart by their content.
 SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
        x.response, e.reward, m.model, x.extra,
        CASE WHEN e.import_key IS NULL
@@ -110,8 +110,8 @@ WHERE r.name = %(name)s AND e.source_id IS NULL
 ORDER BY e.id
 
 -- name: export_pairs
--- Asked as in export_trajectories; no workflow made the prompts of adopted rows. Pairs that a run derived from rewards
--- name their rows, so that pairs of equal answers stay apart.
+-- Pairs, with `asked` as in export_trajectories; no workflow made the prompts of adopted rows. Pairs that a run
+-- derived from rewards name their rows, so that pairs of equal answers stay apart.
 SELECT t.payload, x.response AS chosen, y.response AS rejected, p.margin, p.extra,
        CASE WHEN p.source = 'pair'
             THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), p.chosen_id)) END AS chosen_experience,
@@ -131,7 +131,7 @@ WHERE r.name = %(name)s
 ORDER BY p.id
 
 -- name: export_verdicts
--- Responses with an imported verdict, or one that somebody gave under its name, the latest of each. Asked as in
+-- Responses with a verdict: an imported one, or a later event of the same name. The latest counts. `asked` is as in
 -- export_trajectories.
 SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
        x.response, v.value > 0 AS label, x.extra,

@@ -1,7 +1,7 @@
 -- name: record_metrics
--- The lock, which all writers of a run's metrics share, is taken before the first id is. No writer waits for it: it only
--- shows that ids are given out whose rows cannot be seen yet, see metrics_in_flight. Where another login holds the key
--- alone, the writer goes on without the mark, and a sink may miss its numbers.
+-- Writes metrics. All writers of a run's metrics share one lock, which each takes before its first id. No writer waits
+-- for it: it only shows that there are ids whose rows cannot be seen yet (see metrics_in_flight). If another login
+-- holds the key exclusively, the metrics are written without the lock, and a sink may miss them.
 WITH writing AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock_shared(hashtextextended('trinity metrics', %(run_id)s)) AS is_locked
 )
@@ -10,13 +10,14 @@ SELECT %(run_id)s, %(role)s, %(step)s, m.name, m.value
 FROM writing CROSS JOIN unnest(%(names)s::text[], %(values)s::double precision[]) AS m (name, value)
 
 -- name: last_metric_id
--- The highest id that was given out, whether or not its row can be seen, or ever will be.
+-- The highest id that was given out, even if its row cannot be seen yet or never will be.
 SELECT s.last_value AS id FROM trinity.metric_id_seq s
 
 -- name: metrics_in_flight
--- Whether somebody writes metrics of the run right now. Asked after last_metric_id, in a statement of its own: if nobody
--- does, whoever took an id up to that one has ended, and statements from now on see all rows there will be up to it.
--- Any login can take the lock: one that may not write metrics does not count.
+-- Whether a session is writing metrics of the run right now. It is asked after last_metric_id, in a statement of its
+-- own. If no session is, every writer that took an id up to that one has ended, and later statements see all rows up
+-- to it that there will ever be. Any login can take the lock, so sessions of logins that may not write metrics do not
+-- count.
 SELECT EXISTS (
     SELECT FROM pg_locks l
     JOIN pg_stat_activity a ON a.pid = l.pid AND has_table_privilege(a.usesysid, 'trinity.metric', 'INSERT')
@@ -34,8 +35,8 @@ ORDER BY m.id
 LIMIT %(limit)s
 
 -- name: measure_batch
--- What only the store knows of a batch's rollouts: the share that ended by its length, and for each name under which they
--- or their steps were rewarded the mean and the deviation of the latest values, not weighed.
+-- What only the store knows of a batch's rollouts: the share that ended by its length, and for each name of a reward
+-- event about them or their steps the mean and the deviation of the latest values, without weights.
 WITH item AS MATERIALIZED (
     SELECT e.id, e.rollout_id
     FROM trinity.batch_item i

@@ -1,5 +1,6 @@
 -- name: count_rows
--- With or without tokens: those that get none are dropped. By the rule of experience.place.
+-- How many rows the training uses, by uses so far. Rows without tokens count: they get tokens, or are dropped. The
+-- rule is that of experience.place.
 SELECT e.use_count AS uses, count(*) AS rows
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.seed IS NOT NULL
@@ -7,8 +8,8 @@ WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.
 GROUP BY e.use_count
 
 -- name: fit_rows_to_epochs
--- Some adopted rows of an offline run whose epochs were changed: those that have uses left again are ready, those that
--- have none left any more are trained. For the run's trainer, at its start; no row where nothing is left to do.
+-- Adapts some rows of an offline run to another number of epochs: those with uses left become ready, those without
+-- become trained. The run's trainer repeats it at its start until no row is left to change.
 UPDATE trinity.experience e
 SET state = CASE WHEN e.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
 WHERE e.id IN (SELECT f.id FROM trinity.experience f
@@ -17,7 +18,7 @@ WHERE e.id IN (SELECT f.id FROM trinity.experience f
                LIMIT %(limit)s)
 
 -- name: fit_pairs_to_epochs
--- The same for pairs.
+-- Adapts pairs to another number of epochs, as fit_rows_to_epochs does rows.
 UPDATE trinity.preference p
 SET state = CASE WHEN p.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
 WHERE p.id IN (SELECT f.id FROM trinity.preference f
@@ -26,7 +27,7 @@ WHERE p.id IN (SELECT f.id FROM trinity.preference f
                LIMIT %(limit)s)
 
 -- name: count_unlabelled
--- Rows that a run which learns from labels cannot learn from, for want of a reward.
+-- Rows of a run that learns from labels that have no reward, and so no label.
 SELECT count(*) AS rows
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL
@@ -41,7 +42,7 @@ WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND NO
 GROUP BY p.use_count
 
 -- name: held_out_rows
--- By the rules of those that are drawn.
+-- Rows that are kept for evaluation, by the rules of those that are drawn.
 SELECT e.id, e.reward
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.held_out AND e.prompt_length IS NOT NULL
@@ -51,7 +52,8 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: held_out_pairs
--- The chosen row of each pair, then the rejected one; by the rules of those that are drawn.
+-- The rows of pairs that are kept for evaluation, the chosen row of each pair, then the rejected one. The rules are
+-- those of pairs that are drawn.
 SELECT e.id, e.reward
 FROM (SELECT p.id, p.chosen_id, p.rejected_id
       FROM trinity.preference p
@@ -82,7 +84,7 @@ FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL
 
 -- name: encode_rows
--- From now on they can be drawn.
+-- Records the lengths of rows that have tokens now. From now on they can be drawn.
 UPDATE trinity.experience e
 SET prompt_length = n.prompt_length, response_length = n.response_length,
     ready_xact = pg_current_xact_id()::text::bigint
@@ -91,14 +93,14 @@ FROM unnest(%(ids)s::bigint[], %(prompt_lengths)s::integer[], %(response_lengths
 WHERE e.id = n.id
 
 -- name: insert_payloads
--- Arrays are immutable: a row that has some keeps them.
+-- Stores arrays. They are immutable: a row that has some keeps them.
 INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
 SELECT n.id, %(codec)s, n.num_tokens, n.data
 FROM unnest(%(ids)s::bigint[], %(num_tokens)s::integer[], %(data)s::bytea[]) AS n (id, num_tokens, data)
 ON CONFLICT (experience_id) DO NOTHING
 
 -- name: drop_ready
--- Ready rows that turn out not to fit the model. Other members of their groups may make pairs now.
+-- Drops ready rows that do not fit the model. Other members of their groups may make pairs now.
 WITH dropped AS (
     UPDATE trinity.experience e SET state = 'dropped' WHERE e.id = ANY(%(ids)s) AND (e.state = 'ready') IS TRUE
     RETURNING e.run_id, e.group_id
@@ -109,7 +111,7 @@ FROM dropped d JOIN trinity.run r ON r.id = d.run_id
 WHERE d.group_id IS NOT NULL AND r.derives_pairs
 
 -- name: drop_pairs_of
--- A pair goes with either of its rows.
+-- Drops the pairs of dropped rows: a pair needs both of its rows.
 WITH dropped AS (
     UPDATE trinity.preference p SET state = 'dropped'
     WHERE p.run_id = %(run_id)s AND (p.chosen_id = ANY(%(ids)s) OR p.rejected_id = ANY(%(ids)s)) AND p.state = 'ready'

@@ -1,12 +1,14 @@
 -- name: read_payloads
--- Bytes that are archived are NULL here, and in that row of the run's Lance table; pruned ones are nowhere.
+-- Payloads as the database has them. Bytes in the archive are NULL here: `archive_row` names their row in the Lance
+-- table. Pruned bytes are nowhere.
 SELECT p.experience_id, p.codec, p.num_tokens, p.data, p.archive_row, p.pruned_at
 FROM trinity.payload p
 WHERE p.experience_id = ANY(%(ids)s)
 
 -- name: make_archive
--- A run has one archive for each store that it was archived in: this store's own, and those of the stores that this one
--- was copied from. The name of the Lance table is one that no other store gives, nor this store to another run.
+-- Makes this store's archive of a run. A run has one archive for each store in which it was archived: this store's
+-- own, and those of the stores that this one was copied from. No other store gives a Lance table this name, and this
+-- store gives it to no other run.
 INSERT INTO trinity.archive (run_id, number, store, name)
 SELECT r.id, (SELECT coalesce(max(a.number) + 1, 0) FROM trinity.archive a WHERE a.run_id = r.id), %(store)s::uuid,
        format('payload_%%s_%%s_%%s', r.id, (extract(epoch FROM r.created_at) * 1000000)::bigint,
@@ -16,8 +18,9 @@ WHERE r.id = %(run_id)s
 ON CONFLICT DO NOTHING
 
 -- name: claim_archive
--- Become the one writer of this store's archive of a run: nobody is, this worker is, or whoever was is gone. The attempt
--- rises with each claim, so that nothing which an earlier holder says later counts. No row: somebody else writes.
+-- Makes a worker the one writer of this store's archive of a run, if there is no writer, or the writer is this worker
+-- or gone. The attempt rises with each claim, so that later writes of an earlier writer change nothing. No row:
+-- another worker writes.
 UPDATE trinity.archive a SET worker_id = %(worker_id)s, attempt = a.attempt + 1
 WHERE a.run_id = %(run_id)s AND a.store = %(store)s
   AND (a.worker_id IS NULL OR a.worker_id = %(worker_id)s
@@ -28,16 +31,15 @@ WHERE a.run_id = %(run_id)s AND a.store = %(store)s
 RETURNING a.number, a.name, a.attempt, a.num_rows
 
 -- name: hold_archive
--- Nobody becomes the writer before this transaction ends, and none of the worker's own transactions of which it heard
--- no end is still under way. No row where somebody did.
+-- Lets no other worker become the writer before this transaction ends. It also waits for the worker's own transactions
+-- whose end the worker did not hear. No row if another worker is the writer.
 SELECT a.num_rows FROM trinity.archive a
 WHERE a.run_id = %(run_id)s AND a.store = %(store)s AND a.worker_id = %(worker_id)s AND a.attempt = %(attempt)s
 FOR NO KEY UPDATE
 
 -- name: archivable_payloads
--- Payloads of rows that are done with, by id, and those of a finished run that may still be drawn, or are scored and
--- wait for the rest of their group: nobody will draw them.
--- The sizes stand in the rows: the bytes are not read.
+-- Payloads that may be archived, by id: those of rows that are done with and, in a finished run, those of ready and
+-- scored rows, since no step will draw them. The sizes come from the rows' headers, and the bytes are not read.
 SELECT e.id, octet_length(p.data) AS bytes
 FROM trinity.experience e
 JOIN trinity.payload p ON p.experience_id = e.id
@@ -48,8 +50,8 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: archive_floor
--- The lowest id, from the last such on, of a row whose payload is in Postgres or yet to come. Adopted rows beside
--- rollout groups are not waited for: they are done with when the run is, and then all rows are looked at again.
+-- The lowest id, from the floor before on, of a row whose payload is in Postgres or has yet to be written. It passes
+-- over adopted rows beside rollout groups: they are done with when the run is, and then all rows are looked at again.
 SELECT e.id
 FROM trinity.experience e
 LEFT JOIN trinity.payload p ON p.experience_id = e.id
@@ -61,7 +63,8 @@ ORDER BY e.id
 LIMIT 1
 
 -- name: archive_payloads
--- The bytes are in Lance, flushed and read back: from now on they are read there. What is there already stays so.
+-- Deletes bytes here that were written to Lance, flushed and read back; from now on they are read there. A payload
+-- that is archived already stays as it is.
 UPDATE trinity.payload p SET data = NULL, archive_row = n.archive_row, archive_number = %(number)s
 FROM unnest(%(ids)s::bigint[], %(archive_rows)s::bigint[]) AS n (id, archive_row)
 WHERE p.experience_id = n.id AND p.data IS NOT NULL
@@ -71,7 +74,7 @@ UPDATE trinity.archive a SET num_rows = a.num_rows + %(rows)s, num_bytes = a.num
 WHERE a.run_id = %(run_id)s AND a.number = %(number)s
 
 -- name: archive_orphans
--- Rows in one Lance table to which no payload points.
+-- Rows of one Lance table to which no payload points.
 SELECT n.archive_row
 FROM unnest(%(ids)s::bigint[], %(archive_rows)s::bigint[]) AS n (id, archive_row)
 LEFT JOIN trinity.payload p ON p.experience_id = n.id AND p.archive_row = n.archive_row
@@ -79,7 +82,7 @@ LEFT JOIN trinity.payload p ON p.experience_id = n.id AND p.archive_row = n.arch
 WHERE p.experience_id IS NULL
 
 -- name: archived_payloads
--- Which Lance table has which of these payloads. NULL where the store does not know the table.
+-- Which Lance table has which of these payloads; NULL if the store does not know the table.
 SELECT a.name, array_agg(e.id ORDER BY e.id) AS ids
 FROM trinity.payload p
 JOIN trinity.experience e ON e.id = p.experience_id
@@ -88,5 +91,5 @@ WHERE p.experience_id = ANY(%(ids)s)
 GROUP BY a.name
 
 -- name: archives_of_run
--- The Lance tables of a run, and whether this very store writes them.
+-- The Lance tables of a run, and whether this store writes them.
 SELECT a.name, a.store = %(store)s AS is_own FROM trinity.archive a WHERE a.run_id = %(run_id)s ORDER BY a.number

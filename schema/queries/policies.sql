@@ -1,12 +1,13 @@
 -- name: latest_version
--- The highest number of a policy version, NULL before the first; withdrawn ones, and those that the server lost, count.
+-- The highest number of a policy version, NULL before the first. Versions that were withdrawn, or that the server
+-- lost, count too.
 SELECT greatest((SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = %(run_id)s),
                 (SELECT max(s.last_version) FROM trinity.setback s WHERE s.run_id = %(run_id)s)) AS version
 
 -- name: publish_version
--- The last step must still be committed by the worker that publishes: a trainer that was replaced meanwhile
--- publishes nothing. The lock makes it wait for whoever reopens that step right now. The first version has no
--- steps. Harmless when repeated.
+-- Publishes a version. The worker that publishes must have committed the version's last step, and the step must still
+-- be committed: so a trainer that was replaced publishes nothing. The lock waits for a session that reopens the step
+-- right now. The first version has no steps. Harmless when repeated.
 WITH last AS MATERIALIZED (
     SELECT b.id
     FROM trinity.batch b
@@ -24,12 +25,12 @@ WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.step = %(step)s
   AND p.checkpoint_hash = %(checkpoint_hash)s
 
 -- name: include_batches
--- By this the version's checkpoint includes every batch that was committed since the one before.
+-- Records that the checkpoint of the version includes every batch that was committed since the one before.
 UPDATE trinity.batch b SET included_version = %(version)s
 WHERE b.run_id = %(run_id)s AND b.state = 'committed' AND b.included_version IS NULL AND b.step <= %(step)s
 
 -- name: versions_with_checkpoint
--- Newest first.
+-- Versions whose checkpoint was not pruned, newest first.
 SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
@@ -37,21 +38,21 @@ ORDER BY p.version DESC
 LIMIT %(limit)s
 
 -- name: hold_checkpoint
--- Another run starts from this checkpoint. Until that is on record, the lock makes the run's own pruning wait.
+-- Locks a checkpoint from which another run starts. The first run's own pruning waits until the start is on record.
 SELECT p.version FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint = %(checkpoint)s
 FOR SHARE
 
 -- name: lock_checkpoints
--- Before prune_checkpoints, which then sees every run that has started from one of these.
+-- Locks the versions before prune_checkpoints, which then sees every run that has started from one of them.
 SELECT p.version FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
 ORDER BY p.version
 FOR NO KEY UPDATE
 
 -- name: prune_checkpoints
--- Forget the checkpoints of all but the newest few versions, before their files are deleted. Version 0 stays:
--- it is where a run starts anew, and what it is compared with. So does one that another run started from.
+-- Forgets the checkpoints of all but the newest few versions, before their files are deleted. Version 0 stays, since
+-- runs start anew from it and are compared with it. A checkpoint that another run started from stays too.
 WITH old AS (
     SELECT p.version, p.checkpoint
     FROM trinity.policy_version p
@@ -66,7 +67,7 @@ WHERE p.run_id = %(run_id)s AND p.version = old.version
 RETURNING old.version, old.checkpoint
 
 -- name: relocate_checkpoint
--- The files of a version are in another place by now. Harmless when repeated, and where they are where they were.
+-- Records that the files of a version are in another place now. Harmless when repeated.
 UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
   AND p.checkpoint <> %(checkpoint)s

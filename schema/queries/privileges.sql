@@ -1,6 +1,6 @@
 -- name: login_rights
 -- Whether the session's login can change anything: a table of the store, the server's files, or what others may do.
--- Counts every role that it is a member of, since it can take on each of them.
+-- Every role that it is a member of counts, since it can take on each of them.
 WITH held AS MATERIALIZED (
     SELECT r.oid, r.rolname, r.rolsuper, r.rolcreaterole
     FROM pg_roles r
@@ -18,7 +18,7 @@ SELECT session_user AS login,
                          OR has_any_column_privilege(held.oid, c.oid, 'INSERT, UPDATE'))) AS can_write
 
 -- name: is_reader
--- Whether a login is there and in the group of those that read, and the group may read this store.
+-- Whether there is such a login, it is in the group of readers, and that group may read this store.
 SELECT coalesce(pg_has_role(to_regrole(%(login)s), to_regrole(%(group)s), 'MEMBER')
                 AND has_schema_privilege(to_regrole(%(group)s), to_regnamespace('trinity'), 'USAGE')
                 AND has_table_privilege(to_regrole(%(group)s), to_regclass('trinity.run'), 'SELECT'), false) AS is_so

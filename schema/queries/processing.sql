@@ -1,6 +1,6 @@
 -- name: claim_rows
--- Lease up to :limit rows that are in a stage's :state, oldest first, from the id :after on; skip rows that others hold,
--- and suspects: rows of which so many claims in a row brought no verdict. The state is sent as a literal.
+-- Leases up to :limit rows in a stage's :state, oldest first, from the id :after on. It skips rows that others hold,
+-- and suspects: rows whose last claims, so many in a row, brought no verdict. The state is sent as a literal.
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
@@ -18,8 +18,8 @@ WHERE e.id = picked.id
 RETURNING e.id, e.attempt
 
 -- name: claim_suspect
--- Lease one row in a stage's :state whatever became of its claims, for when no other is left: a row that kills its
--- processor takes no neighbour with it. The state is sent as a literal.
+-- Leases one row in a stage's :state, a suspect too, when no other row is left. So a row that kills its processor
+-- takes no other row with it. The state is sent as a literal.
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
@@ -34,10 +34,10 @@ WHERE e.id = picked.id
 RETURNING e.id, e.attempt
 
 -- name: read_claimed
--- Claimed rows with everything that a step may read of them: each name has its meaning beside it. A processor selects
--- from this the columns that its steps ask for. The rest costs nothing: each join finds one row by its key, so the
--- planner leaves out a join that no selected column needs. `unanswered`: how many claims before this one brought no
--- verdict since the last that did.
+-- Claimed rows with every column that a step may read; each name has its meaning beside it. A processor selects the
+-- columns that its steps ask for. The other columns cost nothing: each join finds one row by its key, so the planner
+-- leaves out the joins that no selected column needs. `unanswered` counts the claims without a verdict since the last
+-- verdict, before this claim.
 SELECT e.attempt,
        e.attempt - 1 - coalesce((SELECT max(v.attempt) FROM trinity.processing v WHERE v.experience_id = e.id), 0)
            AS unanswered,
@@ -67,11 +67,12 @@ LEFT JOIN trinity.task t ON t.id = g.task_id
 WHERE e.id = ANY(%(ids)s)
 
 -- name: lock_step_lists
--- Processors of a run that start at once record their steps one after the other.
+-- Lets processors of a run that start at once record their steps one after the other.
 SELECT r.id FROM trinity.run r WHERE r.id = %(run_id)s FOR NO KEY UPDATE
 
 -- name: record_step_list
--- The version of a processor's list of steps: that of an equal list which the run had before, or else the next number.
+-- The version of a processor's list of steps: the version of an equal list that the run had before, or else the next
+-- number.
 WITH known AS (
     SELECT max(l.version) AS version FROM trinity.step_list l
     WHERE l.run_id = %(run_id)s AND l.processor = %(processor)s AND l.steps = %(steps)s::jsonb
@@ -87,9 +88,9 @@ made AS (
 SELECT coalesce((SELECT known.version FROM known), (SELECT made.version FROM made)) AS version
 
 -- name: hold_rows
--- Which of these rows the worker still holds, and under which attempt; locks them for the verdicts, in the order in
--- which everybody locks rows. NOT DISTINCT in place of =, which the planner may answer from the index of workers, by
--- all that this one ever held.
+-- Those of these rows that the worker still holds, with their attempts; locked for the verdicts, in the order in which
+-- every statement locks rows. NOT DISTINCT stands in place of =, which the planner may answer from the index of
+-- workers, by all rows that this worker ever held.
 SELECT e.id, e.attempt
 FROM trinity.experience e
 WHERE e.id = ANY(%(ids)s) AND e.worker_id IS NOT DISTINCT FROM %(worker_id)s AND e.state IN ('raw', 'clean')
@@ -97,7 +98,7 @@ ORDER BY e.id
 FOR NO KEY UPDATE
 
 -- name: pass_rows
--- Move held rows from a stage's state to the next. The states are sent as literals.
+-- Moves held rows from a stage's state to the next. The states are sent as literals.
 UPDATE trinity.experience e SET state = %(next_state)s, worker_id = NULL
 WHERE e.id = ANY(%(ids)s) AND e.state = %(state)s
 
@@ -106,7 +107,7 @@ UPDATE trinity.experience e SET state = 'dropped', worker_id = NULL
 WHERE e.id = ANY(%(ids)s) AND e.state IN ('raw', 'clean')
 
 -- name: release_held
--- Give held rows back for another attempt.
+-- Gives held rows back for another attempt.
 UPDATE trinity.experience e SET worker_id = NULL WHERE e.id = ANY(%(ids)s) AND e.state IN ('raw', 'clean')
 
 -- name: count_failures
@@ -118,8 +119,8 @@ WHERE p.experience_id = ANY(%(ids)s) AND p.processor = %(processor)s
 GROUP BY p.experience_id
 
 -- name: record_processing
--- One row a verdict, with the step that dropped or failed the row; one that was written before, as when its commit was
--- unclear, is left as it is.
+-- Writes one row for each verdict, with the step that dropped or failed the row. A verdict that was written before, in
+-- a transaction whose commit was unclear, stays as it is.
 INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, step, error)
 SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, p.outcome::trinity.processing_outcome, p.step, p.error
 FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(steps)s::text[], %(errors)s::text[])
@@ -127,8 +128,8 @@ FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(
 ON CONFLICT (experience_id, processor, processor_version, attempt) DO NOTHING
 
 -- name: record_drops
--- Why rows will not be trained on, and by which processing steps where some said so; the state changes in the same
--- transaction.
+-- Records why rows will not be trained on, and which processing steps dropped them, if steps did. The state changes in
+-- the same transaction.
 INSERT INTO trinity."drop" (run_id, experience_id, stage, step, reason, detail)
 SELECT %(run_id)s, d.id, %(stage)s, d.step, d.reason, d.detail
 FROM unnest(%(ids)s::bigint[], %(steps)s::text[], %(reasons)s::text[], %(details)s::jsonb[])
@@ -136,12 +137,12 @@ FROM unnest(%(ids)s::bigint[], %(steps)s::text[], %(reasons)s::text[], %(details
 ON CONFLICT (experience_id) DO NOTHING
 
 -- name: pick_groups
--- Lock complete groups of which no member is still being processed, oldest first. Whole groups only: a member that
--- another processor holds keeps its group back, and so does, where a source of rewards is required, one of which
--- that source has said nothing, unless the group is too small in any case. What is left of an attempt that lost a step
--- goes with it: nobody has to judge it, and it is none of the attempts that are counted. Groups that wait are passed
--- over, not waited for. Looks at :among, or, where that is NULL, at all complete groups, from the lowest that was live
--- at the last draw.
+-- Locks complete groups that can be settled, oldest first. Groups that are locked are passed over, not waited for. It
+-- looks at :among, or, if that is NULL, at all complete groups from the run's floor on.
+--
+-- A group waits while a member is still being processed. If the run requires rewards of a source, a group also waits
+-- until that source has judged each member, unless the group is too small in any case. An attempt that lost a step is
+-- dropped with its other steps, so it needs no judgement and does not count.
 SELECT g.id
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state = 'complete'
@@ -172,8 +173,8 @@ LIMIT %(limit)s
 FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: drop_partial_attempts
--- What is left of attempts that lost a step to a processor goes too: what they earned is not known any more. Under the
--- lock of their groups.
+-- Drops the other steps of attempts that lost a step to a processor, since the reward of the attempt is no longer
+-- known. Under the lock of their groups.
 WITH partial AS (
     UPDATE trinity.experience e SET state = 'dropped'
     WHERE e.group_id = ANY(%(group_ids)s) AND (e.state = 'scored') IS TRUE AND e.source_id IS NULL
@@ -187,11 +188,12 @@ SELECT run_id, id, 'group', 'partial_attempt' FROM partial
 ON CONFLICT (experience_id) DO NOTHING
 
 -- name: settle_groups
--- Settle picked groups: ready, or dropped with a reason, as those with too few members left, and where that is asked
--- for those whose rewards are all equal. What counts is attempts, each with what all of its steps earned; one with at
--- least :solved_reward solved its task. A statement
--- after the one that locks them, so that it sees every reward that was committed before the lock; it checks again what
--- it relies on.
+-- Makes picked groups ready or drops them with a reason: too few members are left, or, where the run asks for that,
+-- all rewards are equal. Attempts are compared, each with the sum of the rewards of its steps. An attempt with at
+-- least :solved_reward solved its task.
+--
+-- The statement runs after the one that locks the groups, so that it sees every reward that was committed before the
+-- lock. It checks again that the groups can be settled.
 WITH attempts AS (
     SELECT g.id, e.rollout_id,
            count(e.id) FILTER (WHERE e.state IN ('raw', 'clean')) AS unprocessed,
@@ -241,7 +243,8 @@ WHERE g.id = v.id AND g.state = 'complete' AND v.unprocessed = 0
 RETURNING g.id, g.task_id, v.reason, v.size, v.reward_count, v.solved, v.lowest
 
 -- name: ready_members
--- Under the lock of their groups, as all that follows: members need no order of their own. Now they can be paired.
+-- Makes the members of ready groups ready, under the lock of their groups; members need no order of their own. From
+-- now on they can be paired.
 WITH ready AS (
     UPDATE trinity.experience e SET state = 'ready' WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
     RETURNING e.run_id, e.group_id
@@ -250,7 +253,7 @@ INSERT INTO trinity.pairing (run_id, group_id)
 SELECT DISTINCT m.run_id, m.group_id FROM ready m JOIN trinity.run r ON r.id = m.run_id WHERE r.derives_pairs
 
 -- name: drop_members
--- The members of groups that are dropped as a whole.
+-- Drops the members of groups that are dropped as a whole.
 UPDATE trinity.experience e SET state = 'dropped'
 WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
 RETURNING e.id, e.group_id
@@ -262,8 +265,8 @@ FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[], %(details)s::jsonb[]) 
 ON CONFLICT (group_id) DO NOTHING
 
 -- name: count_solved
--- What selectors know of a task: rollouts with a reward, those solved, and the Beta posterior that follows. In
--- the order of the tasks, since explorers write the same rows.
+-- Updates the counts of a task by which groups are chosen: its rollouts with a reward, those that solved it, and the
+-- Beta posterior that follows. In the order of the tasks, since explorers write the same rows.
 INSERT INTO trinity.task_stat AS s (run_id, task_id, scored, solved, alpha, beta)
 SELECT %(run_id)s, n.task_id, sum(n.scored), sum(n.solved), 1 + sum(n.solved), 1 + sum(n.scored - n.solved)
 FROM unnest(%(task_ids)s::bigint[], %(scored)s::integer[], %(solved)s::integer[]) AS n (task_id, scored, solved)
@@ -276,8 +279,8 @@ SET scored = s.scored + excluded.scored,
     beta = s.beta + excluded.scored - excluded.solved
 
 -- name: count_unprocessed
--- Rows that processors have yet to move on, free or held. Scored ones that wait for somebody's reward are not theirs
--- to move, and neither are those of groups that are still explored, or that nobody explores any more.
+-- Rows that processors have yet to move on, free or held. Scored rows that wait for a reward of another source do not
+-- count, and neither do those of groups that are still being explored or were abandoned.
 SELECT (SELECT count(*) FROM trinity.experience e
         WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean', 'scored') AND e.worker_id IS NULL
           AND (e.state <> 'scored'
@@ -287,8 +290,9 @@ SELECT (SELECT count(*) FROM trinity.experience e
         WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NOT NULL) AS rows
 
 -- name: take_pairings
--- The oldest changes of groups that nobody has looked at for pairs; what another processor looks at right now is left
--- to it. They are gone with the transaction that writes the pairs, and there again if that is undone.
+-- Takes the oldest changes of groups in which no processor has looked for pairs yet, and skips those that another
+-- processor looks at right now. They are deleted in the transaction that writes the pairs, and come back if that is
+-- undone.
 DELETE FROM trinity.pairing q
 WHERE q.run_id = %(run_id)s
   AND q.id = ANY(ARRAY(SELECT due.id FROM trinity.pairing due
@@ -296,13 +300,13 @@ WHERE q.run_id = %(run_id)s
 RETURNING q.group_id
 
 -- name: lock_paired_groups
--- A group's pairs are made by one processor at a time; who changes rewards waits as well.
+-- Locks groups, so that one processor at a time makes the pairs of a group. Transactions that change rewards wait too.
 SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER BY g.id FOR NO KEY UPDATE
 
 -- name: pair_groups
--- Pair the best rows of locked groups with their worst: every chosen row beats its rejected one by at least the
--- margin, no row is in two pairs of its group, and pairs that exist are left alone. Serves a run's own and adopted
--- rows. The worse one of a pair is in no pass over rows from now on, but for passes over labels.
+-- Pairs the best rows of locked groups with their worst. Every chosen row beats its rejected one by at least the
+-- margin, no row is in two pairs of its group, and existing pairs stay. This serves a run's own rows and adopted ones.
+-- From now on the rejected row is in no pass over rows, except for passes over labels.
 WITH ranked AS (
     SELECT e.id, e.source_id, e.group_id, e.reward, e.held_out,
            row_number() OVER (PARTITION BY e.group_id ORDER BY e.reward DESC, e.id) AS best,

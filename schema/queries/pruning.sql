@@ -1,6 +1,7 @@
 -- name: pruning_limits
--- What may be pruned of a run: rows that are older than so many seconds, and of versions before the newest few. The
--- version and the last step that may go, -1 for none; NULL where it does not matter.
+-- What may be pruned of a run, given a number of seconds and how many of the newest versions are kept: the moment
+-- before which rows may go, the highest version and the last step that may go. -1 stands for no version or step; NULL
+-- means that this limit was not given.
 SELECT now() - make_interval(secs => %(seconds)s::double precision) AS before, v.version,
        CASE WHEN v.version IS NOT NULL
             THEN coalesce((SELECT max(p.step) FROM trinity.policy_version p
@@ -11,11 +12,13 @@ FROM (SELECT CASE WHEN %(keep_versions)s::integer IS NOT NULL
                                 - %(keep_versions)s::integer, -1) END AS version) v
 
 -- name: hold_run_archive
--- Before payloads of the run are pruned: whoever archives waits, as the archive's row is always locked before payloads.
+-- Locks the run's archive before its payloads are pruned, so that the archiver waits. Every session locks the archive
+-- before payloads.
 SELECT a.num_rows FROM trinity.archive a WHERE a.run_id = %(run_id)s ORDER BY a.number FOR NO KEY UPDATE
 
 -- name: hold_oldest_checkpoint
--- While a transaction has this, the run does not go back behind the version, nor forget its checkpoint.
+-- Locks the oldest version above 0 whose checkpoint exists. While a transaction holds it, the run neither goes back
+-- behind this version nor forgets its checkpoint.
 SELECT p.version
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
@@ -24,16 +27,17 @@ LIMIT 1
 FOR SHARE
 
 -- name: oldest_checkpoint
--- The same for one who only counts.
+-- The version that hold_oldest_checkpoint locks, without a lock: for a dry run.
 SELECT min(p.version) AS version
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
 
 -- name: prunable_payloads
--- Arrays that no step of the run will read again, of its own rows in a range of ids. A row must be done with, and not be
--- held out, adopted by another run, or part of a pair that is not dropped; every batch that it was drawn for, unless it
--- was reopened, must be included in the oldest checkpoint above version 0: a run goes back to none before it. Imported
--- rows that a run adopted stay, as more epochs may use them again. Bytes that are archived are not known here.
+-- Arrays of the run's own rows in a range of ids that no later step will read. The row must be done with, and be
+-- neither held out, nor adopted by another run, nor part of a pair that is not dropped. The oldest checkpoint above
+-- version 0, behind which a run never goes back, must include every batch that the row was drawn for, except reopened
+-- ones. Imported rows that a run adopted stay, since more epochs may use them. `bytes` is NULL if the archive has
+-- them.
 SELECT e.id, octet_length(p.data)::bigint AS bytes
 FROM trinity.experience e
 JOIN trinity.payload p ON p.experience_id = e.id
@@ -51,12 +55,14 @@ WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
 ORDER BY e.id
 
 -- name: prune_payloads
--- The rows stay and say when. What was archived has no pointer from now on, so that it is an orphan in Lance.
+-- Deletes arrays. Their rows stay and say when. An archived array has no pointer from now on, so it is an orphan in
+-- Lance.
 UPDATE trinity.payload p SET data = NULL, archive_row = NULL, pruned_at = now()
 WHERE p.experience_id = ANY(%(ids)s) AND p.pruned_at IS NULL
 
 -- name: discount_archived
--- Before these payloads are pruned: the archiver finds by this number that there are orphans. Bytes go down in proportion.
+-- Lowers the archive's count before these payloads are pruned; by the difference the archiver notices orphans. Its
+-- bytes go down in proportion.
 UPDATE trinity.archive a
 SET num_rows = a.num_rows - n.rows, num_bytes = a.num_bytes - (a.num_bytes::numeric * n.rows / a.num_rows)::bigint
 FROM (SELECT p.archive_number AS number, count(*) AS rows
@@ -66,7 +72,7 @@ FROM (SELECT p.archive_number AS number, count(*) AS rows
 WHERE a.run_id = %(run_id)s AND a.number = n.number AND a.num_rows >= n.rows
 
 -- name: prunable_processing
--- What processors did with a run's rows in a range of ids that are done with: no retry counts them any more.
+-- Processing records of rows in a range of ids that are done with: no retry counts these records any more.
 SELECT c.id, pg_column_size(c.*)::bigint AS bytes
 FROM trinity.experience e
 JOIN trinity.processing c ON c.experience_id = e.id
@@ -80,7 +86,7 @@ ORDER BY c.id
 DELETE FROM trinity.processing c WHERE c.id = ANY(%(ids)s)
 
 -- name: prunable_metrics
--- A run's metrics in a range of ids. A checkpoint needs none. An explorer counts in versions, not in steps.
+-- A run's metrics in a range of ids. No checkpoint needs any. Those of an explorer count in versions, not in steps.
 SELECT m.id, pg_column_size(m.*)::bigint AS bytes
 FROM trinity.metric m
 WHERE m.run_id = %(run_id)s AND m.id > %(after)s AND m.id <= %(until)s
@@ -93,5 +99,5 @@ ORDER BY m.id
 DELETE FROM trinity.metric m WHERE m.id = ANY(%(ids)s)
 
 -- name: last_metric
--- The highest id there is: where pruning by ranges ends.
+-- The highest id of a metric, where pruning by ranges ends.
 SELECT coalesce(max(m.id), 0) AS id FROM trinity.metric m

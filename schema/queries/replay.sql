@@ -1,6 +1,6 @@
 -- name: replay_groups
--- What draw_groups or draw_newest says in the snapshot of a batch, from history alone. Members that are dropped never
--- were in a ready group.
+-- What draw_groups or draw_newest returned in the snapshot of a batch, from history alone. Members that are dropped
+-- now were in no ready group.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, b.snapshot::pg_snapshot AS seen FROM trinity.batch b WHERE b.id = %(batch_id)s
 ),
@@ -20,8 +20,8 @@ WHERE e.state <> 'dropped' AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
 
 -- name: replay_by_chance
--- What draw_by_chance says in the snapshot of a batch, from history alone: the same keys, probes and cells over the groups
--- that could be drawn then.
+-- What draw_by_chance returned in the snapshot of a batch, from history alone: the same keys, probes and cells over
+-- the groups that could be drawn then.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, b.snapshot::pg_snapshot AS seen, trinity.chance(b.step, b.seed) AS seed_of_draw,
            (b.parameters ->> 'lowest')::integer AS lowest, (b.parameters ->> 'alpha')::float8 AS alpha,
@@ -101,10 +101,11 @@ JOIN trinity.experience e ON e.group_id = p.id AND e.state <> 'dropped' AND e.so
 ORDER BY e.group_id, e.id
 
 -- name: replay_rows
--- What draw_rows says in the snapshot of a batch, from history alone: rows that had tokens then, were in no batch
--- that was being trained on, in the order of their uses then. Those that were used up have more uses than the rest.
--- Beside rollout groups it was a draw of its own, with a snapshot of its own, whose rows may be of two passes; their
--- rewards play no part there, and are not recorded.
+-- What draw_rows returned in the snapshot of a batch, from history alone: rows that had tokens then and were in no
+-- batch that was being trained on, ordered by their uses then. Rows that were used up have more uses than the rest.
+--
+-- Beside rollout groups the rows were a draw with a snapshot of its own. They may be of two passes, and their rewards
+-- play no part there and are not recorded.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, coalesce(b.parameters ->> 'experts_snapshot', b.snapshot)::pg_snapshot AS seen,
            (b.parameters ->> 'experts')::integer AS experts
@@ -142,8 +143,8 @@ ORDER BY e.use_count, hashint8extended(e.origin_id, b.seed + e.use_count), e.id
 LIMIT (SELECT coalesce(experts, size) FROM drawn)
 
 -- name: replay_pairs
--- What draw_pairs says in the snapshot of a batch, from history alone, as replay_rows does for rows. The chosen row
--- of each pair, then the rejected one.
+-- What draw_pairs returned in the snapshot of a batch, from history alone, as replay_rows does for rows. The chosen
+-- row of each pair, then the rejected one.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, b.snapshot::pg_snapshot AS seen FROM trinity.batch b WHERE b.id = %(batch_id)s
 ),
@@ -188,7 +189,7 @@ CROSS JOIN LATERAL (VALUES (0, p.chosen_id, p.chosen_reward), (1, p.rejected_id,
 ORDER BY p.place, p.id, side.place
 
 -- name: recorded_draw
--- A batch with its run, and the checkpoint from which its step began, or went on by the steps between.
+-- A batch with its run, and the checkpoint that its step was made from: directly, or with the steps between.
 SELECT b.id AS batch, r.name AS run, b.step, b.state, b.policy_version, p.checkpoint, p.step AS checkpoint_step,
        b.epoch, b.setting_id AS setting, b.sampler, b.seed, b.parameters, b.snapshot, i.rows, i.has_pairs
 FROM trinity.batch b

@@ -1,6 +1,6 @@
 -- name: lock_groups
--- The groups that these reward events are about. Their statistics change in one transaction at a time; whoever
--- changes members too locks the groups first.
+-- Locks the groups that these reward events are about. The statistics of a group change in one transaction at a time;
+-- transactions that change members too lock the groups first.
 SELECT g.id FROM trinity.rollout_group g
 WHERE g.id IN (SELECT r.group_id FROM trinity.rollout r WHERE r.id = ANY(%(rollout_ids)s)
                UNION ALL
@@ -9,8 +9,8 @@ ORDER BY g.id
 FOR NO KEY UPDATE
 
 -- name: lock_rewarded
--- The experiences whose reward follows from events about these rollouts and experiences: the rows themselves and
--- those that adopted them.
+-- Locks the experiences whose reward follows from events about these rollouts and experiences: the rows themselves,
+-- and the rows that adopted them.
 SELECT e.id FROM trinity.experience e
 WHERE e.id IN (SELECT m.id FROM trinity.experience m WHERE m.rollout_id = ANY(%(rollout_ids)s)
                UNION ALL
@@ -21,8 +21,8 @@ ORDER BY e.id
 FOR NO KEY UPDATE
 
 -- name: lock_judged_data
--- The data sets that these experiences are of, or were adopted from. What is said of a row while a run adopts it has to
--- wait: it would change the row, and not the run's copy, which nobody else can see yet.
+-- Locks the data sets that these experiences belong to or were adopted from, so that a judgement waits while a run
+-- adopts rows. Otherwise it would change the row, but not the run's copy, which other sessions cannot see yet.
 SELECT s.id FROM trinity.taskset s
 WHERE s.name = ANY(ARRAY(SELECT r.name
                          FROM trinity.experience e
@@ -33,7 +33,7 @@ ORDER BY s.id
 FOR NO KEY UPDATE
 
 -- name: insert_reward_events
--- In the given order: of each name the last one counts.
+-- Inserts the events in the given order. For each name the last one counts.
 INSERT INTO trinity.reward_event (run_id, rollout_id, experience_id, source, name, value, weight, created_by)
 SELECT %(run_id)s, v.rollout_id, v.experience_id, %(source)s, v.name, v.value, v.weight, %(created_by)s
 FROM unnest(%(rollout_ids)s::bigint[], %(experience_ids)s::bigint[], %(names)s::text[],
@@ -42,8 +42,8 @@ FROM unnest(%(rollout_ids)s::bigint[], %(experience_ids)s::bigint[], %(names)s::
 ORDER BY v.ordinal
 
 -- name: refresh_rewards
--- Make the reward of these experiences the weighted sum of the latest event of each name about the experience, the
--- one it was adopted from, or their rollout. Where it changed, their groups may make other pairs.
+-- Sets the reward of these experiences to the weighted sum of the latest event of each name about the experience,
+-- about the one it was adopted from, or about their rollout. If it changed, their groups may make other pairs.
 WITH latest AS (
     SELECT DISTINCT ON (e.id, v.name) e.id, v.value * v.weight AS part
     FROM trinity.experience e
@@ -71,8 +71,8 @@ FROM changed c JOIN trinity.run r ON r.id = c.run_id
 WHERE c.group_id IS NOT NULL AND c.state IN ('ready', 'leased', 'trained') AND r.derives_pairs
 
 -- name: refresh_pairs
--- Pairs that were derived from rewards are in passes while these rewards agree with them. After refresh_rewards. Locks
--- pairs in the order of their ids, as everybody does.
+-- Moves pairs that were derived from rewards into passes, or out of them, by whether they agree with these rewards
+-- now. It runs after refresh_rewards and locks pairs in the order of their ids.
 WITH judged AS MATERIALIZED (
     SELECT e.id, e.run_id
     FROM trinity.experience e JOIN trinity.run r ON r.id = e.run_id AND r.derives_pairs
@@ -96,9 +96,9 @@ WHERE p.id = held.id AND r.id = p.run_id AND chosen.id = p.chosen_id AND rejecte
   AND (p.seed IS NOT NULL) <> (chosen.reward > rejected.reward AND NOT p.held_out)
 
 -- name: refresh_groups
--- Bring the reward statistics of these groups up to date, in the transaction that changed a reward, and with them the
--- priority where it follows from them: of attempts, each with what all of its steps earned. Rows that will not be
--- trained on do not count.
+-- Updates the reward statistics of these groups in the transaction that changed a reward, and their priority if it
+-- follows from rewards. They are statistics of attempts, each with the sum of the rewards of its steps. Rows that will
+-- not be trained on do not count.
 UPDATE trinity.rollout_group g
 SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance,
     priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
@@ -120,8 +120,8 @@ FROM (
 WHERE g.id = s.group_id
 
 -- name: find_rewarded
--- Experiences that somebody has something to say of, with their reward and the mean of their group; whether they are
--- steps of an attempt that has several.
+-- The experiences that a user is about to judge, with their reward and the mean of their group, and whether their
+-- attempt has several steps.
 SELECT e.id, e.run_id, e.rollout_id, e.reward, g.reward_mean AS group_mean,
        EXISTS (SELECT FROM trinity.experience s WHERE s.rollout_id = e.rollout_id AND s.step > 0) AS is_step
 FROM trinity.experience e

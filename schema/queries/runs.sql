@@ -1,5 +1,6 @@
 -- name: create_run
--- Create a run, and the first of its settings; nothing when the name is taken. Data sets have no settings.
+-- Creates a run and the first of its settings; inserts nothing if the name is taken. Data sets have no settings and
+-- draw nothing.
 WITH made AS (
     INSERT INTO trinity.run (name, kind, config, draws) VALUES (%(name)s, %(kind)s, %(config)s, %(draws)s)
     ON CONFLICT (name) DO NOTHING
@@ -9,7 +10,7 @@ INSERT INTO trinity.run_setting (run_id, config, host)
 SELECT made.id, made.config, %(host)s FROM made WHERE made.kind = 'train'
 
 -- name: find_run
--- With the newest of its settings, whose configuration is that of the run.
+-- A run with the newest of its settings, whose configuration is that of the run.
 SELECT r.id, r.name, r.kind, r.state, r.config, r.seed, r.created_at, r.finished_at,
        r.deleting_at IS NOT NULL AS is_being_deleted,
        (SELECT max(s.id) FROM trinity.run_setting s WHERE s.run_id = r.id) AS setting_id
@@ -20,23 +21,23 @@ WHERE r.name = %(name)s
 SELECT name FROM trinity.run ORDER BY id
 
 -- name: run_state
--- What is being deleted is finished for its roles.
+-- The state of a run as its roles see it: a run that is being deleted is finished for them.
 SELECT CASE WHEN deleting_at IS NULL THEN state ELSE 'finished' END AS state FROM trinity.run WHERE id = %(run_id)s
 
 -- name: hold_setting
--- Lock a setting: a worker that enters itself under it now waits, and then sees that there is a newer one. Whether it
--- is the newest is asked after it is locked, by newest_setting.
+-- Locks a setting. A worker that enters itself under it now waits, and then sees that there is a newer one. Ask
+-- newest_setting after this whether the setting is still the newest.
 SELECT s.id FROM trinity.run_setting s WHERE s.id = %(setting_id)s FOR UPDATE
 
 -- name: newest_setting
--- Asked after register_worker, so that a worker never serves under a setting that was replaced, or a run that is being
--- deleted, which has none.
+-- The newest setting of a run; NULL for a run that is being deleted. It is asked after register_worker, so that no
+-- worker serves under a setting that was replaced.
 SELECT max(s.id) AS id
 FROM trinity.run_setting s JOIN trinity.run r ON r.id = s.run_id
 WHERE s.run_id = %(run_id)s AND r.deleting_at IS NULL
 
 -- name: finish_run
--- The configured work is done: explorers and processors end. Harmless when repeated.
+-- Records that the configured work is done: explorers and processors end. Harmless when repeated.
 UPDATE trinity.run SET state = 'finished', finished_at = now() WHERE id = %(run_id)s AND state = 'active'
 
 -- name: find_taskset
@@ -44,15 +45,17 @@ SELECT s.id, (SELECT count(*) FROM trinity.task t WHERE t.taskset_id = s.id) AS 
 FROM trinity.taskset s WHERE s.name = %(name)s
 
 -- name: lock_tasksets
--- Imports under one name take turns, so that what one found missing is still missing when it writes; and so do those
--- that change a data set and those that adopt it.
+-- Lets sessions that import into tasksets or data sets of these names, adopt them or delete them take turns. So a row
+-- that an import did not find is still missing when the import writes it.
 SELECT s.id FROM trinity.taskset s WHERE s.name = ANY(%(names)s::text[]) ORDER BY s.id FOR NO KEY UPDATE
 
 -- name: adopt_experiences
--- Copy the hot rows that a data set has gained since the run looked last; text and rollouts stay shared. Imports into
--- one data set take turns (lock_tasksets), so that its rows are committed in the order of their ids, and all behind the
--- newest that the run has are new. All answers to one prompt are held out together, in whichever data sets they are.
--- Neither those nor, unless the run learns from labels, the worse rows of pairs are in passes over rows.
+-- Copies the hot rows that a data set has gained since the run last looked; text and rollouts stay shared. Imports
+-- into one data set take turns (lock_tasksets), so its rows are committed in the order of their ids, and all rows
+-- above the newest that the run has are new.
+--
+-- All answers to one prompt are held out together, also when they are in several data sets. Rows that are held out are
+-- in no pass. Rejected rows of pairs are in none either, unless the run learns from labels.
 WITH adopted AS (
     INSERT INTO trinity.experience
         (run_id, source_id, group_id, rollout_id, step, state, reward, held_out, seed, draws_labels, ready_xact)
@@ -83,9 +86,9 @@ FROM adopted a JOIN trinity.run r ON r.id = a.run_id
 WHERE a.group_id IS NOT NULL AND r.derives_pairs
 
 -- name: adopt_preferences
--- Copy the pairs that a data set has gained, as adopt_experiences does, over the rows that the run adopted. (A pair that
--- the run derived from rewards is none that it adopted.) A pair goes with either of its rows, also with one that went
--- before. The worse one of a pair is in no pass over rows from now on, but for passes over labels.
+-- Copies the pairs that a data set has gained, as adopt_experiences does, over the rows that the run adopted. Pairs
+-- that the run derived from rewards are not among the adopted ones. A pair is dropped with either of its rows, also if
+-- a row was dropped before. From now on the rejected row is in no pass over rows, except for passes over labels.
 WITH made AS (
     INSERT INTO trinity.preference
         (run_id, chosen_id, rejected_id, source, margin, state, held_out, origin_id, seed)
@@ -124,5 +127,5 @@ worse AS MATERIALIZED (
 UPDATE trinity.experience e SET seed = NULL FROM worse WHERE e.id = worse.id
 
 -- name: announce
--- Wake whoever waits on this run. Several in one transaction are one notification.
+-- Wakes the roles that wait on this run. Several calls in one transaction are one notification.
 SELECT pg_notify('trinity_run_' || %(run_id)s::bigint, '')

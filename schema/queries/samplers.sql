@@ -1,7 +1,7 @@
 -- name: draw_groups
 -- The members of the oldest ready groups within the staleness limit, in order, with their rewards and the snapshot
--- in which this one statement saw all that. It locks nothing: what it says holds for its snapshot, also when it is
--- run again (replay_groups), and the lease that follows takes all of it or nothing.
+-- that this statement sees. It locks nothing. Run again on its snapshot (replay_groups), it returns the same; the
+-- lease that follows takes all of the rows or none.
 WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
@@ -17,7 +17,7 @@ WHERE (e.state = 'ready') IS TRUE AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
 
 -- name: draw_newest
--- The members of the newest ready groups within the staleness limit: as draw_groups, from the other end.
+-- The members of the newest ready groups within the staleness limit: like draw_groups, from the other end.
 WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
@@ -33,19 +33,20 @@ WHERE (e.state = 'ready') IS TRUE AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
 
 -- name: draw_by_chance
--- The members of :size groups that are picked one after the other, each with a chance in proportion to its weight,
--- priority ^ alpha, among those that are left. That is to say the groups with the smallest keys, where a key is
--- exponential with the weight as its rate. All chance is hashes of seed and step: drawn again, the draw is the same.
+-- The members of :size groups that are picked by chance. They are picked one after the other, each in proportion to
+-- its weight, priority ^ alpha, among the groups that are left. This equals taking the groups with the smallest keys,
+-- where a key is exponential with the weight as its rate. All chance comes from hashes of seed and step, so that the
+-- draw can be repeated. docs/how-it-works/draws.md derives it.
 --
--- An octave of few groups gives each of them its key. The others are probed: a probe picks an octave, one of its cells
--- (intervals of the order of hashes) and one of :places there; the group at that place, if any, is hit with its share
--- of the octave's largest weight. Probes come at random times, so that each group is hit at the times of a Poisson
--- process of its own, with its weight as the rate; the first hit is its key. The width of cells changes what it costs,
--- not the law. Undecided, without members, when the probes end too soon. (That a cell holds more groups than there are
--- places, so that the rest would have none, has a chance of 1e-13 a probe.)
+-- In an octave of few groups each group gets its key. Other octaves are probed. A probe picks an octave, one of its
+-- cells (an interval of hashes) and one of :places in the cell. If a group stands at that place, it is hit with the
+-- ratio of its weight to the octave's largest. Probes come at random times, so the hits of each group are a Poisson
+-- process with its weight as the rate, and the first hit is its key. The width of cells changes the cost, not the law.
+-- If the probes end too soon, the draw is undecided and returns no members. (A cell with more groups than places would
+-- break the law; the chance of that is 1e-13 a probe.)
 --
--- What is passed over on the way to a place is read from the index alone, where VACUUM has been since; weights are
--- looked up of those groups that are proposed, where they are not all alike.
+-- Groups before the probed place are read from the index alone, if VACUUM has run since they changed. Weights are
+-- looked up for proposed groups only, and only if they differ.
 WITH RECURSIVE occupied AS (
     SELECT %(lowest)s::integer - 1 AS octave
     UNION ALL

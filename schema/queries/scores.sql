@@ -1,5 +1,5 @@
 -- name: write_scores
--- What a model says of rows, in place of what was said of them before under that name.
+-- Writes the scores of a model for rows, in place of earlier scores under its name.
 INSERT INTO trinity.score (experience_id, name, digest, data)
 SELECT n.id, n.name, n.digest, n.data
 FROM unnest(%(ids)s::bigint[], %(names)s::text[], %(digests)s::text[], %(data)s::bytea[]) AS n (id, name, digest, data)
@@ -7,14 +7,13 @@ ON CONFLICT (experience_id, name) DO UPDATE
 SET digest = excluded.digest, data = excluded.data, created_at = excluded.created_at
 
 -- name: read_scores
--- By whichever model of that name: who writes them sees to it that they are of one.
+-- The scores of rows under a name. Writers make sure that all of them are of one model.
 SELECT s.experience_id, s.data
 FROM trinity.score s
 WHERE s.experience_id = ANY(%(ids)s) AND s.name = %(name)s
 
 -- name: unscored_rows
--- Adopted rows that may be drawn, or are held out, and of which this model has said nothing: after the id :after, the
--- lowest first.
+-- Adopted rows that may be drawn or are held out and that this model has not scored, by id, after the id :after.
 SELECT e.id
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.source_id IS NOT NULL AND e.prompt_length IS NOT NULL

@@ -1,12 +1,12 @@
 -- name: adopt_version
--- A checkpoint that the server has forgotten becomes a version of the run again, under a number of its own. Its steps
--- have no batches in the store. Harmless when repeated.
+-- Makes a checkpoint that the server has forgotten a version of the run again, with a new number. Its steps have no
+-- batches in the store. Harmless when repeated.
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
 VALUES (%(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s)
 ON CONFLICT (run_id, version) DO NOTHING
 
 -- name: record_setback
--- What the server lost, once for each trainer that notices it.
+-- Records what the server lost, once for each trainer that notices it.
 INSERT INTO trinity.setback
     (run_id, worker_id, known_version, known_step, last_step, num_rows, first_version, last_version, resumed_version)
 SELECT %(run_id)s, %(worker_id)s, %(known_version)s, %(known_step)s, %(last_step)s, %(num_rows)s, %(first_version)s,
@@ -16,7 +16,7 @@ WHERE NOT EXISTS (SELECT FROM trinity.setback s
                     AND s.last_step = %(last_step)s AND s.last_version IS NOT DISTINCT FROM %(last_version)s::integer)
 
 -- name: setback_of_version
--- The setback in which a version was lost; the newest where several were.
+-- The setback in which a version was lost; the newest if there are several.
 SELECT s.id, s.known_version, s.adopted_version
 FROM trinity.setback s
 WHERE s.run_id = %(run_id)s AND %(version)s BETWEEN s.first_version AND s.last_version
@@ -24,5 +24,5 @@ ORDER BY s.id DESC
 LIMIT 1
 
 -- name: adopt_lost_version
--- The run goes on from a lost version after all, under another number.
+-- Records that the run goes on from a lost version after all, under another number.
 UPDATE trinity.setback s SET adopted_version = %(lost_version)s, resumed_version = %(version)s WHERE s.id = %(id)s

@@ -1,6 +1,6 @@
 -- name: use_of_run
--- How far a run has come. It has rows when a rollout of it ended well, somebody judged one of its rows, or another run
--- started from it; it is trained when a step was ever committed, also one that was reopened.
+-- How far a run has come. It has rows if one of its rollouts ended well, a row of it was judged, or another run
+-- started from it. It is trained if a step was ever committed, even one that was reopened.
 SELECT EXISTS (SELECT FROM trinity.rollout_group g
                JOIN trinity.rollout m ON m.group_id = g.id AND m.state = 'finished'
                WHERE g.run_id = %(run_id)s)
@@ -10,14 +10,14 @@ SELECT EXISTS (SELECT FROM trinity.rollout_group g
        EXISTS (SELECT FROM trinity.batch b WHERE b.run_id = %(run_id)s AND b.committed_at IS NOT NULL) AS is_trained
 
 -- name: failed_attempts
--- How many attempts a run has; asked of runs of which none ended well.
+-- How many attempts a run has. It is asked only of runs in which no attempt ended well.
 SELECT count(*) AS failed
 FROM trinity.rollout_group g JOIN trinity.rollout m ON m.group_id = g.id
 WHERE g.run_id = %(run_id)s
 
 -- name: change_setting
--- Put another configuration in the place of the run's, as a dated row. A run that shall do more or fewer steps is active
--- again: its trainer says when it is finished.
+-- Replaces the configuration of a run, as a dated row. If the number of steps or epochs changes, the run is active
+-- again, and its trainer decides when it is finished.
 WITH given AS (
     SELECT g.config,
            (r.config #> '{trainer,steps}', r.config #> '{trainer,epochs}')

@@ -1,5 +1,5 @@
 -- name: show_experience
--- One experience with everything of which there is one. An adopted row shares the text of its source.
+-- One experience with all that exists once for it. An adopted row shares the text of its source.
 SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.version_max,
        trinity.staleness((SELECT max(p.version) FROM trinity.policy_version p
         WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL),
@@ -19,8 +19,8 @@ LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE e.id = %(id)s
 
 -- name: show_tokenizer
--- The folder whose tokenizer made an experience's tokens: the newest checkpoint of the run, or the model that the run
--- started from. NULL where the run has neither.
+-- The folder of the tokenizer that made an experience's tokens: the newest checkpoint of the run, or the model that
+-- the run started from. NULL if the run has neither.
 SELECT coalesce((SELECT p.checkpoint FROM trinity.policy_version p
                  WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL ORDER BY p.version DESC LIMIT 1),
                 r.config #>> '{model,path}') AS path
@@ -29,7 +29,8 @@ JOIN trinity.run r ON r.id = e.run_id
 WHERE e.id = %(id)s
 
 -- name: show_rewards
--- What was said about an experience, the one it was adopted from, or their rollout; the latest of each name counts.
+-- The reward events about an experience, about the one it was adopted from, or about their rollout. The latest of each
+-- name counts.
 SELECT v.created_at, v.source, v.name, v.value, v.weight, v.created_by, v.detail,
        row_number() OVER (PARTITION BY v.name ORDER BY v.id DESC) = 1 AS latest
 FROM trinity.experience e
@@ -62,7 +63,7 @@ WHERE p.chosen_id = %(id)s OR p.rejected_id = %(id)s
 ORDER BY p.id
 
 -- name: show_batches
--- The batches an experience was in, with the numbers they used.
+-- The batches that an experience was in, with the numbers they used.
 SELECT b.id, b.step, b.state, b.sampler, b.policy_version, b.included_version, i.ordinal, i.preference_id, i.reward,
        i.advantage, i.staleness, i.weight, i.probability, b.created_at, b.committed_at
 FROM trinity.batch_item i

@@ -1,5 +1,5 @@
 -- name: status_runs
--- Every run, or the one with this id, with its workers that said no goodbye, its rows and its pairs by state, and
+-- Every run, or the one with this id, with its workers that have not stopped, its rows and its pairs by state, and
 -- whether its latest batch took pairs. Counts are exact and scan the hot rows: about 100 ms for a million.
 SELECT r.id, r.name AS run, r.kind,
        CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state,
@@ -47,10 +47,11 @@ WHERE %(run_id)s::bigint IS NULL OR r.id = %(run_id)s
 ORDER BY r.id
 
 -- name: status_detail
--- How one run fares: groups by state, staleness of its latest batches, what was explored and trained lately, the reward of
--- its newest versions and the loss of their last steps, why rows were dropped, whose rewards are awaited (NULL: nobody's),
--- how many rows cannot be learned from as they have no reward for a label, which writes came too late. Counts are exact
--- and scan rows, rollouts and verdicts: some hundred milliseconds for a million.
+-- The state of one run: its groups by state, the staleness of its latest batches, how much was explored and trained
+-- lately, the reward of its newest versions and the loss of their last steps, why rows were dropped, and which writes
+-- came too late. `awaited` counts the rows that wait for a required reward; NULL if the run requires none.
+-- `unlabelled` counts the rows without the reward that a label needs. Counts are exact and scan rows, rollouts and
+-- verdicts: some hundred milliseconds for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
               WHERE g.run_id = %(run_id)s GROUP BY g.state) s) AS groups,

@@ -1,32 +1,33 @@
 -- name: register_worker
--- No row where the worker is to be the only one of its role in its run, and there is one that is running. The
--- reference to the setting waits for a change that is under way, and makes a later one wait.
+-- Enters a worker. No row if it is to be the only one of its role in its run and another one is running. The reference
+-- to the setting waits for a change of the setting that is under way, and makes a later change wait.
 INSERT INTO trinity.worker (run_id, role, setting_id, host, pid, exclusive)
 VALUES (%(run_id)s, %(role)s, %(setting_id)s, %(host)s, %(pid)s, %(exclusive)s)
 ON CONFLICT (run_id, role) WHERE exclusive AND stopped_at IS NULL DO NOTHING
 RETURNING id
 
 -- name: heartbeat
--- One small update keeps every lease of the worker alive. Nothing where it was taken for gone: it must not go on.
+-- Records a sign of life: one small update keeps every lease of the worker alive. No row if the worker was taken for
+-- gone: then it must stop.
 UPDATE trinity.worker SET heartbeat_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
 RETURNING heartbeat_at
 
 -- name: hold_place
--- Nobody can replace the worker before this transaction ends; no row where somebody did.
+-- Lets no other worker take this worker's place before this transaction ends. No row if one already did.
 SELECT id FROM trinity.worker WHERE id = %(worker_id)s AND stopped_at IS NULL FOR SHARE
 
 -- name: stop_worker
 UPDATE trinity.worker SET stopped_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
 
 -- name: running_workers
--- Workers that did not say goodbye, and whether they gave a sign of life within their lease.
+-- Workers that have not stopped, and whether they gave a sign of life within their lease.
 SELECT id, role, host, pid, trinity.is_alive(heartbeat_at, %(lease_seconds)s) AS is_alive
 FROM trinity.worker
 WHERE run_id = %(run_id)s AND stopped_at IS NULL
 ORDER BY id
 
 -- name: stop_other_workers
--- Whoever else has this worker's role in its run is replaced.
+-- Replaces every other worker that has this worker's role in its run.
 UPDATE trinity.worker w SET stopped_at = clock_timestamp()
 FROM trinity.worker me
 WHERE me.id = %(worker_id)s AND w.run_id = me.run_id AND w.role = me.role AND w.id <> me.id AND w.stopped_at IS NULL
@@ -38,14 +39,14 @@ FROM trinity.worker
 WHERE run_id = %(run_id)s AND role = %(role)s AND exclusive AND stopped_at IS NULL
 
 -- name: stop_rival
--- A worker that gave no sign of life since we looked at it loses its place; one that did keeps it.
+-- Takes its place from a worker that gave no sign of life since we looked at it. One that did keeps its place.
 UPDATE trinity.worker SET stopped_at = clock_timestamp()
 WHERE id = %(worker_id)s AND heartbeat_at = %(heartbeat_at)s AND stopped_at IS NULL
 
 -- name: stop_lost_rival
--- The only worker of its role loses its place when the server has ended the session of its pulse: its process was
--- killed, or the server does not reach it any more. That is known at once, on whatever machine it was. Behind a pooler
--- a worker has no session, and its lease must run out.
+-- Takes its place from the only worker of a role if the server has ended the session of its heartbeats: its process
+-- was killed, or the server cannot reach it any more. This is known at once, also for a worker on another machine.
+-- Behind a pooler a worker has no session of its own, and its lease must run out.
 UPDATE trinity.worker w SET stopped_at = clock_timestamp()
 WHERE w.run_id = %(run_id)s AND w.role = %(role)s AND w.exclusive AND w.stopped_at IS NULL
   AND w.session_pid IS NOT NULL
@@ -53,18 +54,18 @@ WHERE w.run_id = %(run_id)s AND w.role = %(role)s AND w.exclusive AND w.stopped_
                   WHERE a.pid = w.session_pid AND a.application_name = 'trinity-db worker ' || w.id)
 
 -- name: sign_session
--- From now on this session, or behind a pooler this transaction, tells whose it is, so that it can be ended when its
+-- Gives this session, or behind a pooler this transaction, the name of its worker, so that it can be ended when the
 -- worker falls silent.
 SELECT set_config('application_name', 'trinity-db worker ' || %(worker_id)s::bigint, %(is_local)s) AS name
 
 -- name: keep_session
--- From now on the worker counts as lost when this session ends.
+-- Ties the worker to this session: when the session ends, the worker counts as lost.
 UPDATE trinity.worker SET session_pid = pg_backend_pid() WHERE id = %(worker_id)s
 
 -- name: end_silent_sessions
--- Ends the transactions of workers that said no goodbye and are silent for longer than their lease, with their
--- sessions: a process frozen in the middle of a COPY stands still for no time-out of the server's. Sessions of other
--- accounts are left alone: not everybody may end them.
+-- Ends the sessions of workers that have not stopped and are silent for longer than their lease. No time-out of the
+-- server ends a process that froze in the middle of a COPY. Sessions of other accounts are left alone, since not every
+-- login may end them.
 SELECT pg_terminate_backend(a.pid) AS is_ended
 FROM trinity.worker w
 JOIN pg_stat_activity a ON a.application_name = 'trinity-db worker ' || w.id
@@ -74,10 +75,10 @@ WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL
   AND a.state <> 'idle' AND a.pid <> pg_backend_pid()
 
 -- name: release_leases
--- Give back what stopped or silent workers hold: rows being processed and groups being explored. The next
--- claim raises their attempt, so that a late write of the old holder changes nothing. Rescuers work side by side: each
--- leaves rows that another session changes right now to the next one, and waits for none. Batches are reopened by the
--- trainer, which alone knows the checkpoint.
+-- Gives back what stopped or silent workers hold: rows that were being processed and groups that were being explored.
+-- The next claim raises their attempt, so that a late write of the old holder changes nothing. Sessions that rescue
+-- work side by side: each leaves rows that another session changes right now to the next call, and waits for none.
+-- Batches are reopened by the trainer, since only the trainer knows the checkpoint.
 WITH gone AS MATERIALIZED (
     SELECT w.id
     FROM trinity.worker w
@@ -108,8 +109,8 @@ experiences AS (
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
 
 -- name: release_own_leases
--- Give back what a worker holds without knowing it: the answer to its claim was lost with the connection. Locked in
--- the order of their ids, as by everybody.
+-- Gives back what a worker holds without knowing it, because the answer to its claim was lost with the connection.
+-- Rows are locked in the order of their ids.
 WITH held_groups AS MATERIALIZED (
     SELECT g.id FROM trinity.rollout_group g
     WHERE g.worker_id = %(worker_id)s AND g.state = 'open'

@@ -137,10 +137,17 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
     }
     assert {name for kind, name in made if kind == "view"} == VIEWS
     assert {name for kind, name in made if kind == "function"} == {
+        "cell_bits",
         "chance",
+        "derived_priority",
+        "drawable",
         "drawable_groups",
+        "floor_of",
         "is_alive",
+        "is_learned_from",
+        "key",
         "lineage",
+        "probes",
         "reward_in",
         "staleness",
         "unit",

@@ -10,14 +10,14 @@
     samplers    which groups a draw takes                           (trainer)
     attempts    compare the members of drawn groups                 (trainer)
     batches     draw, read, commit, reopen                          (trainer)
-    payloads    read arrays wherever they are, archive them         (trainer, archiver)
-    scores      what other models say of rows                       (score processor, trainer)
+    payloads    read arrays from Postgres or the archive, move them (trainer, archiver)
+    scores      log-probabilities of rows under other models        (score processor, trainer)
     policies    publish versions, find whole checkpoints            (trainer, explorer)
     setbacks    record and mend what a server has lost              (trainer)
     offline     give adopted rows their tokens, count them          (trainer)
     replay      run a draw again                                    (command line)
-    pruning     take away what runs need no more                    (command line)
-    deletion    take away a whole run                               (command line)
+    pruning     delete rows and arrays that a run needs no more     (command line)
+    deletion    delete a whole run                                  (command line)
     instances   which store this is: the original or a copy         (trainer, archiver)
 
 The statements of a module are those in the file of its name in `schema/queries/`, and no module runs

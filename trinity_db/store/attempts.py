@@ -1,4 +1,4 @@
-"""Members of drawn groups compared: by their rewards, and by what they are within their attempts."""
+"""Compares the members of drawn groups: by their rewards, and by their places within their attempts."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def compare(
     """[n] Their advantages, and which of them were sampled only for the others to be compared with.
 
     Raises:
-        TrinityError: nobody has said what one of them earned.
+        TrinityError: one of them has no reward.
     """
     known = {
         "rewards": np.array([member["reward"] for member in members], np.float64),
@@ -32,8 +32,8 @@ def compare(
         values = advantage(known)
     if (unknown := np.isnan(values)).any():
         raise TrinityError(
-            f"Experience {members[int(unknown.argmax())]['id']} has no advantage, since nobody said what it "
-            "or another of its group earned: name a step under processors.score."
+            f"Experience {members[int(unknown.argmax())]['id']} has no advantage, since it or another member "
+            "of its group has no reward: name a step under processors.score."
         )
     return values.tolist(), known.get("greedy", np.zeros(len(members), np.bool_))
 

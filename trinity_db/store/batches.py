@@ -2,8 +2,8 @@
 
 A draw is one statement, so that one snapshot says all it could see; it is recorded with the batch, and
 `store.replay` runs the draw again on it. (Expert rows beside rollout groups are a second one, with a snapshot
-of its own.) The lease comes after it and takes all of the drawn rows or, when somebody else took one, none.
-Whatever changes rows locks their groups first, then the rows, each in the order of their ids.
+of its own.) The lease comes after it and takes all of the drawn rows, or none if another session took one.
+Every transaction that changes rows locks their groups first, then the rows, each in the order of their ids.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -44,7 +44,7 @@ class SetBack(TrinityError):
 
 @dataclass(frozen=True)
 class Draw:
-    """What a batch is drawn for."""
+    """The step that a batch is drawn for, and how much it takes."""
 
     run_id: int
     worker_id: int
@@ -258,7 +258,7 @@ def reopen(tx: Transaction, run_id: int, worker_id: int, version: int) -> int:
     values = {"run_id": run_id, "version": version}
     batches = tx.execute(query("open_batches"), values).fetchall()
     tx.execute(query("withdraw_later_versions"), values)
-    # After it: whoever prunes holds the oldest checkpoint meanwhile.
+    # After it, since a prune holds the oldest checkpoint meanwhile.
     row = tx.execute(query("count_pruned_rows"), {"batch_ids": [batch["id"] for batch in batches]}).fetchone()
     if row is not None and row["rows"]:
         raise TrinityError(
@@ -280,13 +280,13 @@ def _reopen(tx: Transaction, run_id: int, batches: Sequence[DictRow]) -> None:
 
 
 def hold_trainer(tx: Transaction, run_id: int, worker_id: int, *heard: Mark) -> Mark:
-    """Let nobody replace the run's trainer before this transaction ends; returns where the run is.
+    """Let no worker replace the run's trainer before this transaction ends; returns where the run is.
 
     Args:
         heard: where it may be; anywhere if nothing is given.
 
     Raises:
-        LeaseLost: somebody replaced it, or reopened its last step.
+        LeaseLost: another worker replaced it, or reopened its last step.
         SetBack: the run is somewhere else.
     """
     held = tx.execute(query("hold_trainer"), {"run_id": run_id, "worker_id": worker_id})

@@ -1,7 +1,7 @@
-"""What a run or a data set has written, taken away again: in short transactions, and by whoever repeats it.
+"""Deletes the rows of a run or a data set in short transactions, and may be repeated.
 
-A run that is being deleted says so (`run.deleting_at`): no process serves it and nobody adopts its rows. Its
-own row goes last, so that a deletion that was killed can be repeated, and finishes.
+A run that is being deleted is marked (`run.deleting_at`): no process serves it, and no run adopts its rows.
+Its own row goes last, so that a deletion that was killed can be repeated, and finishes.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Part:
     """What people call them."""
     statement: str
     size: int
-    """Of one transaction: some tenths of a second, and few enough that their locks stall nobody."""
+    """Of one transaction: some tenths of a second, and few enough that their locks stall no role."""
     by_id: bool = False
     """Whether it takes a range of ids, since no index has all rows of a run."""
 
@@ -46,7 +46,7 @@ PARTS = (
 
 
 def begin(tx: Transaction, run: runs.Run, lease_seconds: float) -> list[PolicyVersion]:
-    """Say that a run is being deleted; from now on nobody serves it or adopts its rows. May be repeated.
+    """Say that a run is being deleted; from now on no role serves it or adopts its rows. May be repeated.
 
     Returns:
         its versions whose checkpoints are there.

@@ -1,9 +1,8 @@
 """Payloads: their bytes in Postgres while they are hot, in the archive once their rows are done with.
 
-Whoever reads one reads it here, and does not notice where it was. Bytes move in one direction, Lance first
-and Postgres after: a payload's row has the bytes until they are safe in Lance, and then their row's id
-there. What an archiver that died or was replaced has left in Lance without a pointer is an orphan, and is
-removed.
+Readers come here and need not know where the bytes are. Bytes move in one direction: a payload's row has them
+until they are safe in Lance, and from then on the id of their Lance row. Rows that an archiver left in Lance
+without a pointer, because it died or was replaced, are orphans and are removed.
 
 A Lance table belongs to the store instance that made it, which alone appends to it, merges its files and
 removes rows. A copy of the store points to rows in it too: it reads them, and archives into its own table.
@@ -60,10 +59,10 @@ def read(database: Database, ids: Sequence[int]) -> dict[int, arrays.Payload]:
 
 
 def select(database: Database, name: str, values: Mapping[str, Any]) -> list[DictRow]:
-    """The rows of a query that has the columns of `read_payloads`, with their data wherever it is.
+    """The rows of a query with the columns of `read_payloads`, with data from Postgres or the archive.
 
-    What is archived is read after the transaction: the server would end one that stands still for as long as
-    the archive may take. Nothing is lost in between, since pointers to the archive stay what they are.
+    The archive is read after the transaction, since the server ends a transaction that stands still for long.
+    Nothing is lost in between, since pointers to the archive never change.
 
     Raises:
         NotFound: bytes were pruned, or are not where they should be in the archive.
@@ -202,7 +201,7 @@ def archives(tx: Transaction, run_id: int, store: UUID) -> list[tuple[str, bool]
 
 
 def _hold(tx: Transaction, lease: Lease) -> int:
-    """Let nobody become the archiver before this transaction ends; how many payloads were archived.
+    """Let no other worker become the archiver before this transaction ends; how many payloads were archived.
 
     The server may have been replaced by a copy of it since the lease was taken: then the table is another's.
     """

@@ -40,8 +40,8 @@ ARRAYS = {
     "payload": "the arrays of the row together, as trinity_db.arrays.Payload",
     "token_ids": "[n] tokens of prompt and response",
     "action_mask": "[n] true for a token that is trained",
-    "logprobs": "[k] log-probability with which each trained token was sampled; None where nobody sampled it",
-    "versions": "[k] policy version that sampled each trained token; None where nobody sampled it",
+    "logprobs": "[k] log-probability with which each trained token was sampled; None if no policy did",
+    "versions": "[k] policy version that sampled each trained token; None if no policy did",
 }
 """Columns that are decoded from the bytes of the row's payload, with their meaning."""
 
@@ -128,7 +128,7 @@ def claim(
 
 
 def give_up(stage: Stage, row: DictRow, max_attempts: int) -> Verdict | None:
-    """The verdict on a claimed row of which too many claims ended without one; None: judge it."""
+    """The verdict on a claimed row after too many claims without one; None: judge it."""
     if row["unanswered"] < max(max_attempts, 2):  # one may be the fault of a neighbour
         return None
     error = f"{row['unanswered']} times in a row the {stage.processor} processor ended before its verdict"
@@ -208,11 +208,10 @@ def settle_groups(
 ) -> int:
     """Make complete, wholly processed groups ready, or drop those that are unfit; returns how many.
 
-    Unfit is one with too few members left, and with `drop_equal_rewards` one whose rewards are all equal.
-    Of these groups, or up to `limit` of the run. It looks at each complete group, the oldest first.
-    With `requires_reward` a group waits until that source has said something of each member that is left; one
-    that has too few members waits for nobody. A rollout with a reward of at least `solved_reward` solved its
-    task.
+    A group is unfit if too few members are left, and with `drop_equal_rewards` if its rewards are all equal.
+    It settles these groups, or up to `limit` groups of the run, the oldest first. With `requires_reward` a
+    group waits until that source has judged each member that is left; one that has too few members does not
+    wait. A rollout with a reward of at least `solved_reward` solved its task.
     """
     values = {
         "run_id": run_id,

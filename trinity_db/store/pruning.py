@@ -1,7 +1,7 @@
-"""What a run needs no more, taken away: payloads, metrics and processing records, in short transactions.
+"""Deletes payloads, metrics and processing records that a run needs no more, in short transactions.
 
-A payload goes only where no kept checkpoint can give its row back to be drawn; its row stays and says when
-it was pruned. What is pruned stays so: a prune that was killed is repeated, and goes on.
+A payload goes only if no kept checkpoint can give its row back to be drawn. Its row stays and says when it
+was pruned. A prune that was killed can be repeated, and goes on.
 """
 
 from collections.abc import Callable

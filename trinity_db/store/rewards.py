@@ -1,8 +1,8 @@
 """Reward events and everything that follows from them, in one transaction.
 
-Of each name the latest event counts; the reward of a row is the sum of their values times weights. Whoever
-changes rewards locks first the groups, then the rows, each in the order of their ids; before them, where the
-rows are a data set's, the data set, as imports and runs do that adopt it.
+The latest event of each name counts; the reward of a row is the sum of their values, each times its weight. A
+transaction that changes rewards locks the groups first, then the rows, each in the order of their ids. If the
+rows are a data set's, it locks the data set before, as imports into it and runs that adopt it do.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class RewardEvent:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What somebody says of an experience."""
+    """A judgement of an experience by a person or a program."""
 
     experience_id: int
     value: float

@@ -1,4 +1,4 @@
-"""Runs: opened by whichever role comes first, over the data sets they adopt."""
+"""Runs: the first role that comes opens one, and it adopts the data sets that it names."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence

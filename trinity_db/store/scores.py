@@ -85,7 +85,7 @@ def read(
 
 
 def count_unscored(tx: Transaction, run_id: int, model: Model) -> int:
-    """Adopted rows with tokens that may be drawn or evaluated, and of which the model has said nothing."""
+    """Adopted rows with tokens that may be drawn or evaluated, and that the model has not scored."""
     values = {"run_id": run_id, "name": model.name, "digest": model.digest}
     row = tx.execute(query("count_unscored"), values).fetchone()
     assert row is not None

@@ -39,7 +39,7 @@ def hold(tx: Transaction, run: runs.Run, lease_seconds: float) -> None:
     """Let no worker enter the run before this transaction ends.
 
     Raises:
-        ConfigError: workers are alive, or somebody has changed the settings meanwhile.
+        ConfigError: workers are alive, or the settings were changed meanwhile.
     """
     runs.hold_setting(tx, run)
     if runs.newest_setting(tx, run.id) != run.setting_id:

@@ -150,10 +150,10 @@ def beat(tx: Transaction, worker_id: int) -> datetime:
 
 
 def hold_place(tx: Transaction, worker_id: int) -> None:
-    """Let nobody replace the worker before this transaction ends.
+    """Let no other worker replace this one before this transaction ends.
 
     Raises:
-        LeaseLost: somebody did.
+        LeaseLost: another one already did.
     """
     if tx.execute(query("hold_place"), {"worker_id": worker_id}).fetchone() is None:
         raise replaced(worker_id)
