@@ -11,7 +11,7 @@ SINKS  := .venv-sinks
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers test-sinks learning scale chaos bench check docs reference format migration clean
+.PHONY: help demo test acceptance test-peers test-sinks learning scale chaos bench check docs reference format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ demo: $(VENV)/.demo ## Teach a small model from nothing, all three roles at work
 
 test: $(VENV)/.test ## Run every test that takes seconds
 	$(BIN)/python -m pytest
+
+acceptance: $(VENV)/.test ## The installed command as processes: whole runs, killed, changed and copied (about ten minutes)
+	$(BIN)/python -m pytest tests/acceptance
 
 test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, verl and Trinity-RFT (about two minutes)
 	$(PEERS)/bin/python -m pytest tests/peers -q

@@ -1,13 +1,14 @@
 """The shipped GSM8K example, on a small part of the real data."""
 
-import json
 import os
 import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from tests.postgres import by_login
 
@@ -22,7 +23,7 @@ def test_preferences_from_real_solutions_train_and_real_tasks_are_explored(
 ) -> None:
     part = tmp_path / "gsm8k"
     part.mkdir()
-    for name, count in (("example_model_solutions.jsonl", 80), ("train.jsonl", 40)):
+    for name, count in (("example_model_solutions.jsonl", 40), ("train.jsonl", 20)):
         with (DATA / name).open() as lines:
             (part / name).write_text("".join(islice(lines, count)))
     environment = os.environ | {
@@ -41,10 +42,10 @@ def test_preferences_from_real_solutions_train_and_real_tasks_are_explored(
     assert done.returncode == 0, done.stderr
 
     def ask(query: str) -> list[dict[str, object]]:
-        command = [sys.executable, "-m", "trinity_db", "sql", query, "--format", "json"]
-        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        found: list[dict[str, object]] = json.loads(answer.stdout)
-        return found
+        with psycopg.connect(
+            database_url, row_factory=dict_row, options="-c search_path=trinity"
+        ) as connection:
+            return connection.execute(query.encode()).fetchall()
 
     # A pair sets a correct against a wrong solution of one question; questions are held out as a whole.
     pairs = ask(
