@@ -9,6 +9,16 @@ from trinity_db.trainer.options import Own
 
 # Preference losses: algorithms/preference_losses.py
 
+HoldsToStart = Annotated[
+    float,
+    Field(gt=0, description="How strongly the policy is held to the starting model: more is stronger."),
+]
+WideMargin = Annotated[float, Field(gt=0, description="A margin of 1/beta, in nats, is wide enough.")]
+FiniteMargin = Annotated[
+    float, Field(gt=0, description="The finite margin is 1/(2 beta), in nats per token.")
+]
+FlippedLabels = Annotated[float, Field(ge=0, lt=0.5, description="Chance that a label is flipped.")]
+
 
 class PairLoss(Settings):
     """A loss of preference pairs, one of several that may be added up."""
@@ -21,44 +31,37 @@ class Sigmoid(PairLoss):
     """Direct preference optimisation (DPO)."""
 
     name: Literal["sigmoid"] = "sigmoid"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
+    beta: HoldsToStart = 0.1
 
 
 class Hinge(PairLoss):
     """A pair whose margin over the starting model's is wide enough adds nothing more (SLiC)."""
 
     name: Literal["hinge"] = "hinge"
-    beta: float = Field(0.1, gt=0)
-    """A margin of 1/beta, in nats, is wide enough."""
+    beta: WideMargin = 0.1
 
 
 class Ipo(PairLoss):
     """Pulls the margin per token towards a finite one, so that no pair is overfitted (IPO)."""
 
     name: Literal["ipo"] = "ipo"
-    beta: float = Field(0.1, gt=0)
-    """The finite margin is 1/(2 beta), in nats per token."""
+    beta: FiniteMargin = 0.1
 
 
 class Robust(PairLoss):
     """DPO's loss, unbiased where labels are flipped with a known chance."""
 
     name: Literal["robust"] = "robust"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
-    label_smoothing: float = Field(0.1, ge=0, lt=0.5)
-    """Chance that a label is flipped."""
+    beta: HoldsToStart = 0.1
+    label_smoothing: FlippedLabels = 0.1
 
 
 class Cdpo(PairLoss):
     """Conservative DPO: each label is taken as true with a chance below one."""
 
     name: Literal["cdpo"] = "cdpo"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
-    label_smoothing: float = Field(0.1, ge=0, lt=0.5)
-    """Chance that a label is flipped."""
+    beta: HoldsToStart = 0.1
+    label_smoothing: FlippedLabels = 0.1
 
 
 class SigmoidNorm(PairLoss):
@@ -73,8 +76,7 @@ class ExoPair(PairLoss):
     """The policy's choice between the two, by reverse KL to the label (EXO)."""
 
     name: Literal["exo_pair"] = "exo_pair"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
+    beta: HoldsToStart = 0.1
     label_smoothing: float = Field(1e-3, gt=0, lt=0.5)
     """Chance that a label is flipped; the divergence is infinite at 0."""
 
@@ -83,24 +85,21 @@ class NcaPair(PairLoss):
     """Each response against noise, which keeps the chosen one's likelihood up (NCA)."""
 
     name: Literal["nca_pair"] = "nca_pair"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
+    beta: HoldsToStart = 0.1
 
 
 class ApoZero(PairLoss):
     """Chosen up and rejected down: for chosen responses better than the model's own (APO)."""
 
     name: Literal["apo_zero"] = "apo_zero"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
+    beta: HoldsToStart = 0.1
 
 
 class ApoDown(PairLoss):
     """Both down, rejected more: for chosen responses worse than the model's own (APO)."""
 
     name: Literal["apo_down"] = "apo_down"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
+    beta: HoldsToStart = 0.1
 
 
 class Cpo(PairLoss):
@@ -109,24 +108,21 @@ class Cpo(PairLoss):
     name: Literal["cpo"] = "cpo"
     beta: float = Field(0.1, gt=0)
     """The difference of log-probabilities is multiplied by this."""
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Chance that a label is flipped."""
+    label_smoothing: FlippedLabels = 0.0
 
 
 class CpoHinge(PairLoss):
     """CPO in which a pair with a wide enough margin adds nothing more."""
 
     name: Literal["cpo_hinge"] = "cpo_hinge"
-    beta: float = Field(0.1, gt=0)
-    """A margin of 1/beta, in nats, is wide enough."""
+    beta: WideMargin = 0.1
 
 
 class CpoIpo(PairLoss):
     """CPO that pulls the margin per token towards a finite one."""
 
     name: Literal["cpo_ipo"] = "cpo_ipo"
-    beta: float = Field(0.1, gt=0)
-    """The finite margin is 1/(2 beta), in nats per token."""
+    beta: FiniteMargin = 0.1
 
 
 class Simpo(PairLoss):
@@ -186,16 +182,14 @@ class Kto(Settings):
     """Compares each response's log-ratio with the policy's average divergence (KTO)."""
 
     name: Literal["kto"] = "kto"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
+    beta: HoldsToStart = 0.1
 
 
 class ApoZeroUnpaired(Settings):
     """Good responses up, bad ones down: for good ones that are better than the model's own (APO)."""
 
     name: Literal["apo_zero_unpaired"] = "apo_zero_unpaired"
-    beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held to the starting model: more is stronger."""
+    beta: HoldsToStart = 0.1
 
 
 LabelLoss = Annotated[Kto | ApoZeroUnpaired | Own, Field(discriminator="name")]
