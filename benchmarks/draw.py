@@ -27,8 +27,7 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import batches
 from trinity_db.store.samplers import Sampler
-from trinity_db.trainer.advantage_options import Group
-from trinity_db.trainer.algorithms.parts import part
+from trinity_db.trainer.algorithms.parts import chosen, part
 
 MEASURE = "draw"
 SIZES = {"10 k": 10_240, "100 k": 102_400, "1 M": 1_024_000}
@@ -206,7 +205,9 @@ def _draw(store: _Store, sampler: Sampler, batch_rows: int) -> tuple[float, floa
     )
     start = time.perf_counter()
     with database.transaction() as tx:
-        batch = batches.draw_groups(tx, step, MAX_STALENESS, part("advantage", Group()), sampler)
+        batch = batches.draw_groups(
+            tx, step, MAX_STALENESS, part("advantage", chosen("advantage", "group")), sampler
+        )
     ours = time.perf_counter() - start
     assert batch is not None
     with database.transaction() as tx:

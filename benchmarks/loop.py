@@ -30,7 +30,6 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import batches, groups, policies, processing, rewards, runs
 from trinity_db.store.attempts import Advantage
-from trinity_db.trainer.advantage_options import Group
 
 MEASURE = "loop"
 STAGES = lists.stages(lists.load(ProcessorsConfig()))
@@ -110,7 +109,7 @@ def _prepare(part: _Part) -> Callable[[], None]:
         return _Processor(part.scene, database, worker_id).work
     from trinity_db.trainer.algorithms import parts
 
-    advantage = parts.part("advantage", Group())
+    advantage = parts.part("advantage", parts.chosen("advantage", "group"))
     return partial(_train, part.scene, database, worker_id, part.num_batches, advantage)
 
 

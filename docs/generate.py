@@ -25,11 +25,11 @@ from trinity_db.cli.configuration import PER_PROCESS, RunConfig
 from trinity_db.processors.lists import LISTS, List
 from trinity_db.schema.base import Base
 from trinity_db.schema.models import metadata
-from trinity_db.settings import Change, Kept, marked, sections_below, sections_in
+from trinity_db.settings import Change, Kept, marked, sections_below
 from trinity_db.store import processing
 from trinity_db.trainer.algorithms.columns import COLUMNS
 from trinity_db.trainer.algorithms.parts import KINDS, readable
-from trinity_db.trainer.recipes import PARTS, RECIPES, Composition, choices
+from trinity_db.trainer.recipes import RECIPES, Composition, choices
 
 PAGES = Path(__file__).parent / "reference"
 VIEWS = Path(__file__).parents[1] / "schema" / "views.sql"
@@ -239,21 +239,18 @@ def compositions() -> str:
 
 def parts() -> str:
     """Every part with its formula and its options."""
-    return "\n".join(line for kind, union in PARTS.items() for line in _kind_of_part(kind, union))
+    return "\n".join(line for kind in KINDS for line in _kind_of_part(kind))
 
 
-def _kind_of_part(kind: str, union: Any) -> Iterator[str]:
+def _kind_of_part(kind: str) -> Iterator[str]:
     yield f"### {kind[0].upper()}{kind[1:]}\n"
     module = KINDS[kind].module
     yield f"{_docstring(module.__doc__)}\n"
     yield f"A part of your own may read: {', '.join(f'`{column}`' for column in readable(kind))}.\n"
-    for section in sections_in(union):
-        name = keys.name_of(section)
-        if name == "own":
-            continue
+    for name, function in KINDS[kind].functions.items():
+        section = function.options  # type: ignore[attr-defined]
         yield f"#### {name}\n"
-        yield f"{_text(section.__doc__)}\n"
-        yield f"{_docstring(inspect.getdoc(getattr(module, name)))}\n"
+        yield f"{_docstring(inspect.getdoc(function), leave_out=tuple(section.model_fields))}\n"
         yield from _keys(section, "part.")
 
 
@@ -322,18 +319,22 @@ def _text(text: str | None) -> str:
     return _escaped(" ".join((text or "").split())).replace("|", "\\|")
 
 
-def _docstring(text: str | None) -> str:
-    """A docstring: its paragraphs, and its arguments as a list."""
-    return "\n\n".join(
-        _arguments(paragraph) if paragraph.startswith("Args:") else _escaped(paragraph)
+def _docstring(text: str | None, leave_out: tuple[str, ...] = ()) -> str:
+    """A docstring: its paragraphs, and its arguments as a list, except those left out."""
+    written = (
+        _arguments(paragraph, leave_out) if paragraph.startswith("Args:") else _escaped(paragraph)
         for paragraph in inspect.cleandoc(text or "").split("\n\n")
         if not paragraph.startswith("Sources are")
     )
+    return "\n\n".join(filter(None, written))
 
 
-def _arguments(paragraph: str) -> str:
-    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", paragraph, re.M)
-    return "\n".join(f"- `{name}`: {_escaped(' '.join(text.split()))}" for name, text in found)
+def _arguments(paragraph: str, leave_out: tuple[str, ...]) -> str:
+    return "\n".join(
+        f"- `{name}`: {_escaped(text)}"
+        for name, text in signatures.arguments(paragraph).items()
+        if name not in leave_out
+    )
 
 
 def _escaped(text: str) -> str:

@@ -4,20 +4,49 @@ A composition says what kinds of parts there are and how batches are drawn; a re
 parts chosen. In the configuration any part of a recipe can be replaced and any option changed.
 """
 
-from typing import Annotated, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from trinity_db.schema.states import Draws
 from trinity_db.settings import Change, Settings
-from trinity_db.trainer import advantage_options as advantages
-from trinity_db.trainer import distillation_options as distillation
-from trinity_db.trainer import offline_options as offline
-from trinity_db.trainer import options as part
-from trinity_db.trainer.advantage_options import Advantage
-from trinity_db.trainer.distillation_options import Distillation
-from trinity_db.trainer.offline_options import LabelLoss, PreferenceLoss, SupervisedLoss
-from trinity_db.trainer.options import Aggregation, Correction, Kl, PolicyLoss, Value
+from trinity_db.trainer.algorithms.parts import KINDS, chosen
+from trinity_db.trainer.options import Distilled, Divergence, PairLoss, Part, Values
+
+PARTS: dict[str, Any] = {name: kind.sections for name, kind in KINDS.items()}
+"""The parts of each kind, as a union of the sections that choose them."""
+
+# A type checker sees what compositions read of each section; the sections are made when they are imported.
+if TYPE_CHECKING:
+    Advantage = Part
+    PolicyLoss = Part
+    Correction = Part
+    Kl = Divergence
+    Distillation = Distilled
+    Value = Values
+    Aggregation = Part
+    PreferenceLoss = PairLoss
+    LabelLoss = Part
+    SupervisedLoss = Part
+else:
+    Advantage = PARTS["advantage"]
+    PolicyLoss = PARTS["policy loss"]
+    Correction = PARTS["correction"]
+    Kl = PARTS["kl"]
+    Distillation = PARTS["distillation"]
+    Value = PARTS["value"]
+    Aggregation = PARTS["aggregation"]
+    PreferenceLoss = PARTS["preference loss"]
+    LabelLoss = PARTS["label loss"]
+    SupervisedLoss = PARTS["supervised loss"]
+
+_advantage = partial(chosen, "advantage")
+_loss = partial(chosen, "policy loss")
+_mean = partial(chosen, "aggregation")
+_pairs = partial(chosen, "preference loss")
+_labels = partial(chosen, "label loss")
+_tokens = partial(chosen, "supervised loss")
 
 
 class PolicyGradientConfig(Settings):
@@ -25,9 +54,9 @@ class PolicyGradientConfig(Settings):
 
     name: str = "policy_gradient"
     """The recipe that these settings started from."""
-    advantage: Advantage = advantages.Group()
+    advantage: Advantage = _advantage("group")
     """How much better a response is than what it is compared with; computed at the draw."""
-    loss: PolicyLoss = part.PpoClip()
+    loss: PolicyLoss = _loss("ppo_clip")
     """The loss of a token, given its advantage and how far the policy has moved."""
     correction: Correction | None = None
     """How rows of an older policy are corrected. With a correction the ratio is relative to the policy at the
@@ -46,12 +75,12 @@ class PolicyGradientConfig(Settings):
     """Normalise the advantages over all tokens of a step: mean 0, variance 1."""
     entropy_coefficient: Annotated[float, Change.DATED] = Field(0.0, ge=0)
     """Bonus for the policy's entropy, in units of the loss per nat and token."""
-    aggregation: Aggregation = part.TokenMean()
+    aggregation: Aggregation = _mean("token_mean")
     """How the losses of tokens become one number."""
 
     @model_validator(mode="after")
     def values_are_the_only_baseline(self) -> Self:
-        if self.value and not isinstance(self.advantage, advantages.Reward | part.Own):
+        if self.value and self.advantage.name not in ("reward", "own"):
             raise ValueError(
                 f"value: a reward is compared with its value, not by '{self.advantage.name}' as well; "
                 "set advantage: reward"
@@ -91,7 +120,7 @@ class MixConfig(PolicyGradientConfig):
     expert_rows: int = Field(32, ge=1)
     """Imported rows in each step, beside trainer.batch_size rollout groups. They come from the data sets
     under `data`, in passes without end."""
-    expert_loss: SupervisedLoss = offline.Nll()
+    expert_loss: SupervisedLoss = _tokens("nll")
     """The loss of a token of an imported row."""
     mu: Annotated[float, Change.DATED] = Field(0.1, ge=0, le=1)
     """Share of the imported rows in the loss. The rollout groups have the rest."""
@@ -120,7 +149,7 @@ class PreferenceConfig(Settings):
 
     name: str = "preference"
     """The recipe that these settings started from."""
-    loss: tuple[PreferenceLoss, ...] = (offline.Sigmoid(),)
+    loss: tuple[PreferenceLoss, ...] = (_pairs("sigmoid"),)
     """The loss of a pair. Several losses in a list are added up by their `weight`."""
 
     @field_validator("loss")
@@ -140,7 +169,7 @@ class LabelsConfig(Settings):
 
     name: str = "labels"
     """The recipe that these settings started from."""
-    loss: LabelLoss = offline.Kto()
+    loss: LabelLoss = _labels("kto")
     """The loss of a response."""
     desirable_weight: Annotated[float, Change.DATED] = Field(1.0, gt=0)
     """Weight of good responses. KTO's authors keep desirable_weight * good rows between 1 and 4/3 of
@@ -155,7 +184,7 @@ class LabelsConfig(Settings):
     @property
     def compares_rows(self) -> bool:
         """Whether a row's loss depends on the others of its batch."""
-        return isinstance(self.loss, offline.Kto)
+        return self.loss.name == "kto"
 
 
 class SupervisedConfig(Settings):
@@ -163,9 +192,9 @@ class SupervisedConfig(Settings):
 
     name: str = "supervised"
     """The recipe that these settings started from."""
-    loss: SupervisedLoss = offline.Nll()
+    loss: SupervisedLoss = _tokens("nll")
     """The loss of a token."""
-    aggregation: Aggregation = part.TokenMean()
+    aggregation: Aggregation = _mean("token_mean")
     """How the losses of tokens become one number."""
     reward_above: float | None = None
     """Learn from the run's own rollouts with a reward above this. None: learn from imported rows."""
@@ -182,67 +211,55 @@ RECIPES: dict[str, Composition] = {
     "grpo": PolicyGradientConfig(),
     # The length scales the loss and nothing else; it is what explorer.max_new_tokens is by default.
     "dr_grpo": PolicyGradientConfig(
-        advantage=advantages.Group(scale_rewards="none"), aggregation=part.SeqMeanTokenSumNorm(length=256)
+        advantage=_advantage("group", scale_rewards="none"),
+        aggregation=_mean("seq_mean_token_sum_norm", length=256),
     ),
     # Overlong shaping and dynamic sampling are the processors': overlong_penalty and drop_equal_rewards.
-    "dapo": PolicyGradientConfig(loss=part.PpoClip(clip_high=0.28)),
-    "rloo": PolicyGradientConfig(advantage=advantages.LeaveOneOut()),
-    "remax": PolicyGradientConfig(advantage=advantages.Remax(), loss=part.PolicyGradient()),
-    "multi_step_grpo": PolicyGradientConfig(advantage=advantages.MultiStepGroup()),
-    "gigpo": PolicyGradientConfig(advantage=advantages.Gigpo()),
-    "reinforce": PolicyGradientConfig(advantage=advantages.Reward(), loss=part.PolicyGradient()),
-    "reinforce_plus_plus": PolicyGradientConfig(advantage=advantages.Reward(), whiten=True, kl=part.K1()),
-    "reinforce_plus_plus_baseline": PolicyGradientConfig(
-        advantage=advantages.Group(scale_rewards="none"), whiten=True
+    "dapo": PolicyGradientConfig(loss=_loss("ppo_clip", clip_high=0.28)),
+    "rloo": PolicyGradientConfig(advantage=_advantage("leave_one_out")),
+    "remax": PolicyGradientConfig(advantage=_advantage("remax"), loss=_loss("policy_gradient")),
+    "multi_step_grpo": PolicyGradientConfig(advantage=_advantage("multi_step_group")),
+    "gigpo": PolicyGradientConfig(advantage=_advantage("gigpo")),
+    "reinforce": PolicyGradientConfig(advantage=_advantage("reward"), loss=_loss("policy_gradient")),
+    "reinforce_plus_plus": PolicyGradientConfig(
+        advantage=_advantage("reward"), whiten=True, kl=chosen("kl", "k1")
     ),
-    "ppo": PolicyGradientConfig(advantage=advantages.Reward(), value=part.Gae(), whiten=True),
+    "reinforce_plus_plus_baseline": PolicyGradientConfig(
+        advantage=_advantage("group", scale_rewards="none"), whiten=True
+    ),
+    "ppo": PolicyGradientConfig(advantage=_advantage("reward"), value=chosen("value", "gae"), whiten=True),
     # On-policy as it is written: behind other versions add a correction. 1 is the 0.5 of Stable-Baselines3.
     "a2c": PolicyGradientConfig(
-        advantage=advantages.Reward(),
-        loss=part.PolicyGradient(),
-        value=part.Gae(clip_range=None, coefficient=1.0),
+        advantage=_advantage("reward"),
+        loss=_loss("policy_gradient"),
+        value=chosen("value", "gae", clip_range=None, coefficient=1.0),
     ),
-    "gspo": PolicyGradientConfig(loss=part.Gspo(), aggregation=part.SeqMeanTokenMean()),
-    "cispo": PolicyGradientConfig(loss=part.Cispo()),
-    "sapo": PolicyGradientConfig(loss=part.Sapo(), aggregation=part.SeqMeanTokenMean()),
-    "opmd": PolicyGradientConfig(advantage=advantages.Opmd(), loss=part.PolicyGradient(tau=1.0)),
-    "asymre": PolicyGradientConfig(advantage=advantages.Asymre(), loss=part.PolicyGradient(tau=1.0)),
-    "sppo": PolicyGradientConfig(advantage=advantages.Opmd(), loss=part.Sppo()),
-    "topr": PolicyGradientConfig(advantage=advantages.Reward(), loss=part.Topr()),
+    "gspo": PolicyGradientConfig(loss=_loss("gspo"), aggregation=_mean("seq_mean_token_mean")),
+    "cispo": PolicyGradientConfig(loss=_loss("cispo")),
+    "sapo": PolicyGradientConfig(loss=_loss("sapo"), aggregation=_mean("seq_mean_token_mean")),
+    "opmd": PolicyGradientConfig(advantage=_advantage("opmd"), loss=_loss("policy_gradient", tau=1.0)),
+    "asymre": PolicyGradientConfig(advantage=_advantage("asymre"), loss=_loss("policy_gradient", tau=1.0)),
+    "sppo": PolicyGradientConfig(advantage=_advantage("opmd"), loss=_loss("sppo")),
+    "topr": PolicyGradientConfig(advantage=_advantage("reward"), loss=_loss("topr")),
     "rec": PolicyGradientConfig(
-        advantage=advantages.Group(scale_rewards="none", unbiased=False), loss=part.Rec()
+        advantage=_advantage("group", scale_rewards="none", unbiased=False), loss=_loss("rec")
     ),
     "on_policy_distillation": PolicyGradientConfig(
-        advantage=advantages.Zero(), distillation=distillation.ReverseKl()
+        advantage=_advantage("zero"), distillation=chosen("distillation", "reverse_kl")
     ),
     "mix": MixConfig(),
     # CHORD-φ as its authors have it; CHORD-µ is mix with mu 0.9, mu_valley 0.05 and mu_decay_steps 200.
-    "chord": MixConfig(expert_loss=offline.Phi()),
+    "chord": MixConfig(expert_loss=_tokens("phi")),
     "dpo": PreferenceConfig(),
-    "orpo": PreferenceConfig(loss=(offline.OddsRatio(), offline.ChosenNll())),
-    "simpo": PreferenceConfig(loss=(offline.Simpo(),)),
-    "cpo": PreferenceConfig(loss=(offline.Cpo(), offline.ChosenNll())),
+    "orpo": PreferenceConfig(loss=(_pairs("odds_ratio"), _pairs("chosen_nll"))),
+    "simpo": PreferenceConfig(loss=(_pairs("simpo"),)),
+    "cpo": PreferenceConfig(loss=(_pairs("cpo"), _pairs("chosen_nll"))),
     "kto": LabelsConfig(),
     "sft": SupervisedConfig(),
-    "dft": SupervisedConfig(loss=offline.Dft()),
+    "dft": SupervisedConfig(loss=_tokens("dft")),
     "raft": SupervisedConfig(reward_above=0.0),
 }
 """By the name that the configuration uses."""
-
-
-PARTS: dict[str, Any] = {
-    "advantage": Advantage,
-    "policy loss": PolicyLoss,
-    "correction": Correction,
-    "kl": Kl,
-    "value": Value,
-    "distillation": Distillation,
-    "aggregation": Aggregation,
-    "preference loss": PreferenceLoss,
-    "label loss": LabelLoss,
-    "supervised loss": SupervisedLoss,
-}
-"""The parts of each kind, as a union of the classes of their options."""
 
 
 def choices(recipe: Composition) -> dict[str, Any]:
@@ -256,11 +273,11 @@ def choices(recipe: Composition) -> dict[str, Any]:
         parts = value if isinstance(value, tuple) else (value,)
         if key == "name" or ((value is None or not isinstance(parts[0], BaseModel)) and value == default):
             continue
-        spelled = [_spelled(part) if isinstance(part, BaseModel) else part for part in parts]
+        spelled = [_spelled(part) if isinstance(part, Part) else part for part in parts]
         chosen[key] = spelled if isinstance(value, tuple) else spelled[0]
     return chosen
 
 
-def _spelled(part: BaseModel) -> dict[str, Any]:
+def _spelled(part: Part) -> dict[str, Any]:
     """A part as a configuration may have it: its name, and the options that differ from their defaults."""
-    return {"name": part.model_dump()["name"], **part.model_dump(exclude_defaults=True, exclude={"name"})}
+    return {"name": part.name, **part.model_dump(exclude_defaults=True, exclude={"name"})}

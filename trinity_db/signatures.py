@@ -5,6 +5,7 @@ a function, and a user's own function says in the same way what it takes.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -72,9 +73,30 @@ def declared(function: Callable[..., Any], columns: Collection[str]) -> dict[str
         one.name: FieldInfo.from_annotated_attribute(
             one.annotation, ... if one.default is one.empty else one.default
         )
-        for one in inspect.signature(function).parameters.values()
-        if one.kind is one.KEYWORD_ONLY and one.name not in columns
+        for one in keyword_only(function)
+        if one.name not in columns
     }
+
+
+def keyword_only(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that callers give by name."""
+    return [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+
+
+def summary(function: Callable[..., Any]) -> str:
+    """The first paragraph of the docstring."""
+    return (inspect.getdoc(function) or "").partition("\n\n")[0]
+
+
+def texts(function: Callable[..., Any]) -> dict[str, str]:
+    """What the docstring says of each parameter under `Args:`."""
+    return arguments((inspect.getdoc(function) or "").partition("\nArgs:\n")[2].partition("\n\n")[0])
+
+
+def arguments(paragraph: str) -> dict[str, str]:
+    """What a docstring's paragraph of arguments says of each."""
+    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", paragraph, re.M)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 class _Options(Settings, arbitrary_types_allowed=True, protected_namespaces=()):

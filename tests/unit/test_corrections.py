@@ -21,7 +21,7 @@ from trinity_db.trainer.algorithms.corrections import (
     truncated_importance_sampling,
 )
 from trinity_db.trainer.algorithms.interface import Totals
-from trinity_db.trainer.options import M2po, MaskedImportanceSampling
+from trinity_db.trainer.algorithms.parts import section
 
 Correction = Callable[..., Tensor]
 Level = Literal["token", "sequence"]
@@ -254,9 +254,9 @@ def test_an_unscored_token_is_its_own_proximal_policy() -> None:
 
 def test_m2po_with_an_interpolated_policy_is_refused() -> None:
     with pytest.raises(ValueError, match="m2po compares all tokens of a step before its first update"):
-        validate(M2po, {"proximal": "interpolated"}, "run.yaml")
+        validate(section("correction", "m2po"), {"proximal": "interpolated"}, "run.yaml")
 
 
 def test_a_range_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"low 3[.]0 is above high 2[.]0"):
-        validate(MaskedImportanceSampling, {"low": 3, "high": 2}, "run.yaml")
+        validate(section("correction", "masked_importance_sampling"), {"low": 3, "high": 2}, "run.yaml")

@@ -13,7 +13,7 @@ from tests.recipes import recipe
 from trinity_db.settings import validate
 from trinity_db.trainer.algorithms import kl
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.options import K1, K2, CorrectedK3, Divergence
+from trinity_db.trainer.algorithms.parts import chosen, section
 
 Estimator = Callable[..., Tensor]
 ESTIMATORS: list[Estimator] = [kl.k1, kl.k2, kl.k3, kl.low_var, kl.abs]
@@ -182,16 +182,14 @@ def test_an_adaptive_coefficient_rises_above_the_target_and_falls_below_it(
 
 
 @pytest.mark.parametrize(
-    ("options", "given", "reason"),
+    ("name", "given", "reason"),
     [
-        (K1, {"applies_to": "loss"}, "k1 as a loss has an expected gradient of zero; take k2"),
-        (CorrectedK3, {"applies_to": "reward"}, "corrected_k3 in the reward is k3"),
+        ("k1", {"applies_to": "loss"}, "k1 as a loss has an expected gradient of zero; take k2"),
+        ("corrected_k3", {"applies_to": "reward"}, "corrected_k3 in the reward is k3"),
     ],
 )
-def test_an_estimate_is_refused_where_it_does_nothing(
-    options: type[Divergence], given: dict[str, str], reason: str
-) -> None:
+def test_an_estimate_is_refused_where_it_does_nothing(name: str, given: dict[str, str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        validate(options, given, "run.yaml")
-    assert K1().applies_to == "reward"
-    assert K2().applies_to == "loss"
+        validate(section("kl", name), given, "run.yaml")
+    assert chosen("kl", "k1").applies_to == "reward"
+    assert chosen("kl", "k2").applies_to == "loss"

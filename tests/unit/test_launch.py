@@ -16,6 +16,7 @@ from trinity_db.cli import launch
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.errors import ConfigError
 from trinity_db.trainer.algorithms.compositions import create
+from trinity_db.trainer.algorithms.parts import KINDS
 from trinity_db.trainer.recipes import RECIPES
 
 OFFLINE: dict[str, Any] = {"name": "run", "model": {"scratch": {}}, "data": ["set"]}
@@ -115,7 +116,7 @@ def test_an_explorer_knows_it_of_an_advantage_of_ones_own(losses: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["remax", "ppo", "raft"])
-def test_an_explorer_loads_nothing_of_an_algorithm_but_its_advantage(algorithm: str) -> None:
+def test_an_explorer_loads_the_declarations_of_parts_and_makes_no_algorithm(algorithm: str) -> None:
     program = (
         "import json, sys\n"
         "from trinity_db.cli import launch\n"
@@ -133,8 +134,7 @@ def test_an_explorer_loads_nothing_of_an_algorithm_but_its_advantage(algorithm: 
     )
     loaded = {name.removeprefix("trinity_db.trainer.") for name in json.loads(done.stdout)}
     assert loaded <= {
-        *("config", "recipes", "recipe_parser"),
-        *("options", "advantage_options", "distillation_options", "offline_options"),
-        *("algorithms", "algorithms.parts", "algorithms.columns", "algorithms.properties"),
-        "algorithms.advantages",
+        *("config", "recipes", "recipe_parser", "options", "algorithms"),
+        *(f"algorithms.{name}" for name in ("parts", "built_in", "columns", "properties")),
+        *(f"algorithms.{kind.file}" for kind in KINDS.values()),
     }

@@ -1,72 +1,53 @@
-"""Parts: their options and functions agree, and a user's own is checked as far as its signature tells."""
+"""Parts: a function declares its section, and a user's own is checked as far as its signature tells."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pydantic.fields import FieldInfo
 
 from tests.recipes import recipe
+from trinity_db import signatures
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.settings import Settings, sections_below
-from trinity_db.trainer import advantage_options, distillation_options, offline_options, options
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.interface import Totals
-from trinity_db.trainer.algorithms.parts import KINDS, keyword_only, part, positional, readable
-from trinity_db.trainer.recipes import LabelsConfig, PolicyGradientConfig, PreferenceConfig, SupervisedConfig
+from trinity_db.trainer.algorithms.parts import KINDS, chosen, part, positional, readable, section
+from trinity_db.trainer.options import Own
 
-FIELDS: dict[str, tuple[type[Settings], str]] = {
-    "advantage": (PolicyGradientConfig, "advantage"),
-    "policy loss": (PolicyGradientConfig, "loss"),
-    "correction": (PolicyGradientConfig, "correction"),
-    "kl": (PolicyGradientConfig, "kl"),
-    "distillation": (PolicyGradientConfig, "distillation"),
-    "value": (PolicyGradientConfig, "value"),
-    "aggregation": (PolicyGradientConfig, "aggregation"),
-    "preference loss": (PreferenceConfig, "loss"),
-    "label loss": (LabelsConfig, "loss"),
-    "supervised loss": (SupervisedConfig, "loss"),
-}
-OURS = [
-    pytest.param(kind, section, id=f"{kind} {section.model_fields['name'].default}")
-    for kind, field in FIELDS.items()
-    for section in sections_below(*field)
-    if not issubclass(section, options.Own)
-]
-BASES = (
-    *(options.ImportanceWeight, options.Divergence, options.Values),
-    *(distillation_options.Distilled, offline_options.PairLoss),
-)
+OURS = [(kind, name) for kind, one in KINDS.items() for name in one.functions]
 
 
-def options_of(section: type[Settings]) -> dict[str, FieldInfo]:
-    """The fields that are the function's: not its name, nor what the composition reads."""
-    others = {name for base in BASES if issubclass(section, base) for name in base.model_fields}
-    return {name: field for name, field in section.model_fields.items() if name not in others | {"name"}}
+@pytest.mark.parametrize(("kind", "name"), OURS)
+def test_a_part_reads_what_its_kind_can_read(kind: str, name: str) -> None:
+    assert set(positional(KINDS[kind].functions[name])) <= set(readable(kind))
 
 
-def test_every_kind_of_part_is_looked_at() -> None:
-    assert FIELDS.keys() == KINDS.keys()
+@pytest.mark.parametrize(("kind", "name"), OURS)
+def test_each_option_of_a_part_has_its_text_and_nothing_else_has(kind: str, name: str) -> None:
+    fields = section(kind, name).model_fields
+    assert all(field.description for key, field in fields.items() if key != "name")
+    function = KINDS[kind].functions[name]
+    assert set(signatures.texts(function)) <= {*fields, *positional(function)}
 
 
-@pytest.mark.parametrize(("kind", "section"), OURS)
-def test_the_options_of_a_part_are_those_of_its_function(kind: str, section: Any) -> None:
-    function = getattr(KINDS[kind].module, section.model_fields["name"].default)
-    fields = options_of(section)
-    parameters = keyword_only(function)
-    assert fields.keys() == parameters.keys()
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty:
-            assert fields[name].is_required()
-        else:
-            assert fields[name].default == parameter.default
+@pytest.mark.parametrize(("kind", "name"), OURS)
+def test_a_section_has_the_defaults_of_its_function_and_comes_whole_to_another_process(
+    kind: str, name: str
+) -> None:
+    required = {"length": 3} if name == "seq_mean_token_sum_norm" else {}
+    made = chosen(kind, name, **required)
+    for one in signatures.keyword_only(KINDS[kind].functions[name]):
+        assert getattr(made, one.name) == required.get(one.name, one.default)
+    assert pickle.loads(pickle.dumps(made)) == made
 
 
-@pytest.mark.parametrize(("kind", "section"), OURS)
-def test_a_part_reads_what_its_kind_can_read(kind: str, section: Any) -> None:
-    function = getattr(KINDS[kind].module, section.model_fields["name"].default)
-    assert set(positional(function)) <= set(readable(kind))
+def test_a_signature_says_limits_and_its_docstring_texts() -> None:
+    field = section("policy loss", "ppo_clip").model_fields["clip_low"]
+    assert field.description == "Below 1 - clip_low the probability ratio new/old is clipped."
+    with pytest.raises(ValueError, match="less than 1"):
+        chosen("policy loss", "ppo_clip", clip_low=1)
+    assert section("policy loss", "ppo_clip").__doc__ == "The clipped probability ratio of PPO."
 
 
 LOSS = """
@@ -100,7 +81,7 @@ def test_a_loss_of_ones_own_says_by_its_signature_what_it_needs(own: Path) -> No
 
 
 def test_a_loss_of_ones_own_is_called_with_its_options(own: Path) -> None:
-    function = options.Own(function=f"{own}:mine", options={"scale": 3, "mode": "a"})
+    function = Own(function=f"{own}:mine", options={"scale": 3, "mode": "a"})
     loss = part("policy loss", function)(
         {"logprobs": torch.ones(2, 3), "advantages": torch.ones(2, 1), "mask": torch.ones(2, 3).bool()}
     )
@@ -126,12 +107,12 @@ def strange(logprobs: Tensor, *, scale: Tensor | None = None) -> dict[str, Tenso
 def test_what_is_imported_for_type_checkers_may_stand_beside_what_a_part_reads(tmp_path: Path) -> None:
     file = tmp_path / "typed.py"
     file.write_text(TYPED)
-    loss = part("policy loss", options.Own(function=f"{file}:mine", options={"scale": "3", "mode": "b"}))
+    loss = part("policy loss", Own(function=f"{file}:mine", options={"scale": "3", "mode": "b"}))
     assert loss.options == {"scale": 3.0, "mode": "b"}
     with pytest.raises(ConfigError, match="scale: Input should be a valid number"):
-        part("policy loss", options.Own(function=f"{file}:mine", options={"scale": "much"}))
+        part("policy loss", Own(function=f"{file}:mine", options={"scale": "much"}))
     with pytest.raises(ConfigError, match=r"typed.py:strange': 'Tensor', in the type of an option, is not"):
-        part("policy loss", options.Own(function=f"{file}:strange"))
+        part("policy loss", Own(function=f"{file}:strange"))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +143,7 @@ def test_what_is_wrong_with_a_loss_of_ones_own_is_said_before_the_first_step(
     ],
 )
 def test_a_loss_of_ones_own_that_fails_is_named(own: Path, name: str, message: str) -> None:
-    loss = part("policy loss", options.Own(function=f"{own}:{name}"))
+    loss = part("policy loss", Own(function=f"{own}:{name}"))
     with pytest.raises(TrinityError, match=message):
         loss({"logprobs": torch.ones(2, 3), "mask": torch.ones(2, 3).bool()})
 
@@ -197,10 +178,3 @@ def test_every_kind_of_part_can_be_ones_own(tmp_path: Path) -> None:
     assert set(create(recipe("kto", loss=f"{file}:labelled")).needs) == {"rewards"}
     losses = ["cpo", {"name": f"{file}:pairs", "weight": 0.5}]
     assert create(recipe("dpo", loss=losses)).needs == {}
-
-
-def test_unions_name_every_class_of_options() -> None:
-    named = {section for kind in FIELDS.values() for section in sections_below(*kind)}
-    names = vars(options) | vars(advantage_options) | vars(distillation_options) | vars(offline_options)
-    defined = {one for one in names.values() if isinstance(one, type) and issubclass(one, Settings)}
-    assert defined - set(BASES) - {Settings} == named

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from trinity_db.trainer.algorithms.parts import chosen
 from trinity_db.trainer.algorithms.policy_losses import (
     cispo,
     dppo,
@@ -22,7 +23,6 @@ from trinity_db.trainer.algorithms.policy_losses import (
     sppo,
     topr,
 )
-from trinity_db.trainer.options import Rec
 
 Loss = Callable[..., dict[str, Tensor]]
 
@@ -248,9 +248,11 @@ def test_rec_weighs_and_regularises() -> None:
 
 def test_rec_refuses_what_does_not_go_together() -> None:
     with pytest.raises(ValidationError, match="weight sequence_ratio goes with clip_mode sequence_one_side"):
-        Rec(weight="sequence_ratio", clip_mode="ring")
+        chosen("policy loss", "rec", weight="sequence_ratio", clip_mode="ring")
     with pytest.raises(ValidationError, match="needs a coefficient"):
-        Rec(regularizer="k2")
+        chosen("policy loss", "rec", regularizer="k2")
     with pytest.raises(ValidationError, match="needs a coefficient"):
-        Rec(coefficient=0.1)
-    assert Rec(weight="sequence_ratio", clip_mode="sequence_one_side").clip_high == 0.2
+        chosen("policy loss", "rec", coefficient=0.1)
+    assert (
+        chosen("policy loss", "rec", weight="sequence_ratio", clip_mode="sequence_one_side").clip_high == 0.2
+    )

@@ -1,5 +1,6 @@
 """Recipes: how they are written down, and what they become."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,11 +8,10 @@ import pytest
 from tests.recipes import recipe
 from trinity_db.errors import ConfigError
 from trinity_db.settings import Settings, validate
-from trinity_db.trainer import advantage_options as advantages
-from trinity_db.trainer import offline_options as offline
-from trinity_db.trainer import options as part
 from trinity_db.trainer.algorithms.compositions import create
+from trinity_db.trainer.algorithms.parts import chosen
 from trinity_db.trainer.config import AlgorithmConfig
+from trinity_db.trainer.options import Own, OwnDivergence
 from trinity_db.trainer.recipes import (
     RECIPES,
     Composition,
@@ -20,6 +20,11 @@ from trinity_db.trainer.recipes import (
     PreferenceConfig,
     SupervisedConfig,
 )
+
+advantage = partial(chosen, "advantage")
+loss = partial(chosen, "policy loss")
+pairs = partial(chosen, "preference loss")
+labels = partial(chosen, "label loss")
 
 IMPORTANCE = {"name": "truncated_importance_sampling", "proximal": "interpolated"}
 
@@ -77,11 +82,12 @@ def test_an_option_of_one_part_stands_flat() -> None:
     changed = read({"name": "grpo", "clip_low": 0.1, "clip_high": 0.28, "scale_rewards": "batch"})
     assert changed == PolicyGradientConfig(
         name="grpo",
-        advantage=advantages.Group(scale_rewards="batch"),
-        loss=part.PpoClip(clip_low=0.1, clip_high=0.28),
+        advantage=advantage("group", scale_rewards="batch"),
+        loss=loss("ppo_clip", clip_low=0.1, clip_high=0.28),
     )
     assert read({"name": "orpo", "beta": 0.7}) == PreferenceConfig(
-        name="orpo", loss=(offline.OddsRatio(beta=0.7), offline.ChosenNll())
+        name="orpo",
+        loss=(pairs("odds_ratio", beta=0.7), pairs("chosen_nll")),
     )
 
 
@@ -92,48 +98,51 @@ def test_a_configuration_of_an_earlier_version_keeps_its_meaning(
     stored = {"name": "grpo", "clip_low": 0.2, "clip_high": 0.3, "scale_by_std": scale_by_std}
     assert read(stored) == recipe("grpo", clip_high=0.3, scale_rewards=scale_rewards)
     assert read({"name": "dpo", "beta": 0.2}) == PreferenceConfig(
-        name="dpo", loss=(offline.Sigmoid(beta=0.2),)
+        name="dpo", loss=(pairs("sigmoid", beta=0.2),)
     )
 
 
 def test_a_part_is_a_name_or_a_mapping_and_keeps_its_options_where_its_name_stays() -> None:
     assert read({"name": "grpo", "loss": "cispo", "kl": "k3"}) == PolicyGradientConfig(
-        name="grpo", loss=part.Cispo(), kl=part.K3()
+        name="grpo", loss=loss("cispo"), kl=chosen("kl", "k3")
     )
     assert read({"name": "dapo", "loss": {"clip_low": 0.1}}) == PolicyGradientConfig(
-        name="dapo", loss=part.PpoClip(clip_low=0.1, clip_high=0.28)
+        name="dapo", loss=loss("ppo_clip", clip_low=0.1, clip_high=0.28)
     )
     changed = read({"name": "dapo", "loss": {"name": "gspo", "clip_low": 0.1}, "clip_high": 0.3})
-    assert changed == PolicyGradientConfig(name="dapo", loss=part.Gspo(clip_low=0.1, clip_high=0.3))
+    assert changed == PolicyGradientConfig(name="dapo", loss=loss("gspo", clip_low=0.1, clip_high=0.3))
     without = read({"name": "reinforce_plus_plus", "kl": None})
     assert without == PolicyGradientConfig(
-        name="reinforce_plus_plus", advantage=advantages.Reward(), whiten=True
+        name="reinforce_plus_plus", advantage=advantage("reward"), whiten=True
     )
 
 
 def test_losses_of_pairs_may_be_several() -> None:
     several = read({"name": "dpo", "loss": [{"name": "hinge", "weight": 0.8}, "chosen_nll"]})
-    assert several == PreferenceConfig(name="dpo", loss=(offline.Hinge(weight=0.8), offline.ChosenNll()))
+    assert several == PreferenceConfig(
+        name="dpo",
+        loss=(pairs("hinge", weight=0.8), pairs("chosen_nll")),
+    )
 
 
 def test_a_part_of_ones_own_has_its_options_beside_it() -> None:
     changed = read({"name": "grpo", "loss": {"name": "a/b.py:mine", "scale": 2}, "advantage": "a/b.py:best"})
     assert isinstance(changed, PolicyGradientConfig)
-    assert changed.loss == part.Own(function="a/b.py:mine", options={"scale": 2})
-    assert changed.advantage == part.Own(function="a/b.py:best")
+    assert changed.loss == Own(function="a/b.py:mine", options={"scale": 2})
+    assert changed.advantage == Own(function="a/b.py:best")
     kl = {"name": "a/b.py:far", "coefficient": 0.1, "scale": 2}
     changed = read({"name": "grpo", "kl": kl})
     assert isinstance(changed, PolicyGradientConfig)
-    assert changed.kl == part.OwnDivergence(function="a/b.py:far", options={"scale": 2}, coefficient=0.1)
+    assert changed.kl == OwnDivergence(function="a/b.py:far", options={"scale": 2}, coefficient=0.1)
     assert read(changed.model_dump(mode="json")) == changed
 
 
 def test_options_of_kto_and_its_loss_stand_flat() -> None:
     assert read({"name": "kto", "beta": 0.3, "undesirable_weight": 1.3}) == LabelsConfig(
-        name="kto", loss=offline.Kto(beta=0.3), undesirable_weight=1.3
+        name="kto", loss=labels("kto", beta=0.3), undesirable_weight=1.3
     )
     unpaired = read({"name": "kto", "loss": "apo_zero_unpaired", "beta": 0.3})
-    assert unpaired == LabelsConfig(name="kto", loss=offline.ApoZeroUnpaired(beta=0.3))
+    assert unpaired == LabelsConfig(name="kto", loss=labels("apo_zero_unpaired", beta=0.3))
     assert set(create(unpaired).needs) == {"rewards", "reference"}
 
 

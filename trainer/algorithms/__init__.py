@@ -3,6 +3,5 @@
 A composition (`policy_gradient.py`, `mixed.py`, `preference.py`, `labels.py`, `supervised.py`) reads columns
 (`interface.py`), and never the model, the optimizer or the database. `parts.py` finds its parts.
 `trainer/recipes.py` lists the parts of each named algorithm. `compositions.py` makes the algorithm of a
-configuration. To add a part, write a function in the file of its kind here, and a class of its options in
-`trainer/options.py` or beside it.
+configuration. To add a part, write a function in the file of its kind here, and mark it by `built_in.py`.
 """

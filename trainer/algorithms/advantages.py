@@ -10,13 +10,17 @@ In a group of one, the baseline is the row's own reward, so its advantage is 0, 
 rloo_vectorized. verl's other estimators and Trinity-RFT use the baseline 0, so the advantage is the reward.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
+from trinity_db.trainer.algorithms.built_in import built_in
 from trinity_db.trainer.algorithms.properties import having
 
 Floats = NDArray[np.float64]
@@ -25,6 +29,7 @@ STD_EPSILON = 1e-6  # in units of reward, as in verl and Trinity-RFT; TRL has 1e
 VARIANCE_EPSILON = 1e-8  # in units of reward squared, as in masked_whiten of verl and Trinity-RFT
 
 
+@built_in()
 def group(
     rewards: ArrayLike,
     groups: ArrayLike,
@@ -32,16 +37,20 @@ def group(
     scale_rewards: Literal["group", "batch", "none"] = "group",
     unbiased: bool = True,
 ) -> Floats:
-    """Relative to the group's mean, in standard deviations: A = (R - mean_g) / (std + 1e-6).
+    """Rewards compared within their rollout group (GRPO).
+
+    Relative to the group's mean, in standard deviations: A = (R - mean_g) / (std + 1e-6).
 
     If all rewards of a group are equal, its advantages are exactly 0.
 
+    The standard deviation of all rewards of the batch does not magnify small differences in a group whose
+    rewards are nearly equal. By none, A = R - mean_g. verl, TRL, Trinity-RFT's GRPO and OpenRLHF take n - 1;
+    Trinity-RFT's REC and TRL's asynchronous trainer take n.
+
     Args:
-        scale_rewards: group: divide by the group's standard deviation. batch: divide by that of all rewards
-            of the batch, which does not magnify small differences in a group whose rewards are nearly equal.
-            none: A = R - mean_g.
-        unbiased: the standard deviation with n - 1 (verl, TRL, Trinity-RFT's GRPO, OpenRLHF), or with n
-            (Trinity-RFT's REC, TRL's asynchronous trainer).
+        scale_rewards: Divide by the standard deviation of the group's rewards, of all rewards of the batch,
+            or by nothing (Dr. GRPO).
+        unbiased: The standard deviation with n - 1; false: with n.
 
     Peers: the names are TRL's. Trinity-RFT's REC has an option `drop="balance"` that removes bad responses at
     random. It is left out here: advantages follow from rewards alone, so that a draw can be replayed.
@@ -57,8 +66,11 @@ def group(
     return centered / (_std(reward, among, unbiased) + STD_EPSILON)
 
 
+@built_in()
 def leave_one_out(rewards: ArrayLike, groups: ArrayLike) -> Floats:
-    """Relative to the mean of the others: A_i = R_i - mean_{j≠i} R_j = n / (n - 1) · (R_i - mean_g).
+    """A reward less the mean of the others in its rollout group (RLOO).
+
+    Relative to the mean of the others: A_i = R_i - mean_{j≠i} R_j = n / (n - 1) · (R_i - mean_g).
 
     TRL can also normalise these over the batch. That is off by default there, and left out here.
 
@@ -69,9 +81,12 @@ def leave_one_out(rewards: ArrayLike, groups: ArrayLike) -> Floats:
     return (reward - _mean(reward, of)) * size / np.maximum(size - 1, 1)
 
 
+@built_in()
 @having(rewards_themselves=True)
 def reward(rewards: ArrayLike) -> Floats:
-    """The reward itself, A = R: no baseline, so the variance is that of plain REINFORCE.
+    """The reward as it is (REINFORCE, TOPR).
+
+    A = R: no baseline, so the variance is that of plain REINFORCE.
 
     TOPR uses it: the sign of an advantage is the sign of the reward. If no reward is negative, the policy
     learns nothing from bad responses.
@@ -81,20 +96,26 @@ def reward(rewards: ArrayLike) -> Floats:
     return np.array(rewards, np.float64)
 
 
+@built_in()
 def opmd(
     rewards: ArrayLike,
     groups: ArrayLike,
     *,
     baseline: Literal["mean", "logavgexp"] = "mean",
-    temperature: float = 1.0,
+    temperature: Annotated[float, Field(gt=0)] = 1.0,
 ) -> Floats:
-    """Relative to a value of the group: A = R - V_g.
+    """A reward less a value of its rollout group (OPMD).
+
+    Relative to a value of the group: A = R - V_g.
+
+    By mean, V = mean R. By logavgexp, V = τ·log(mean exp(R/τ)), with τ the temperature: the value of the best
+    policy under a KL divergence of weight τ from the policy that sampled. It lies between the mean (τ → ∞)
+    and the maximum (τ → 0), so only responses near the best have a positive advantage.
 
     Args:
-        baseline: mean: V = mean R. logavgexp: V = τ·log(mean exp(R/τ)), the value of the best policy under a
-            KL divergence of weight τ from the policy that sampled. It lies between the mean (τ → ∞) and the
-            maximum (τ → 0), so only responses near the best have a positive advantage.
-        temperature: τ of logavgexp, in units of reward.
+        baseline: The value: mean, or logavgexp, which lies between the mean and the highest reward.
+        temperature: For logavgexp, in units of reward. Near 0 the value is the highest reward; if large,
+            the mean.
 
     Peers: Trinity-RFT has the same, except for groups of one.
 
@@ -108,15 +129,21 @@ def opmd(
     return below - temperature * np.log(_mean(np.exp(below / temperature), of))
 
 
+@built_in()
 def asymre(rewards: ArrayLike, groups: ArrayLike, *, baseline_shift: float = -0.1) -> Floats:
-    """Relative to a shifted mean of the group: A = R - (mean_g + δ).
+    """A reward less the shifted mean of its rollout group (AsymRE).
 
-    Args:
-        baseline_shift: δ, in units of reward. Below 0, good responses weigh more than bad ones, as samples of
-            an older policy require. At 0 and above, training on such samples may collapse.
+    Relative to a shifted mean of the group: A = R - (mean_g + δ).
 
     In a group with equal rewards, and in a group of one, all advantages are -δ, as the formula says
     (Trinity-RFT: R in a group of one).
+
+    δ is `baseline_shift`. Samples of an older policy require it below 0. At 0 and above, training on such
+    samples may collapse.
+
+    Args:
+        baseline_shift: Added to the mean, in units of reward. Below 0, good responses weigh more than bad
+            ones.
 
     Source: AsymRE, arXiv 2506.20520.
     """
@@ -124,11 +151,16 @@ def asymre(rewards: ArrayLike, groups: ArrayLike, *, baseline_shift: float = -0.
     return reward - _mean(reward, of) - baseline_shift
 
 
+@built_in()
 def zero(rewards: ArrayLike) -> Floats:
-    """A = 0: rewards have no influence, and the policy learns from a teacher alone. Rewards may be NaN."""
+    """Advantage 0 for every reward. What is learned comes from elsewhere, for example from a teacher.
+
+    A = 0. Rewards may be NaN.
+    """
     return np.zeros_like(rewards, np.float64)
 
 
+@built_in()
 @having(last_rewards=True)
 def multi_step_group(
     rewards: ArrayLike,
@@ -139,13 +171,16 @@ def multi_step_group(
     scale_rewards: Literal["group", "batch", "none"] = "group",
     step_norm: bool = False,
 ) -> Floats:
-    """Compares the attempts of a group by R, the reward of their last step. All steps of an attempt share A.
+    """Attempts of several steps compared within their group by their final rewards (multi-step GRPO).
+
+    Compares the attempts of a group by R, the reward of their last step. All steps of an attempt share A.
 
     A = (R - mean_g R) / (std R + 1e-6), with mean and deviation over attempts, not over steps.
 
     Args:
-        scale_rewards: as in `group`, with the rewards of last steps.
-        step_norm: divide by the number of steps, so that a long attempt weighs no more than a short one.
+        scale_rewards: Divide by the standard deviation of the group's final rewards, of all of the batch,
+            or by nothing.
+        step_norm: Divide by the number of steps too, so that long and short attempts weigh the same.
 
     Peers: Trinity-RFT's step_wise_grpo; its `std_threshold` is the group processor's drop_equal_rewards.
 
@@ -157,6 +192,7 @@ def multi_step_group(
     return (compared / np.bincount(attempt) if step_norm else compared)[attempt]
 
 
+@built_in()
 def gigpo(
     rewards: ArrayLike,
     groups: ArrayLike,
@@ -164,19 +200,24 @@ def gigpo(
     steps: ArrayLike,
     states: ArrayLike,
     *,
-    omega: float = 1.0,
-    gamma: float = 0.95,
+    omega: Annotated[float, Field(ge=0)] = 1.0,
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.95,
     scale_rewards: Literal["group", "none"] = "none",
 ) -> Floats:
-    """Compares attempts within their group, and steps with other steps in the same state: A = A_E + ω·A_S.
+    """Attempts compared within their rollout group, and steps with those taken in the same state (GiGPO).
+
+    Compares attempts within their group, and steps with other steps in the same state: A = A_E + ω·A_S.
 
     A_E compares Σ_t r_t, the reward of a whole attempt, among the attempts of its group. A_S compares the
     return Σ_{k≥t} γ^{k-t} r_k among the steps that all attempts of the group took in that state. Both are
     differences from the mean. With `scale_rewards: group` they are in standard deviations.
 
+    ω is `omega`. The discount γ is `gamma`: 0.95 as in the paper; 1 in Trinity-RFT.
+
     Args:
-        omega: ω, the weight of a step's advantage beside its attempt's.
-        gamma: γ, the discount of a reward for each step earlier. 0.95 as in the paper; 1 in Trinity-RFT.
+        omega: Weight of the step's advantage beside the attempt's.
+        gamma: How much of a reward counts one step earlier.
+        scale_rewards: Divide by the standard deviation of the compared numbers, or by nothing.
 
     Peers: Trinity-RFT has the same, but its states are shared by all groups of a batch, unless users put the
     task into them. The paper compares within one task. If only one step was in a state, its A_S is 0 in both.
@@ -192,11 +233,15 @@ def gigpo(
     return of_episode + omega * of_step
 
 
+@built_in()
 @having(last_rewards=True)
 def remax(
     rewards: ArrayLike, groups: ArrayLike, rollouts: ArrayLike, steps: ArrayLike, greedy: ArrayLike
 ) -> Floats:
-    """Relative to the reward of the greedy attempt at the same task: A = R - R_greedy; 0 for that attempt.
+    """A reward less that of a greedy rollout. Each group has one more rollout for it, at temperature 0
+    (ReMax).
+
+    Relative to the reward of the greedy attempt at the same task: A = R - R_greedy; 0 for that attempt.
 
     R is the final reward of an attempt, and all its steps have its advantage. If a group's greedy attempt
     failed, the baseline is the mean of the other attempts (`leave_one_out`). Like the greedy baseline it does

@@ -10,29 +10,47 @@ count, not even NaN. The mean over sequences leaves out a sequence without train
 Trinity-RFT count it as 0. In the formulas m is the mask, |y| = Σ_t m, v the values.
 """
 
-from torch import Tensor
+from __future__ import annotations
 
-from trinity_db.trainer.algorithms.interface import Totals
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from trinity_db.trainer.algorithms.built_in import built_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trinity_db.trainer.algorithms.interface import Totals
 
 
+@built_in()
 def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Σ v·m / Σ m: all trained tokens of the step weigh the same, so long sequences weigh more.
+    """Each trained token of the step weighs alike.
+
+    Σ v·m / Σ m: all trained tokens of the step weigh the same, so long sequences weigh more.
 
     Source: DAPO, arXiv 2503.14476 section 3.3. TRL's `dapo`, verl's and prime-rl's default.
     """
     return values.masked_fill(~mask, 0.0).sum() / totals.tokens
 
 
+@built_in()
 def seq_mean_token_sum(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """mean_i Σ_t v·m: the policy gradient as it is derived, with the sum of a sequence's log-probabilities.
+    """The mean over sequences of the sums over their tokens.
+
+    mean_i Σ_t v·m: the policy gradient as it is derived, with the sum of a sequence's log-probabilities.
 
     Source: REINFORCE and RLOO, arXiv 2402.14740. TRL's RLOO and `luspo` use it.
     """
     return values.masked_fill(~mask, 0.0).sum() / totals.sequences
 
 
+@built_in()
 def seq_mean_token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """mean_i (Σ_t v·m / |y_i|): all sequences weigh the same, so a token of a long sequence weighs less.
+    """The mean over sequences of the means over their tokens: each sequence weighs alike.
+
+    mean_i (Σ_t v·m / |y_i|): all sequences weigh the same, so a token of a long sequence weighs less.
 
     Source: GRPO, arXiv 2402.03300 equation 3, and GSPO, 2507.18071 equation 5.
     """
@@ -40,12 +58,18 @@ def seq_mean_token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     return (values.masked_fill(~mask, 0.0).sum(dim=1) / lengths).sum() / totals.sequences
 
 
-def seq_mean_token_sum_norm(values: Tensor, mask: Tensor, totals: Totals, *, length: int) -> Tensor:
-    """mean_i (Σ_t v·m / length): one constant for all, so a token's weight does not depend on its sequence.
+@built_in()
+def seq_mean_token_sum_norm(
+    values: Tensor, mask: Tensor, totals: Totals, *, length: Annotated[int, Field(ge=1)]
+) -> Tensor:
+    """The mean over sequences of the sums over their tokens, divided by one length for all (Dr. GRPO).
+
+    mean_i (Σ_t v·m / length): one constant for all, so a token's weight does not depend on its sequence.
+
+    The length scales the loss against the learning rate and other terms, and has no other effect.
 
     Args:
-        length: a number of tokens, usually the longest response allowed. It scales the loss against the
-            learning rate and other terms, and has no other effect.
+        length: Tokens: usually the most that a response may have.
 
     Source: Dr. GRPO, arXiv 2503.20783 section 3. TRL's `dr_grpo` and verl divide by the number of sequences
     too (verl's length is the padded one, unless one is given). Trinity-RFT does not divide by that number.

@@ -13,31 +13,45 @@ finite counts as 0, as in AReaL (TRL: NaN only; verl: not handled). Engines give
 they cannot score.
 """
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from trinity_db.trainer.algorithms.aggregation import token_mean
-from trinity_db.trainer.algorithms.interface import Totals
+from trinity_db.trainer.algorithms.built_in import built_in
+from trinity_db.trainer.options import ImportanceWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trinity_db.trainer.algorithms.interface import Totals
 
 MAX_LOG_RATIO = 20.0  # nats, as in verl: e^20 is far above any bound, and finite in float32
 
 
+@built_in(ImportanceWeight)
 def truncated_importance_sampling(
     proximal: Tensor,
     behaviour: Tensor,
     mask: Tensor,
     *,
     level: Literal["token", "sequence"] = "token",
-    high: float = 2.0,
+    high: Annotated[float, Field(gt=0)] = 2.0,
 ) -> Tensor:
-    """[B, K] min(w, high), w = proximal/behaviour: bounds the variance at the cost of a small bias.
+    """Weighs each token by proximal/behaviour, up to a bound.
+
+    [B, K] min(w, high), w = proximal/behaviour: bounds the variance at the cost of a small bias.
+
+    verl and TRL have the product of a sequence's ratios too; AReaL takes their geometric mean. The bound is 2
+    in verl, 3 in TRL, 5 in AReaL.
 
     Args:
-        level: "token": one ratio for each token. "sequence": the product over a sequence's trained tokens,
-            for each of them, as in verl and TRL; AReaL takes the geometric mean.
-        high: 2 as in verl; 3 in TRL, 5 in AReaL.
+        level: token: one ratio for each token. sequence: all tokens of a sequence have the product of its
+            ratios.
+        high: The largest weight.
 
     Sources: IMPALA, arXiv 1802.01561 section 4.1; for language models F. Yao et al., "Your efficient RL
     framework secretly brings you off-policy RL training" (2025).
@@ -45,20 +59,33 @@ def truncated_importance_sampling(
     return _ratios(proximal, behaviour, mask, level).clamp(max=high)
 
 
+def _range_is_not_empty(options: Any) -> None:
+    if options.low > options.high:
+        raise ValueError(f"low {options.low} is above high {options.high}, which leaves nothing; swap them")
+
+
+@built_in(ImportanceWeight, check=_range_is_not_empty)
 def masked_importance_sampling(
     proximal: Tensor,
     behaviour: Tensor,
     mask: Tensor,
     *,
     level: Literal["token", "sequence"] = "token",
-    low: float = 0.5,
-    high: float = 5.0,
+    low: Annotated[float, Field(ge=0)] = 0.5,
+    high: Annotated[float, Field(gt=0)] = 5.0,
 ) -> Tensor:
-    """[B, K] w = proximal/behaviour where low <= w <= high, else 0: tokens outside the range are left out.
+    """Weighs each token by proximal/behaviour, and leaves out what lies outside a range (IcePop).
+
+    [B, K] w = proximal/behaviour where low <= w <= high, else 0: tokens outside the range are left out.
+
+    By sequence, whole sequences are left out. The range is OpenRLHF's; TRL masks by sequence, above 3 only
+    (low: 0, high: 3).
 
     Args:
-        level: as in `truncated_importance_sampling`. With "sequence", whole sequences are left out.
-        low, high: 0.5 and 5 as in OpenRLHF. TRL masks by sequence, and only above 3 (low: 0, high: 3).
+        level: token: one ratio for each token. sequence: all tokens of a sequence have the product of its
+            ratios.
+        low: Ratios below it are left out.
+        high: Ratios above it are left out.
 
     Source: IcePop, arXiv 2510.18855.
     """
@@ -66,19 +93,25 @@ def masked_importance_sampling(
     return ratios.masked_fill((ratios < low) | (ratios > high), 0.0)
 
 
+@built_in()
 def off_policy_sequence_masking(
     logprobs: Tensor,
     behaviour: Tensor,
     mask: Tensor,
     advantages: Tensor,
     *,
-    threshold: float = 0.1,
+    threshold: Annotated[float, Field(ge=0)] = 0.1,
 ) -> Tensor:
-    """[B, K] 0 where A < 0 and mean_t(behaviour - logprobs) > threshold, else 1.
+    """Leaves out bad responses that have become unlikely. Ratios stay relative to the policy that sampled.
+
+    [B, K] 0 where A < 0 and mean_t(behaviour - logprobs) > threshold, else 1.
 
     A policy can learn from its own mistakes, but mistakes of a distant policy only disturb the training. The
     mean is over a sequence's trained tokens, in nats. Advantages [B, 1] mask a sequence, advantages [B, K]
     token by token.
+
+    Args:
+        threshold: How much less likely a response may have become, in nats per token on average.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556 section 3.1. The threshold of 0.1 is Trinity-RFT's; TRL has no
     default.
@@ -88,30 +121,48 @@ def off_policy_sequence_masking(
     return (mask & ((advantages >= 0) | (mean <= threshold))).to(drift.dtype)
 
 
+def _knows_the_whole_step(options: ImportanceWeight) -> None:
+    if options.proximal == "interpolated":
+        raise ValueError(
+            "m2po compares all tokens of a step before its first update, where there is nothing to "
+            "interpolate; leave proximal: recomputed"
+        )
+
+
+@built_in(ImportanceWeight, check=_knows_the_whole_step)
 def m2po(
     proximal: Tensor,
     behaviour: Tensor,
     mask: Tensor,
     advantages: Tensor,
     *,
-    threshold: float = 0.04,
+    threshold: Annotated[float, Field(gt=0)] = 0.04,
 ) -> Tensor:
-    """[B, K] w = proximal/behaviour, and 0 for the largest (log w)² until the mean of the rest is low enough.
+    """Weighs each token by proximal/behaviour, and leaves out the tokens that stray most (M2PO). A batch
+    makes one step, so the remaining tokens are not clipped, as in the paper.
+
+    [B, K] w = proximal/behaviour, and 0 for the largest (log w)² until the mean of the rest is low enough.
 
     Only tokens that an update would move farther away are considered (A > 0 and w > 1, or A < 0 and w < 1).
     Of these, the tokens with the largest (log w)² are left out until the mean over the others is at most
     `threshold`. Equal ones are left out together, so the order of rows does not matter. B is the whole
     optimizer step. AReaL masks within micro-batches, where the result depends on how rows are split.
 
+    Args:
+        threshold: Largest mean of squared log-ratios, in nats², over the tokens that the update moves
+            further away.
+
     Source: M2PO, arXiv 2510.01161 algorithm 1; its threshold. AReaL counts tokens in all four quadrants.
     """
+    import torch
+
     log_ratios = _log_ratios(proximal, behaviour).masked_fill(~mask, 0.0)
     squares = log_ratios.square()
     counts = mask & (advantages * log_ratios > 0)
     ascending = squares[counts].double().sort().values
     means = ascending.cumsum(dim=0) / torch.arange(1, len(ascending) + 1, device=ascending.device)
     falling = ascending[means > threshold]
-    falls = counts & (squares >= falling[0]) if len(falling) else torch.zeros_like(counts)
+    falls = counts & (squares >= falling[0]) if len(falling) else counts.new_zeros(counts.shape)
     return _ratios(proximal, behaviour, mask, "token").masked_fill(falls, 0.0)
 
 
@@ -141,8 +192,8 @@ def importance_metrics(weights: Tensor, mask: Tensor, totals: Totals) -> dict[st
     ratio = "sampling/importance_sampling_ratio"
     return {
         f"{ratio}/mean": token_mean(weights, mask, totals),
-        f"{ratio}/min": weights.masked_fill(~mask, torch.inf).amin(),
-        f"{ratio}/max": weights.masked_fill(~mask, -torch.inf).amax(),
+        f"{ratio}/min": weights.masked_fill(~mask, math.inf).amin(),
+        f"{ratio}/max": weights.masked_fill(~mask, -math.inf).amax(),
         "sampling/masked_fraction": token_mean((weights == 0).to(weights.dtype), mask, totals),
     }
 
@@ -174,6 +225,8 @@ def _ratios(proximal: Tensor, behaviour: Tensor, mask: Tensor, level: Literal["t
 
 def _log_ratios(policy: Tensor, behaviour: Tensor) -> Tensor:
     """[B, K] log(policy/behaviour) in float32 or better, without gradient; 0 where it is not finite."""
+    import torch
+
     dtype = torch.promote_types(policy.dtype, torch.float32)
     log_ratios = policy.detach().to(dtype) - behaviour.detach().to(dtype)
     return log_ratios.where(log_ratios.isfinite(), 0.0)

@@ -11,14 +11,25 @@ is the policy that ratios are relative to: the one that sampled the tokens, or t
 correction reads it.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch import Tensor
+from pydantic import Field
+
+from trinity_db.trainer.algorithms.built_in import built_in
+from trinity_db.trainer.options import Distilled
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
+@built_in(Distilled)
 def reverse_kl(old: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] log teacher - log old: lowers KL(policy ‖ teacher).
+    """The log-ratio of teacher and policy. Minimises KL(policy ‖ teacher), which seeks the teacher's modes.
+
+    [B, K] log teacher - log old: lowers KL(policy ‖ teacher).
 
     The second term of the gradient is zero in expectation. A token's advantage contains no later tokens.
 
@@ -29,8 +40,13 @@ def reverse_kl(old: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     return (teacher - old).detach().masked_fill(~mask, 0.0)
 
 
-def jsd(old: Tensor, teacher: Tensor, mask: Tensor, *, beta: float = 0.5) -> Tensor:
-    """[B, K] (1 - β)·(log m - log old), m = β·teacher + (1 - β)·old: lowers the generalised JSD.
+@built_in(Distilled)
+def jsd(
+    old: Tensor, teacher: Tensor, mask: Tensor, *, beta: Annotated[float, Field(gt=0, lt=1)] = 0.5
+) -> Tensor:
+    """Minimises the generalised Jensen-Shannon divergence, in which each token's weight is bounded (GKD).
+
+    [B, K] (1 - β)·(log m - log old), m = β·teacher + (1 - β)·old: lowers the generalised JSD.
 
     JSD_β = β·KL(teacher ‖ m) + (1 - β)·KL(policy ‖ m). As E_π[f(u)] with u = teacher/π, it is
     f(u) = βu·log u - w·log w with w = βu + 1 - β = m/π. Its gradient is E_π[(f(u) - u·f'(u))·∇log π], and
@@ -38,10 +54,15 @@ def jsd(old: Tensor, teacher: Tensor, mask: Tensor, *, beta: float = 0.5) -> Ten
     probability. As β goes to 0, A/β becomes teacher/π - 1, which lowers KL(teacher ‖ policy). As β goes to 1,
     A/(1 - β) becomes `reverse_kl`.
 
+    Args:
+        beta: The teacher's share in the mixture that both are compared with. Near 0 the policy covers what
+            the teacher would say, near 1 it seeks the teacher's modes. The gradient is small at both ends:
+            raise coefficient.
+
     Source: GKD, arXiv 2306.13649 equation 1; TRL's GKD has the same β. Trinity-RFT's `jsd` differs: its A,
     log m - β·log teacher - (1 - β)·log π, is positive for all tokens where the two policies differ, also for
     tokens that the teacher would never choose. It takes both terms at the policy's token, although one of
     them is an expectation over the teacher's tokens.
     """
-    mixture = torch.logaddexp(teacher + math.log(beta), old + math.log1p(-beta))
+    mixture = (teacher + math.log(beta)).logaddexp(old + math.log1p(-beta))
     return (1 - beta) * (mixture - old).detach().masked_fill(~mask, 0.0)

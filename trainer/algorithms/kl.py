@@ -12,28 +12,53 @@ False, the estimate and its gradient are 0. Source of k1 to k3: J. Schulman, "Ap
 (2020). The tests enumerate the gradients.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trinity_db.trainer.algorithms.built_in import built_in
+from trinity_db.trainer.options import Divergence, DivergenceInReward
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # nats, of low_var and of the ratio of corrected_k3; e^20 is finite in float32
 MAX_LOW_VAR = 10.0  # nats, verl's bound
 
 
+def _is_no_loss(options: Divergence) -> None:
+    if options.applies_to == "loss":
+        raise ValueError(
+            "k1 as a loss has an expected gradient of zero; "
+            "take k2 or corrected_k3, or set applies_to: reward"
+        )
+
+
+@built_in(DivergenceInReward, check=_is_no_loss)
 def k1(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] d: unbiased for KL(policy ‖ reference), positive or negative. In the reward only.
+    """The log-ratio itself: unbiased, and in the reward only.
+
+    [B, K] d: unbiased for KL(policy ‖ reference), positive or negative. In the reward only.
 
     Its gradient is that of log π alone. The expectation of that is zero.
     """
     return _difference(logprobs, reference, mask)
 
 
+@built_in(Divergence)
 def k2(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] d²/2: never negative, biased where the policies are far apart."""
+    """Half the square of the log-ratio; as a loss it has the gradient of KL(policy ‖ reference).
+
+    [B, K] d²/2: never negative, biased where the policies are far apart.
+    """
     return _difference(logprobs, reference, mask).square() / 2
 
 
+@built_in(Divergence)
 def k3(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] e^-d - 1 + d: unbiased for KL(policy ‖ reference), never negative. GRPO uses it.
+    """Unbiased and never negative; as a loss it has the gradient of KL(reference ‖ policy).
+
+    [B, K] e^-d - 1 + d: unbiased for KL(policy ‖ reference), never negative. GRPO uses it.
 
     Source: GRPO, arXiv 2402.03300 equation 4. It is not clamped, as in TRL and Trinity-RFT. verl's k3 is
     `low_var`.
@@ -42,8 +67,11 @@ def k3(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     return (-difference).exp() - 1 + difference
 
 
+@built_in(Divergence)
 def low_var(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] k3 with d within ±20 and the result at most 10: verl's `low_var_kl` with its bounds.
+    """k3 within bounds.
+
+    [B, K] k3 with d within ±20 and the result at most 10: verl's `low_var_kl` with its bounds.
 
     At a bound the gradient is zero, so the loss does not move such a token towards the reference.
     """
@@ -51,13 +79,25 @@ def low_var(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     return ((-difference).exp() - 1 + difference).clamp(max=MAX_LOW_VAR)
 
 
+@built_in(Divergence)
 def abs(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:  # as verl and Trinity-RFT call it
-    """[B, K] |d|: grows slowly where the policies are far apart."""
+    """The size of the log-ratio.
+
+    [B, K] |d|: grows slowly where the policies are far apart.
+    """
     return _difference(logprobs, reference, mask).abs()
 
 
+def _is_a_loss(options: Divergence) -> None:
+    if options.applies_to == "reward":
+        raise ValueError("corrected_k3 in the reward is k3, since nothing has moved yet; take k3")
+
+
+@built_in(Divergence, check=_is_a_loss)
 def corrected_k3(logprobs: Tensor, reference: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] r·k3, r = exp(logprobs - old) with gradient: k3 for tokens that another policy has sampled.
+    """k3 times the probability ratio: as a loss it has the gradient of KL(policy ‖ reference).
+
+    [B, K] r·k3, r = exp(logprobs - old) with gradient: k3 for tokens that another policy has sampled.
 
     It differs from k3 as a loss only, because in the reward r is 1. Source: DeepSeek-V3.2, arXiv 2512.02556
     equation 7; TRL's `use_bias_correction_kl`. Trinity-RFT clamps r at 2, which undoes the correction there.
@@ -89,8 +129,10 @@ def penalised_rewards(
     """
     penalties = coefficient * estimates.detach().masked_fill(~mask, 0.0).sum(dim=1)
     if attempts is not None:
+        import torch
+
         of = torch.unique(attempts.cpu(), return_inverse=True)[1]
-        sums = torch.bincount(of, penalties.double().cpu())  # on the CPU: a GPU adds in an arbitrary order
+        sums = of.bincount(penalties.double().cpu())  # on the CPU: a GPU adds in an arbitrary order
         penalties = sums[of].to(penalties)
     return rewards - penalties
 

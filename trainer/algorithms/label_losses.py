@@ -7,35 +7,59 @@ number for all, without gradient: the policy's divergence from the reference, on
 In the formulas h = response - response_reference is the log-ratio, z = `divergence`, σ the logistic function.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from trinity_db.trainer.algorithms.built_in import built_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
+@built_in()
 def kto(
     response: Tensor,
     response_reference: Tensor,
     desirable: Tensor,
     divergence: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] 1 - σ(β(h - z)) of a good response, 1 - σ(β(z - h)) of a bad one.
+    """Compares each response's log-ratio with the policy's average divergence (KTO).
+
+    [N] 1 - σ(β(h - z)) of a good response, 1 - σ(β(z - h)) of a bad one.
 
     As in prospect theory, the value of a response is its gain or loss against a reference point, z, and each
     further gain has less value.
 
+    Args:
+        beta: How strongly the policy is held to the starting model: more is stronger.
+
     Source: KTO, arXiv 2402.01306 equations 7 and 8. Its λ_D and λ_U are the algorithm's weights.
     """
     gain = beta * (response - response_reference - divergence)
-    return 1 - torch.where(desirable, gain, -gain).sigmoid()
+    return 1 - gain.where(desirable, -gain).sigmoid()
 
 
+@built_in()
 def apo_zero_unpaired(
-    response: Tensor, response_reference: Tensor, desirable: Tensor, *, beta: float = 0.1
+    response: Tensor,
+    response_reference: Tensor,
+    desirable: Tensor,
+    *,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] 1 - σ(βh) of a good response, σ(βh) of a bad one: `kto` with z = 0.
+    """Good responses up, bad ones down: for good ones that are better than the model's own (APO).
+
+    [N] 1 - σ(βh) of a good response, σ(βh) of a bad one: `kto` with z = 0.
+
+    Args:
+        beta: How strongly the policy is held to the starting model: more is stronger.
 
     Source: APO, arXiv 2408.06266 equation 7, for single responses as in TRL.
     """
     ratio = beta * (response - response_reference)
-    return 1 - torch.where(desirable, ratio, -ratio).sigmoid()
+    return 1 - ratio.where(desirable, -ratio).sigmoid()

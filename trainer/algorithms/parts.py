@@ -1,9 +1,9 @@
 """The parts that algorithms are composed of: found by kind and name, or in a user's own file.
 
 A part is a function. Its positional parameters name what it reads, columns of `columns.py` for most
-kinds, so its signature says what it needs; its keyword-only parameters are its options. The options
-of a built-in part have a class in `trainer/options.py` or beside it. What else a composition must know
-of a part stands in `properties.py`.
+kinds, so its signature says what it needs; its keyword-only parameters are its options. `built_in.py` makes
+the section of a configuration from them. What else a composition must know of a part stands in
+`properties.py`.
 """
 
 import importlib
@@ -12,17 +12,27 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Union
 
-from pydantic import create_model
+from pydantic import Field, create_model
 from pydantic.errors import PydanticUndefinedAnnotation
 
-from trinity_db import functions
+from trinity_db import functions, signatures
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.settings import Settings, validate
 from trinity_db.trainer.algorithms.columns import COLUMNS
 from trinity_db.trainer.algorithms.properties import Properties, properties_of
-from trinity_db.trainer.options import Own
+from trinity_db.trainer.options import (
+    Own,
+    OwnCorrection,
+    OwnDistillation,
+    OwnDivergence,
+    OwnPairLoss,
+    OwnValues,
+)
+from trinity_db.trainer.options import (
+    Part as Section,
+)
 
 
 @dataclass(frozen=True)
@@ -35,25 +45,43 @@ class Kind:
     """The input whose shape the result has; None: the result is one number."""
     made: tuple[str, ...] = ()
     """Inputs that the composition makes for this kind alone, beside the columns."""
+    own: type[Own] = Own
+    """The section of a user's own part."""
 
     @property
     def module(self) -> ModuleType:
-        """Imported when a part of the kind is asked for: most need torch."""
         return importlib.import_module(f"{__package__}.{self.file}")
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The built-in parts, as they stand in the module."""
+        module = self.module
+        return {
+            name: one
+            for name, one in vars(module).items()
+            if hasattr(one, "options") and one.__module__ == module.__name__
+        }
+
+    @property
+    def sections(self) -> Any:
+        """The sections that may choose a part of this kind, as a union that pydantic tells apart by name."""
+        options = tuple(one.options for one in self.functions.values())  # type: ignore[attr-defined]
+        return Annotated[Union[(*options, self.own)], Field(discriminator="name")]
 
 
 KINDS = {
     "advantage": Kind("advantages", "rewards"),
     "policy loss": Kind("policy_losses", "mask"),
-    "correction": Kind("corrections", "mask"),
-    "kl": Kind("kl", "mask"),
-    "distillation": Kind("distillation", "mask"),
-    "value": Kind("values", "mask", ("token_rewards",)),
+    "correction": Kind("corrections", "mask", own=OwnCorrection),
+    "kl": Kind("kl", "mask", own=OwnDivergence),
+    "value": Kind("values", "mask", ("token_rewards",), OwnValues),
+    "distillation": Kind("distillation", "mask", own=OwnDistillation),
     "aggregation": Kind("aggregation", None, ("values", "mask", "totals")),
     "preference loss": Kind(
         "preference_losses",
         "chosen",
         ("chosen", "rejected", "chosen_reference", "rejected_reference", "chosen_length", "rejected_length"),
+        OwnPairLoss,
     ),
     "label loss": Kind(
         "label_losses",
@@ -120,7 +148,18 @@ class Part:
             raise TrinityError(f"{self}: it must return {what}.")
 
 
-def part(kind: str, options: Settings) -> Part:
+def section(kind: str, name: str) -> type[Any]:
+    """The class of the sections that choose a built-in part; see `built_in.py`."""
+    made: type[Any] = KINDS[kind].functions[name].options  # type: ignore[attr-defined]
+    return made
+
+
+def chosen(kind: str, name: str, **options: Any) -> Any:
+    """The section that chooses a built-in part, with these options."""
+    return section(kind, name)(**options)
+
+
+def part(kind: str, options: Section) -> Part:
     """The part that these options belong to.
 
     Raises:
@@ -129,10 +168,9 @@ def part(kind: str, options: Settings) -> Part:
     if isinstance(options, Own):
         function: Callable[..., Any] = functions.find(options.function, kind, {})
         return _own(kind, options.function, function, options.options)
-    name: str = options.name  # type: ignore[attr-defined]
-    function = getattr(KINDS[kind].module, name)
-    values = {key: getattr(options, key) for key in keyword_only(function)}
-    return Part(kind, name, function, values, is_own=False)
+    function = KINDS[kind].functions[options.name]
+    values = {one.name: getattr(options, one.name) for one in signatures.keyword_only(function)}
+    return Part(kind, options.name, function, values, is_own=False)
 
 
 def needs(parts: Iterable[Part | None]) -> dict[str, str]:
@@ -151,13 +189,6 @@ def positional(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: one for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY}
 
 
-@cache
-def keyword_only(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters that stand for a part's options."""
-    parameters = inspect.signature(function).parameters
-    return {name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
-
-
 def _own(kind: str, name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> Part:
     known = readable(kind)
     for one in positional(function).values():
@@ -170,11 +201,11 @@ def _own(kind: str, name: str, function: Callable[..., Any], given: Mapping[str,
             "make an option of it with a * before it."
         )
     fields: dict[str, Any] = {
-        key: (
+        one.name: (
             Any if one.annotation is one.empty else one.annotation,
             ... if one.default is one.empty else one.default,
         )
-        for key, one in keyword_only(function).items()
+        for one in signatures.keyword_only(function)
     }
     # Types may stand there as text, which pydantic looks up in the function's module: those of options alone,
     # so that what is read may have types that are imported for type checkers only.

@@ -7,10 +7,16 @@ so that they reach neither loss nor gradient. In the formulas r is the ratio of 
 advantage, and sg(.) stops the gradient.
 """
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from trinity_db.trainer.algorithms.built_in import built_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # nats; e^20 is far outside any clip range and still finite in float32
 
@@ -20,20 +26,28 @@ def log_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     return _masked(logprobs - old, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+@built_in()
 def ppo_clip(
     logprobs: Tensor,
     old: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    clip_high: Annotated[float, Field(gt=0)] = 0.2,
+    dual_clip: Annotated[float | None, Field(gt=1)] = None,
 ) -> dict[str, Tensor]:
-    """max(-A·r, -A·clamp(r, 1 - clip_low, 1 + clip_high)): leaving the range does not lower the loss.
+    """The clipped probability ratio of PPO.
+
+    max(-A·r, -A·clamp(r, 1 - clip_low, 1 + clip_high)): leaving the range does not lower the loss.
 
     With `dual_clip` the loss is at most -A·dual_clip where A < 0. This bounds the influence of a token that
     has become much likelier. By default it is off, as in PPO and TRL. verl and Trinity-RFT always use 3.
+
+    Args:
+        clip_low: Below 1 - clip_low the probability ratio new/old is clipped.
+        clip_high: Above 1 + clip_high the probability ratio new/old is clipped. The recipe dapo takes 0.28.
+        dual_clip: Limit of the ratio for tokens with a negative advantage. None: no limit.
 
     Sources: PPO, arXiv 1707.06347 equation 7; two widths, DAPO, arXiv 2503.14476 section 3.1; dual-clip
     PPO, arXiv 1912.09729.
@@ -41,38 +55,52 @@ def ppo_clip(
     ratio, advantages = log_ratio(logprobs, old, mask).exp(), _masked(advantages, mask)
     loss, cut = _clipped(ratio, advantages, clip_low, clip_high)
     if dual_clip is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+        loss = loss.minimum(-advantages * dual_clip).where(advantages < 0, loss)
         cut = cut | ((advantages < 0) & (ratio > dual_clip))
     return {"loss": loss, "clip_ratio": cut.float()}
 
 
+@built_in()
 def policy_gradient(
-    logprobs: Tensor, advantages: Tensor, mask: Tensor, *, tau: float = 0.0
+    logprobs: Tensor, advantages: Tensor, mask: Tensor, *, tau: Annotated[float, Field(ge=0)] = 0.0
 ) -> dict[str, Tensor]:
-    """-A·log p / (1 + tau): REINFORCE, without a ratio to the policy that sampled the tokens.
+    """Advantage times log-probability, without a ratio (REINFORCE).
+
+    -A·log p / (1 + tau): REINFORCE, without a ratio to the policy that sampled the tokens.
 
     `tau` is OPMD's weight of the divergence from the current policy. In this form it only scales the loss. It
     is 1 in Trinity-RFT's OPMD and AsymRE; verl's gpg has none.
+
+    Args:
+        tau: The loss is divided by 1 + tau. In OPMD, tau says how strongly the policy is held to the
+            current one.
 
     Sources: REINFORCE, Williams 1992; OPMD, Trinity-RFT, arXiv 2505.17826; AsymRE, arXiv 2506.20520.
     """
     return {"loss": -_masked(advantages, mask) * _masked(logprobs, mask) / (1 + tau)}
 
 
+@built_in()
 def sequence_clip(
     logprobs: Tensor,
     old: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    clip_high: Annotated[float, Field(gt=0)] = 0.2,
 ) -> dict[str, Tensor]:
-    """`ppo_clip` of the whole sequence's ratio, exp(Σ_t log r_t), the same for all its tokens.
+    """The clipped ratio of the probabilities of the whole response.
+
+    `ppo_clip` of the whole sequence's ratio, exp(Σ_t log r_t), the same for all its tokens.
 
     A response is one action here, as in RLOO. With seq_mean_token_mean it is TRL's RLOO: the mean over
     sequences of one clipped term each. verl, Trinity-RFT and OpenRLHF clip RLOO by token, as `ppo_clip` does.
     The ratio of a long response leaves the range at once. `gspo` avoids this by a mean over tokens.
+
+    Args:
+        clip_low: Below 1 - clip_low the ratio is clipped.
+        clip_high: Above 1 + clip_high the ratio is clipped.
 
     Sources: RLOO, arXiv 2402.14740; the clipping, TRL's RLOOTrainer.
     """
@@ -82,20 +110,27 @@ def sequence_clip(
     return {"loss": loss, "clip_ratio": cut.float()}
 
 
+@built_in()
 def gspo(
     logprobs: Tensor,
     old: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4,
+    clip_high: Annotated[float, Field(gt=0)] = 4e-4,
 ) -> dict[str, Tensor]:
-    """`ppo_clip` of w_t = sg(s)·p_t/sg(p_t), where s = exp(mean_t log r_t) is the sequence's ratio.
+    """The clipped ratio of a response per token: the geometric mean of its tokens' ratios (GSPO).
+
+    `ppo_clip` of w_t = sg(s)·p_t/sg(p_t), where s = exp(mean_t log r_t) is the sequence's ratio.
 
     All tokens of a sequence are clipped together, and each has the gradient of its own probability only. With
     one advantage per sequence and seq_mean_token_mean, value and gradient are those of the sequence form
     (TRL, AReaL, OpenRLHF). verl and Trinity-RFT have this token form.
+
+    Args:
+        clip_low: Below 1 - clip_low the mean ratio is clipped. It moves far less than a token's ratio.
+        clip_high: Above 1 + clip_high the mean ratio is clipped.
 
     Source: GSPO, arXiv 2507.18071 section 4.3 (GSPO-token); the widths, its section 5.1.
     """
@@ -106,20 +141,27 @@ def gspo(
     return {"loss": loss, "clip_ratio": cut.float()}
 
 
+@built_in()
 def cispo(
     logprobs: Tensor,
     old: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_low: float = 1.0,
-    clip_high: float = 0.28,
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    clip_high: Annotated[float, Field(gt=0)] = 0.28,
 ) -> dict[str, Tensor]:
-    """-sg(clamp(r, 1 - clip_low, 1 + clip_high))·A·log p: the weight is clipped, and no token is left out.
+    """Policy gradient weighed by a clipped ratio; every token keeps its gradient (CISPO).
+
+    -sg(clamp(r, 1 - clip_low, 1 + clip_high))·A·log p: the weight is clipped, and no token is left out.
 
     "clip_ratio" is 1.0 where the weight was clipped; such a token keeps its gradient. The upper bound is
     1 + clip_high, as in the paper, verl and Trinity-RFT. TRL's epsilon_high is the bound itself, so its 5.0
     is clip_high = 4.0 here. clip_low = 1.0 means no lower bound, as in the paper and TRL.
+
+    Args:
+        clip_low: The weight is at least 1 - clip_low. 1: no lower bound.
+        clip_high: The weight is at most 1 + clip_high.
 
     Source: CISPO, MiniMax-M1, arXiv 2506.13585 equations 4 and 5.
     """
@@ -129,37 +171,56 @@ def cispo(
     return {"loss": loss, "clip_ratio": (weight != ratio).float()}
 
 
+@built_in()
 def sapo(
     logprobs: Tensor,
     old: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
-    temperature_positive: float = 1.0,
-    temperature_negative: float = 1.05,
+    temperature_positive: Annotated[float, Field(gt=0)] = 1.0,
+    temperature_negative: Annotated[float, Field(gt=0)] = 1.05,
 ) -> dict[str, Tensor]:
-    """-A·(4/τ)·sigmoid(τ·(r - 1)): instead of clipping, a gate that closes smoothly as r leaves 1.
+    """A smooth gate in place of clipping (SAPO).
+
+    -A·(4/τ)·sigmoid(τ·(r - 1)): instead of clipping, a gate that closes smoothly as r leaves 1.
 
     τ is temperature_positive where A > 0, else temperature_negative. At r = 1 the gradient is the policy
     gradient's. The gradient flows through the gate, as in the paper, TRL, verl and AReaL. Trinity-RFT
     detaches the gate and multiplies it by log p. That doubles the gradient at r = 1, and the gate never
     closes.
 
+    Args:
+        temperature_positive: How fast the gate closes for tokens with a positive advantage. A larger value
+            closes it faster.
+        temperature_negative: The same for all other tokens.
+
     Source: SAPO, arXiv 2511.20347.
     """
     ratio, advantages = log_ratio(logprobs, old, mask).exp(), _masked(advantages, mask)
-    temperature = torch.full_like(advantages, temperature_negative)
+    temperature = advantages.new_full(advantages.shape, temperature_negative)
     temperature = temperature.masked_fill(advantages > 0, temperature_positive)
-    return {"loss": -advantages * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature}
+    return {"loss": -advantages * (temperature * (ratio - 1)).sigmoid() * 4 / temperature}
 
 
+@built_in()
 def sppo(
-    logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, *, clip_range: float = 0.3
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_range: Annotated[float, Field(gt=0)] = 0.3,
 ) -> dict[str, Tensor]:
-    """-A·log r while 1/(1 + clip_range) <= r <= 1 + clip_range, else 0: PPO's surrogate of the logarithm.
+    """Advantage times log-ratio within a range, nothing outside (softmax PPO).
+
+    -A·log r while 1/(1 + clip_range) <= r <= 1 + clip_range, else 0: PPO's surrogate of the logarithm.
 
     Tokens outside the range are left out for either sign of A, unlike in PPO. This is the softmax form of
     mirror ascent. Self-play preference optimisation is another method with the same abbreviation.
+
+    Args:
+        clip_range: The range is from 1 / (1 + clip_range) to 1 + clip_range.
 
     Sources: softmax PPO, arXiv 2108.05828; the range, Trinity-RFT's sPPO.
     """
@@ -169,40 +230,56 @@ def sppo(
     return {"loss": -_masked(advantages, mask) * change.masked_fill(cut, 0.0), "clip_ratio": cut.float()}
 
 
+@built_in()
 def topr(
     logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, *, threshold: float = 0.0
 ) -> dict[str, Tensor]:
-    """-sg(α)·A·log p, with α = min(r, 1) where A <= threshold, else 1: bad responses may weigh less.
+    """Good responses have full weight. A bad one weighs less once it has become unlikely (TOPR).
+
+    -sg(α)·A·log p, with α = min(r, 1) where A <= threshold, else 1: bad responses may weigh less.
 
     Good responses count fully, also if another policy sampled them. Bad responses that are already unlikely
     get a small weight. The paper takes the reward for A, and the ratio of the whole sequence for r. That
     ratio is near 0 or above 1 for long responses. Here r is the ratio of a token, as in Trinity-RFT.
     "clip_ratio" is 1.0 where r was lowered to 1.
 
+    Args:
+        threshold: A response is bad if its advantage is at most this.
+
     Source: TOPR, arXiv 2503.14286.
     """
     ratio, advantages = log_ratio(logprobs, old, mask).exp().detach(), _masked(advantages, mask)
     bad = advantages <= threshold
-    weight = torch.where(bad, ratio.clamp(max=1.0), 1.0)
+    weight = ratio.clamp(max=1.0).where(bad, 1.0)
     return {"loss": -weight * advantages * _masked(logprobs, mask), "clip_ratio": (bad & (ratio > 1)).float()}
 
 
+@built_in()
 def dppo(
     logprobs: Tensor,
     old: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    max_ratio: float = 20.0,
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2,
+    clip_high: Annotated[float, Field(gt=0, le=1)] = 0.2,
+    max_ratio: Annotated[float, Field(gt=1)] = 20.0,
 ) -> dict[str, Tensor]:
-    """-sg(min(r, max_ratio))·A·log p, left out where the probability itself has moved too far.
+    """Leaves tokens out by how far their probability has moved, not by the ratio (DPPO).
+
+    -sg(min(r, max_ratio))·A·log p, left out where the probability itself has moved too far.
 
     A token is left out if p - p_old > clip_high and A > 0, or if p - p_old < -clip_low and A < 0. This
     difference is the token's total variation. Unlike the ratio, it stays small for rare tokens. It is verl's
     dppo_tv. prime-rl's default loss has the same gradient, without `max_ratio`, and with (log r)² as a
     separate term.
+
+    Args:
+        clip_low: A token with a negative advantage is left out once its probability has fallen by more than
+            this.
+        clip_high: A token with a positive advantage is left out once its probability has risen by more than
+            this.
+        max_ratio: The weight of a token, its ratio, is at most this.
 
     Source: DPPO, arXiv 2602.04879, binary total variation; max_ratio, its section 5.4.
     """
@@ -214,6 +291,14 @@ def dppo(
     return {"loss": loss.masked_fill(cut, 0.0), "clip_ratio": cut.float()}
 
 
+def _rec_options_go_together(options: Any) -> None:
+    if options.weight == "sequence_ratio" and options.clip_mode != "sequence_one_side":
+        raise ValueError("weight sequence_ratio goes with clip_mode sequence_one_side")
+    if (options.regularizer == "none") != (options.coefficient == 0):
+        raise ValueError("a regularizer needs a coefficient above 0, and a coefficient a regularizer")
+
+
+@built_in(check=_rec_options_go_together)
 def rec(
     logprobs: Tensor,
     old: Tensor,
@@ -221,16 +306,18 @@ def rec(
     mask: Tensor,
     *,
     clip_mode: Literal["none", "two_side", "one_side", "sequence_one_side", "ring"] = "none",
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    outer_low: float = 0.6,
-    outer_high: float = 2.0,
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2,
+    clip_high: Annotated[float, Field(gt=0)] = 0.2,
+    outer_low: Annotated[float, Field(gt=0, le=1)] = 0.6,
+    outer_high: Annotated[float, Field(gt=0)] = 2.0,
     weight: Literal["none", "ratio", "sequence_ratio", "advantage"] = "none",
-    temperature: float = 1.0,
+    temperature: Annotated[float, Field(gt=0)] = 1.0,
     regularizer: Literal["none", "k2", "forward_kl"] = "none",
-    coefficient: float = 0.0,
+    coefficient: Annotated[float, Field(ge=0)] = 0.0,
 ) -> dict[str, Tensor]:
-    """-sg(w)·A·log p for some of the tokens, plus a regulariser: REINFORCE with clipping.
+    """REINFORCE with a choice of clipping, weights and regularisers (REC).
+
+    -sg(w)·A·log p for some of the tokens, plus a regulariser: REINFORCE with clipping.
 
     `weight` sets w: 1, r, s = exp(mean_t log r_t), or exp(A/temperature). `clip_mode` sets which tokens
     count: none, all; two_side, those with r in [1 - clip_low, 1 + clip_high]; one_side, those where r has not
@@ -240,25 +327,42 @@ def rec(
 
     Trinity-RFT aggregates sequence_one_side by seq_mean_token_mean, and all others by token_mean.
     Source: REC, arXiv 2509.24203, as in Trinity-RFT.
+
+    Args:
+        clip_mode: Which tokens are left out. two_side: those with a ratio outside the range. one_side:
+            those outside in the direction of their advantage. sequence_one_side: the same for the geometric
+            mean of a response's ratios. ring: those outside the range, unless they are far back.
+        clip_low: The range reaches down to 1 - clip_low.
+        clip_high: The range reaches up to 1 + clip_high.
+        outer_low: With ring: far back, for a positive advantage, is at most 1 - outer_low.
+        outer_high: With ring: far back, for a negative advantage, is at least 1 + outer_high.
+        weight: The weight of a token: its ratio, the geometric mean of its response, or
+            exp(advantage/temperature).
+        temperature: For `weight: advantage`, in units of advantage.
+        regularizer: Added to the loss: the squared log-ratio (k2), or the negative log-likelihood of the
+            sampled tokens (forward_kl).
+        coefficient: What the regulariser is multiplied by.
     """
     change = log_ratio(logprobs, old, mask)
     trained, advantages = _masked(logprobs, mask), _masked(advantages, mask)
     ratio, sequence_ratio = change.detach().exp(), _mean_log_ratio(logprobs, old, mask).exp()
     outside = (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
     cut = {
-        "none": torch.zeros_like(mask),
+        "none": mask.new_zeros(mask.shape),
         "two_side": outside,
         "one_side": _beyond(ratio, advantages, clip_low, clip_high),
         "sequence_one_side": _beyond(sequence_ratio, advantages, clip_low, clip_high),
         "ring": outside & ~_beyond(ratio, -advantages, outer_low, outer_high),
     }[clip_mode]
     weights = {
-        "none": torch.ones_like(ratio),
+        "none": ratio.new_ones(ratio.shape),
         "ratio": ratio,
         "sequence_ratio": sequence_ratio,
         "advantage": (advantages / temperature).exp(),
     }[weight]
-    penalty = {"none": torch.zeros_like(change), "k2": change.square(), "forward_kl": -trained}[regularizer]
+    penalty = {"none": change.new_zeros(change.shape), "k2": change.square(), "forward_kl": -trained}[
+        regularizer
+    ]
     loss = (-weights * advantages * trained).masked_fill(cut, 0.0) + coefficient * penalty
     return {"loss": loss, "clip_ratio": cut.float()}
 
@@ -277,7 +381,7 @@ def _mean_log_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
 def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
     """The clipped surrogate [B, K], and True where it is flat, so that a token adds no gradient."""
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+    loss = (-advantages * ratio).maximum(-advantages * clipped)
     return loss, _beyond(ratio, advantages, clip_low, clip_high)
 
 

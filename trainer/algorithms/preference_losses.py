@@ -8,46 +8,66 @@ same sums under the reference. `chosen_length` and `rejected_length` are the num
 losses.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING, Annotated
 
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+from pydantic import Field
 
+from trinity_db.trainer.algorithms.built_in import built_in
 from trinity_db.trainer.algorithms.properties import having
+from trinity_db.trainer.options import PairLoss
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_MEAN_LOGPROB = -1e-7  # nats; nearer to 0 the odds p/(1-p) are infinite in float32
 
 
+@built_in(PairLoss)
 def sigmoid(
     chosen: Tensor,
     rejected: Tensor,
     chosen_reference: Tensor,
     rejected_reference: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] -log σ(β(h_c - h_r)): the likelihood of the preference in the Bradley-Terry model.
+    """Direct preference optimisation (DPO).
+
+    [N] -log σ(β(h_c - h_r)): the likelihood of the preference in the Bradley-Terry model.
+
+    Args:
+        beta: How strongly the policy is held to the starting model: more is stronger.
 
     Source: DPO, arXiv 2305.18290 equation 7.
     """
-    return -logsigmoid(beta * _margin(chosen, rejected, chosen_reference, rejected_reference))
+    return -_logsigmoid(beta * _margin(chosen, rejected, chosen_reference, rejected_reference))
 
 
+@built_in(PairLoss)
 def hinge(
     chosen: Tensor,
     rejected: Tensor,
     chosen_reference: Tensor,
     rejected_reference: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] max(0, 1 - β(h_c - h_r)): the loss is 0 once the margin is 1/β nats.
+    """A pair whose margin over the starting model's is wide enough adds nothing more (SLiC).
+
+    [N] max(0, 1 - β(h_c - h_r)): the loss is 0 once the margin is 1/β nats.
+
+    Args:
+        beta: A margin of 1/beta, in nats, is wide enough.
 
     Source: SLiC-HF, arXiv 2305.10425, with DPO's log-ratios as in RSO, arXiv 2309.06657.
     """
     return (1 - beta * _margin(chosen, rejected, chosen_reference, rejected_reference)).relu()
 
 
+@built_in(PairLoss)
 def ipo(
     chosen: Tensor,
     rejected: Tensor,
@@ -56,9 +76,14 @@ def ipo(
     chosen_length: Tensor,
     rejected_length: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] (h_c/|c| - h_r/|r| - 1/(2β))²: moves the margin to a finite value, so that no pair is overfitted.
+    """Pulls the margin per token towards a finite one, so that no pair is overfitted (IPO).
+
+    [N] (h_c/|c| - h_r/|r| - 1/(2β))²: moves the margin to a finite value, so that no pair is overfitted.
+
+    Args:
+        beta: The finite margin is 1/(2 beta), in nats per token.
 
     Source: IPO, arXiv 2310.12036 equation 17 (β is its τ). The paper has sums over tokens. With means over
     tokens, β has the same effect at any length; TRL (after asking the authors) and AReaL take means too.
@@ -68,36 +93,50 @@ def ipo(
     return (chosen_mean - rejected_mean - 1 / (2 * beta)) ** 2
 
 
+@built_in(PairLoss)
 def robust(
     chosen: Tensor,
     rejected: Tensor,
     chosen_reference: Tensor,
     rejected_reference: Tensor,
     *,
-    beta: float = 0.1,
-    label_smoothing: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.1,
 ) -> Tensor:
-    """[N] (-(1-ε)·log σ(βΔ) + ε·log σ(-βΔ)) / (1-2ε), Δ = h_c - h_r: unbiased under flipped labels.
+    """DPO's loss, unbiased where labels are flipped with a known chance.
+
+    [N] (-(1-ε)·log σ(βΔ) + ε·log σ(-βΔ)) / (1-2ε), Δ = h_c - h_r: unbiased under flipped labels.
 
     If each label is flipped with probability ε, the expectation is DPO's loss with the true labels.
+
+    Args:
+        beta: How strongly the policy is held to the starting model: more is stronger.
+        label_smoothing: Chance that a label is flipped.
 
     Source: robust DPO, arXiv 2403.00409 section 3.
     """
     margin = beta * _margin(chosen, rejected, chosen_reference, rejected_reference)
-    kept, flipped = (1 - label_smoothing) * logsigmoid(margin), label_smoothing * logsigmoid(-margin)
+    kept, flipped = (1 - label_smoothing) * _logsigmoid(margin), label_smoothing * _logsigmoid(-margin)
     return (flipped - kept) / (1 - 2 * label_smoothing)
 
 
+@built_in(PairLoss)
 def cdpo(
     chosen: Tensor,
     rejected: Tensor,
     chosen_reference: Tensor,
     rejected_reference: Tensor,
     *,
-    beta: float = 0.1,
-    label_smoothing: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.1,
 ) -> Tensor:
-    """[N] -(1-ε)·log σ(βΔ) - ε·log σ(-βΔ), Δ = h_c - h_r: cross-entropy with a label of probability 1-ε.
+    """Conservative DPO: each label is taken as true with a chance below one.
+
+    [N] -(1-ε)·log σ(βΔ) - ε·log σ(-βΔ), Δ = h_c - h_r: cross-entropy with a label of probability 1-ε.
+
+    Args:
+        beta: How strongly the policy is held to the starting model: more is stronger.
+        label_smoothing: Chance that a label is flipped.
 
     Source: E. Mitchell, "A note on DPO with noisy preferences" (2023). OpenRLHF has it. In TRL 1.16,
     `label_smoothing` has this effect on CPO, and none on DPO's sigmoid loss.
@@ -106,6 +145,7 @@ def cdpo(
     return _smoothed(margin, label_smoothing)
 
 
+@built_in(PairLoss)
 def sigmoid_norm(
     chosen: Tensor,
     rejected: Tensor,
@@ -114,71 +154,96 @@ def sigmoid_norm(
     chosen_length: Tensor,
     rejected_length: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] -log σ(β(h_c/|c| - h_r/|r|)): DPO per token, so that length alone does not lower the loss.
+    """DPO with log-probabilities per token, so that length alone earns nothing.
+
+    [N] -log σ(β(h_c/|c| - h_r/|r|)): DPO per token, so that length alone does not lower the loss.
 
     The log-ratios are means over tokens. So β should be larger than in DPO by about a response's length.
+
+    Args:
+        beta: How strongly the policy is held to the starting model. Of means over tokens: 5 is a usual
+            value.
 
     Source: Tülu 3, arXiv 2411.15124 section 5.
     """
     chosen_mean = (chosen - chosen_reference) / chosen_length
     rejected_mean = (rejected - rejected_reference) / rejected_length
-    return -logsigmoid(beta * (chosen_mean - rejected_mean))
+    return -_logsigmoid(beta * (chosen_mean - rejected_mean))
 
 
+@built_in(PairLoss)
 def exo_pair(
     chosen: Tensor,
     rejected: Tensor,
     chosen_reference: Tensor,
     rejected_reference: Tensor,
     *,
-    beta: float = 0.1,
-    label_smoothing: float = 1e-3,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
+    label_smoothing: Annotated[float, Field(gt=0, lt=0.5)] = 1e-3,
 ) -> Tensor:
-    """[N] q·(log q - log(1-ε)) + (1-q)·(log(1-q) - log ε), q = σ(β(h_c - h_r)).
+    """The policy's choice between the two, by reverse KL to the label (EXO).
+
+    [N] q·(log q - log(1-ε)) + (1-q)·(log(1-q) - log ε), q = σ(β(h_c - h_r)).
 
     The reverse KL divergence of the policy's choice between the two from a label of probability 1-ε; ε > 0.
+
+    Args:
+        beta: How strongly the policy is held to the starting model: more is stronger.
+        label_smoothing: Chance that a label is flipped; the divergence is infinite at 0.
 
     Source: EXO, arXiv 2402.00856 equation 16.
     """
     margin = beta * _margin(chosen, rejected, chosen_reference, rejected_reference)
-    kept = margin.sigmoid() * (logsigmoid(margin) - math.log1p(-label_smoothing))
-    return kept + (-margin).sigmoid() * (logsigmoid(-margin) - math.log(label_smoothing))
+    kept = margin.sigmoid() * (_logsigmoid(margin) - math.log1p(-label_smoothing))
+    return kept + (-margin).sigmoid() * (_logsigmoid(-margin) - math.log(label_smoothing))
 
 
+@built_in(PairLoss)
 def nca_pair(
     chosen: Tensor,
     rejected: Tensor,
     chosen_reference: Tensor,
     rejected_reference: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] -log σ(βh_c) - ½·log σ(-βh_c) - ½·log σ(-βh_r): each response against noise, not against the other.
+    """Each response against noise, which keeps the chosen one's likelihood up (NCA).
+
+    [N] -log σ(βh_c) - ½·log σ(-βh_c) - ½·log σ(-βh_r): each response against noise, not against the other.
 
     With DPO the chosen response's likelihood may fall together with the rejected one's. This loss prevents
     it.
+
+    Args:
+        beta: How strongly the policy is held to the starting model: more is stronger.
 
     Source: NCA, arXiv 2402.05369, its loss for two responses and hard labels.
     """
     chosen_reward = beta * (chosen - chosen_reference)
     rejected_reward = beta * (rejected - rejected_reference)
-    noise = 0.5 * (logsigmoid(-chosen_reward) + logsigmoid(-rejected_reward))
-    return -logsigmoid(chosen_reward) - noise
+    noise = 0.5 * (_logsigmoid(-chosen_reward) + _logsigmoid(-rejected_reward))
+    return -_logsigmoid(chosen_reward) - noise
 
 
+@built_in(PairLoss)
 def apo_zero(
     chosen: Tensor,
     rejected: Tensor,
     chosen_reference: Tensor,
     rejected_reference: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] 1 - σ(βh_c) + σ(βh_r): raises the chosen response and lowers the rejected one.
+    """Chosen up and rejected down: for chosen responses better than the model's own (APO).
+
+    [N] 1 - σ(βh_c) + σ(βh_r): raises the chosen response and lowers the rejected one.
 
     Use it if chosen responses are better than the model's own.
+
+    Args:
+        beta: How strongly the policy is held to the starting model: more is stronger.
 
     Source: APO, arXiv 2408.06266 equation 7.
     """
@@ -186,17 +251,23 @@ def apo_zero(
     return chosen_loss + (beta * (rejected - rejected_reference)).sigmoid()
 
 
+@built_in(PairLoss)
 def apo_down(
     chosen: Tensor,
     rejected: Tensor,
     chosen_reference: Tensor,
     rejected_reference: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] σ(βh_c) + 1 - σ(β(h_c - h_r)): lowers both responses, and the rejected one more.
+    """Both down, rejected more: for chosen responses worse than the model's own (APO).
+
+    [N] σ(βh_c) + 1 - σ(β(h_c - h_r)): lowers both responses, and the rejected one more.
 
     Use it if chosen responses are worse than the model's own.
+
+    Args:
+        beta: How strongly the policy is held to the starting model: more is stronger.
 
     Source: APO, arXiv 2408.06266 equation 8.
     """
@@ -204,57 +275,90 @@ def apo_down(
     return (beta * (chosen - chosen_reference)).sigmoid() + 1 - margin.sigmoid()
 
 
-def cpo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, label_smoothing: float = 0.0) -> Tensor:
-    """[N] -(1-ε)·log σ(βd) - ε·log σ(-βd), d = chosen - rejected: DPO as if the reference were uniform.
+@built_in(PairLoss)
+def cpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    *,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0,
+) -> Tensor:
+    """DPO's loss without a reference (CPO). Put chosen_nll beside it, which does the reference's work.
+
+    [N] -(1-ε)·log σ(βd) - ε·log σ(-βd), d = chosen - rejected: DPO as if the reference were uniform.
 
     CPO adds `chosen_nll`, which takes the place of the reference.
+
+    Args:
+        beta: The difference of log-probabilities is multiplied by this.
+        label_smoothing: Chance that a label is flipped.
 
     Source: CPO, arXiv 2401.08417 equation 3; the smoothing is TRL's.
     """
     return _smoothed(beta * (chosen - rejected), label_smoothing)
 
 
-def cpo_hinge(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Tensor:
-    """[N] max(0, 1 - β(chosen - rejected)): CPO with the hinge loss, as in TRL.
+@built_in(PairLoss)
+def cpo_hinge(chosen: Tensor, rejected: Tensor, *, beta: Annotated[float, Field(gt=0)] = 0.1) -> Tensor:
+    """CPO in which a pair with a wide enough margin adds nothing more.
+
+    [N] max(0, 1 - β(chosen - rejected)): CPO with the hinge loss, as in TRL.
+
+    Args:
+        beta: A margin of 1/beta, in nats, is wide enough.
 
     Source: SLiC-HF, arXiv 2305.10425 (its δ is 1/β).
     """
     return (1 - beta * (chosen - rejected)).relu()
 
 
+@built_in(PairLoss)
 def cpo_ipo(
     chosen: Tensor,
     rejected: Tensor,
     chosen_length: Tensor,
     rejected_length: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] (chosen/|c| - rejected/|r| - 1/(2β))²: CPO with IPO's loss, as in TRL.
+    """CPO that pulls the margin per token towards a finite one.
+
+    [N] (chosen/|c| - rejected/|r| - 1/(2β))²: CPO with IPO's loss, as in TRL.
+
+    Args:
+        beta: The finite margin is 1/(2 beta), in nats per token.
 
     Source: IPO, arXiv 2310.12036 equation 17, without a reference and with means over tokens.
     """
     return (chosen / chosen_length - rejected / rejected_length - 1 / (2 * beta)) ** 2
 
 
+@built_in(PairLoss)
 def simpo(
     chosen: Tensor,
     rejected: Tensor,
     chosen_length: Tensor,
     rejected_length: Tensor,
     *,
-    beta: float = 2.0,
-    gamma: float = 0.5,
+    beta: Annotated[float, Field(gt=0)] = 2.0,
+    gamma: Annotated[float, Field(ge=0)] = 0.5,
 ) -> Tensor:
-    """[N] -log σ(β(chosen/|c| - rejected/|r|) - γ): no reference, and a target margin γ.
+    """Log-probabilities per token without a reference, and a margin to be reached (SimPO).
+
+    [N] -log σ(β(chosen/|c| - rejected/|r|) - γ): no reference, and a target margin γ.
+
+    Args:
+        beta: The difference of log-probabilities per token is multiplied by this. The authors use 2 to 10.
+        gamma: The margin that the product should exceed. The authors start from a quarter of beta.
 
     Source: SimPO, arXiv 2405.14734 equation 6. The defaults are the starting values of its authors (β 2 to
     10, γ a quarter of β or more). TRL's CPO has the same γ as `simpo_gamma`, but its default β is 0.1, a
     twentieth of the paper's.
     """
-    return -logsigmoid(beta * (chosen / chosen_length - rejected / rejected_length) - gamma)
+    return -_logsigmoid(beta * (chosen / chosen_length - rejected / rejected_length) - gamma)
 
 
+@built_in(PairLoss)
 @having(metrics=lambda losses, options: {"log_odds_ratio": -losses / options["beta"]})
 def odds_ratio(
     chosen: Tensor,
@@ -262,21 +366,29 @@ def odds_ratio(
     chosen_length: Tensor,
     rejected_length: Tensor,
     *,
-    beta: float = 0.1,
+    beta: Annotated[float, Field(gt=0)] = 0.1,
 ) -> Tensor:
-    """[N] -β·log σ(log odds(p_c) - log odds(p_r)), odds(p) = p/(1-p), p the geometric mean over tokens.
+    """The ratio of the odds of chosen and rejected response (ORPO); chosen_nll stands beside it.
+
+    [N] -β·log σ(log odds(p_c) - log odds(p_r)), odds(p) = p/(1-p), p the geometric mean over tokens.
 
     ORPO adds `chosen_nll`. β is the paper's λ.
+
+    Args:
+        beta: Weight beside the likelihood of the chosen response: lambda in the paper.
 
     Source: ORPO, arXiv 2403.07691 equations 4 and 7.
     """
     margin = _log_odds(chosen / chosen_length) - _log_odds(rejected / rejected_length)
-    return -beta * logsigmoid(margin)
+    return -beta * _logsigmoid(margin)
 
 
+@built_in(PairLoss)
 @having(metrics=lambda losses, options: {"nll_loss": losses})
 def chosen_nll(chosen: Tensor, chosen_length: Tensor) -> Tensor:
-    """[N] -chosen/|c|: the chosen response's negative log-likelihood per token, added to another loss.
+    """The chosen response's negative log-likelihood per token, beside another loss.
+
+    [N] -chosen/|c|: the chosen response's negative log-likelihood per token, added to another loss.
 
     Sources: ORPO, arXiv 2403.07691 equation 6; CPO, arXiv 2401.08417 section 3; DPO with it, arXiv
     2404.19733. Only the response counts, as in TRL's CPO and in the paper of ORPO. TRL's ORPO counts the
@@ -291,9 +403,15 @@ def _margin(chosen: Tensor, rejected: Tensor, chosen_reference: Tensor, rejected
 
 
 def _smoothed(margin: Tensor, label_smoothing: float) -> Tensor:
-    return -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
+    return -(1 - label_smoothing) * _logsigmoid(margin) - label_smoothing * _logsigmoid(-margin)
 
 
 def _log_odds(logprob: Tensor) -> Tensor:
     logprob = logprob.clamp(max=MAX_MEAN_LOGPROB)
     return logprob - (-logprob.expm1()).log()
+
+
+def _logsigmoid(values: Tensor) -> Tensor:
+    from torch.nn.functional import logsigmoid
+
+    return logsigmoid(values)

@@ -4,11 +4,21 @@ Shapes: B sequences, K token columns. `aggregation.py` takes the mean; usually `
 of the optimizer step.
 """
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trinity_db.trainer.algorithms.built_in import built_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
+@built_in()
 def nll(logprobs: Tensor) -> Tensor:
-    """[B, K] -log p: the negative log-likelihood.
+    """The negative log-likelihood of each trained token.
+
+    [B, K] -log p: the negative log-likelihood.
 
     Args:
         logprobs: [B, K] of the demonstrated tokens under the policy being trained.
@@ -16,8 +26,11 @@ def nll(logprobs: Tensor) -> Tensor:
     return -logprobs
 
 
+@built_in()
 def dft(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] -p·log p, with p as a constant: the gradient is that of -p, and is small for unlikely tokens.
+    """The negative log-likelihood, each token weighed by its probability (dynamic fine-tuning).
+
+    [B, K] -p·log p, with p as a constant: the gradient is that of -p, and is small for unlikely tokens.
 
     Args:
         logprobs: [B, K] of the demonstrated tokens under the policy being trained.
@@ -28,8 +41,11 @@ def dft(logprobs: Tensor, mask: Tensor) -> Tensor:
     return -_probabilities(logprobs, mask) * logprobs
 
 
+@built_in()
 def phi(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] -p(1 - p)·log p, with the weight as a constant: small for very likely and very unlikely tokens.
+    """The negative log-likelihood, each token weighed by how undecided the policy is about it (CHORD-φ).
+
+    [B, K] -p(1 - p)·log p, with the weight as a constant: small for very likely and very unlikely tokens.
 
     The weight is largest, 1/4, at p = 1/2. Arguments are those of `dft`.
 

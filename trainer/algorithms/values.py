@@ -5,14 +5,31 @@ f(token_rewards, values, mask, *, options) -> [B, K], the advantage of each trai
 sequences, K token columns. Numbers outside the mask do not count.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from trinity_db.trainer.algorithms.built_in import built_in
+from trinity_db.trainer.options import Values
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
+@built_in(Values)
 def gae(
-    token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 1.0
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    lam: Annotated[float, Field(ge=0, le=1)] = 1.0,
 ) -> Tensor:
-    """Generalised advantage estimation, backwards over the trained tokens of each row:
+    """Generalised advantage estimation: by how much each token came out better than the values expected.
+
+    Generalised advantage estimation, backwards over the trained tokens of each row:
 
         δ_t = r_t + γ·V_t' - V_t,   A_t = δ_t + γ·λ·A_t'
 
@@ -24,15 +41,20 @@ def gae(
     default, as in verl, Trinity-RFT, OpenRLHF and AReaL; TRL's former PPO has λ = 0.95. Like all of these,
     the estimate does not correct rows of an older policy.
 
+    Args:
+        gamma: How much of a reward counts one token earlier.
+        lam: 1 uses the reward itself and has no bias. 0 uses the value of the next token and has little
+            variance.
+
     Source: arXiv 1506.02438 equation 16.
     """
-    advantages = torch.zeros_like(values)
+    advantages = values.new_zeros(values.shape)
     next_value = next_advantage = values.new_zeros(len(values))
     for t in reversed(range(mask.shape[1])):
         trained = mask[:, t]
         delta = token_rewards[:, t] + gamma * next_value - values[:, t]
-        next_advantage = torch.where(trained, delta + gamma * lam * next_advantage, next_advantage)
-        next_value = torch.where(trained, values[:, t], next_value)
+        next_advantage = (delta + gamma * lam * next_advantage).where(trained, next_advantage)
+        next_value = values[:, t].where(trained, next_value)
         advantages[:, t] = next_advantage
     return advantages.masked_fill(~mask, 0.0)
 
@@ -61,9 +83,9 @@ def value_loss(
     values, old_values, returns = (one.masked_fill(~mask, 0.0) for one in (values, old_values, returns))
     errors = (values - returns).square()
     if clip_range is None:
-        return {"loss": errors / 2, "clip_ratio": torch.zeros_like(errors)}
+        return {"loss": errors / 2, "clip_ratio": errors.new_zeros(errors.shape)}
     clamped = (values.clamp(old_values - clip_range, old_values + clip_range) - returns).square()
-    return {"loss": torch.maximum(errors, clamped) / 2, "clip_ratio": (clamped > errors).to(errors)}
+    return {"loss": errors.maximum(clamped) / 2, "clip_ratio": (clamped > errors).to(errors)}
 
 
 def value_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:

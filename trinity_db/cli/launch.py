@@ -15,6 +15,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.service import LEASE_SECONDS, is_orphan, is_supervised
 from trinity_db.sinks.follow import mirrored, sinks_of
 from trinity_db.store import groups, runs
+from trinity_db.trainer.algorithms.parts import part
 from trinity_db.trainer.config import AlgorithmConfig
 from trinity_db.trainer.recipes import PolicyGradientConfig
 
@@ -187,12 +188,10 @@ def explore(config: RunConfig, change: bool = False) -> None:
 def compares_with_greedy(algorithm: AlgorithmConfig) -> bool:
     """Whether advantages read which attempt of each group was sampled at temperature 0.
 
-    The signature of the one function says it; no other part of the algorithm is loaded for it.
+    The signature of the function says it; no algorithm is made for it.
     """
     if not isinstance(algorithm, PolicyGradientConfig):
         return False
-    from trinity_db.trainer.algorithms.parts import part
-
     return "greedy" in part("advantage", algorithm.advantage).columns
 
 
