@@ -145,7 +145,7 @@ def assert_same_weights(found: dict[str, torch.Tensor], expected: dict[str, torc
 
 def main(folder: Path) -> None:
     ranks.BUCKET = 1000  # so that the gradients of so small a model are several messages too
-    with ranks.joined() as of:
+    with ranks.join_ranks() as of:
         found: dict[str, Any] = {}
         for sharding in ("none", "full"):
             found[sharding] = steps(of, folder, sharding, folder / sharding)

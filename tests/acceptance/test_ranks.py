@@ -27,9 +27,9 @@ CASES = [
 LAST_CALLS = """
 from pathlib import Path
 import torch
-from trinity_db.trainer.distribution.ranks import joined
+from trinity_db.trainer.distribution.ranks import join_ranks
 
-with joined() as ranks:
+with join_ranks() as ranks:
     ranks.sum(torch.ones(3))
     ranks.broadcast("enough")
 print(*(path.read_text() for path in Path("/proc/self/task").glob("*/comm")), sep="")

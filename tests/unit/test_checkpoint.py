@@ -152,7 +152,7 @@ def test_all_that_is_in_a_checkpoint_is_flushed_the_names_in_its_folders_too(
         for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
             (aside / name).touch()
 
-    checkpoint.place(tmp_path / "v1", write)
+    checkpoint.write_folder(tmp_path / "v1", write)
     *within, parent = flushed
     assert parent == tmp_path, "after it has its name there"
     [aside] = {path for path in within if path.parent == tmp_path}

@@ -53,7 +53,7 @@ def test_another_store_gets_a_folder_of_its_own_beside_it(
     assert others[0].path.parent == tmp_path
     assert others[0].path.name.startswith("run-")
     assert str(others[0].path) in caplog.text
-    others[0].keep_later(9)
+    others[0].set_lost_aside(9)
     others[0].clear_leftovers([])
     others[0].delete(3, kept)
     others[0].set_aside(3, kept)
@@ -123,7 +123,7 @@ def test_what_crashes_left_is_removed_and_nothing_else(own: Folder) -> None:
     for name in [*kept, *leftovers]:
         (own.path / name).mkdir()
         (own.path / name / "model.safetensors").touch()
-    assert own.keep_later(2) == []
+    assert own.set_lost_aside(2) == []
     own.clear_leftovers(published)
     assert sorted(path.name for path in own.path.iterdir()) == sorted([*kept, OWNER_FILE])
 
@@ -138,21 +138,21 @@ def publish(own: Folder, number: int) -> Publication:
 def test_checkpoints_that_the_store_has_forgotten_are_set_aside(own: Folder) -> None:
     publications = [publish(own, number) for number in range(1, 5)]
     for _ in range(2):  # the second time they are set aside already
-        assert own.keep_later(2) == [3, 4]
+        assert own.set_lost_aside(2) == [3, 4]
         own.clear_leftovers(["version-000001", "version-000002"])
         names = [path.name for path in sorted(own.path.glob("version-*"))]
         assert names == ["version-000001", "version-000002", "version-000003.later", "version-000004.later"]
-    assert own.later(4) == (publications[3], own.path / "version-000004.later")
-    assert own.later(2) is None
+    assert own.lost_checkpoint(4) == (publications[3], own.path / "version-000004.later")
+    assert own.lost_checkpoint(2) is None
     (own.path / "version-000004.later" / "model.safetensors").write_text("damaged")
-    assert own.later(4) is None
-    assert own.keep_later(4) == [], "they are on the record by now"
+    assert own.lost_checkpoint(4) is None
+    assert own.set_lost_aside(4) == [], "they are on the record by now"
 
 
 def test_what_the_store_never_knew_is_a_leftover_and_not_forgotten(own: Folder) -> None:
     publish(own, 1)
     version(own.path, 2)
-    assert own.keep_later(1) == []
+    assert own.set_lost_aside(1) == []
     own.clear_leftovers(["version-000001"])
     assert [path.name for path in own.path.glob("version-*")] == ["version-000001"]
 
@@ -160,9 +160,9 @@ def test_what_the_store_never_knew_is_a_leftover_and_not_forgotten(own: Folder) 
 def test_checkpoints_far_beyond_what_the_store_knows_are_kept_without_a_record(own: Folder) -> None:
     for number in range(5):
         version(own.path, number)
-    assert own.keep_later(1) == [2, 3, 4]
+    assert own.set_lost_aside(1) == [2, 3, 4]
     own.clear_leftovers(["version-000000", "version-000001"])
-    assert own.later(4) is None, "nothing says what its files were"
+    assert own.lost_checkpoint(4) is None, "nothing says what its files were"
 
 
 def test_the_record_keeps_versions_that_have_files_and_the_newest(own: Folder) -> None:
@@ -220,13 +220,13 @@ def test_a_folder_that_was_cleared_knows_no_version_of_the_next_run_of_its_name(
     own.acknowledge(Publication(6, 6, "hash"))
     assert clear(own.path, ONE)
     assert not own.path.exists()
-    assert claim(own.path, OTHER).keep_later(-1) == []
+    assert claim(own.path, OTHER).set_lost_aside(-1) == []
 
 
 def test_the_folder_of_another_run_in_this_one_is_no_version(own: Folder) -> None:
     inner = claim(own.path / "version-000009", OTHER)
     kept = version(inner.path, 1)
-    assert own.keep_later(3) == []
+    assert own.set_lost_aside(3) == []
     own.clear_leftovers([])
     own.delete(9, inner.path)
     own.set_aside(9, inner.path)

@@ -101,7 +101,7 @@ class PolicyGradient(Algorithm):
         if self._penalises:
             metrics["kl"] = self._penalise(rows)
         if self._value:
-            metrics |= self._estimate(rows)
+            metrics |= self._estimate_advantages(rows)
         if self._distillation:
             assert self._config.distillation is not None
             from_teacher = self._config.distillation.coefficient * self._distillation(rows)
@@ -122,16 +122,20 @@ class PolicyGradient(Algorithm):
             values = values * rows["correction"]
             shares |= importance_metrics(rows["correction"], mask, totals)
         weight = rows["weight"][:, None]
-        loss = shares["policy_loss"] = self._mean(_values(values * weight, mask, totals))
+        loss = shares["policy_loss"] = self._mean(_aggregation_inputs(values * weight, mask, totals))
         if self._kl and not self._penalises:
             estimates = self._kl(rows)
             shares["kl"] = seq_mean_token_mean(estimates, mask, totals)
-            loss = loss + self._coefficient * self._mean(_values(estimates * weight, mask, totals))
+            loss = loss + self._coefficient * self._mean(
+                _aggregation_inputs(estimates * weight, mask, totals)
+            )
         if self._config.value:
             shares |= self._value_shares(rows, totals)
             loss = loss + self._config.value.coefficient * shares["value_loss"]
         if coefficient := self._config.entropy_coefficient:
-            loss = loss - coefficient * self._mean(_values(rows["entropy"] * weight, mask, totals))
+            loss = loss - coefficient * self._mean(
+                _aggregation_inputs(rows["entropy"] * weight, mask, totals)
+            )
         if self._distillation and "teacher" in rows and "old" in rows:
             shares["teacher_kl"] = token_mean(rows["old"] - rows["teacher"], mask, totals)
         if "clip_ratio" in terms:
@@ -177,7 +181,7 @@ class PolicyGradient(Algorithm):
         sequences = int((lengths > 0).sum())
         return seq_mean_token_mean(estimates, mask, Totals(int(lengths.sum()), sequences, sequences)).item()
 
-    def _estimate(self, rows: dict[str, Tensor]) -> dict[str, float]:
+    def _estimate_advantages(self, rows: dict[str, Tensor]) -> dict[str, float]:
         """Add the advantage and return of each token, by the values at the step's start."""
         assert self._value is not None
         # On the CPU, because the estimate runs over the tokens one by one; in float64 for accuracy.
@@ -197,12 +201,12 @@ class PolicyGradient(Algorithm):
         terms = value_loss(*columns, clip_range=self._config.value.clip_range)
         losses = terms["loss"] * rows["weight"][:, None]
         return {
-            "value_loss": self._mean(_values(losses, rows["mask"], totals)),
+            "value_loss": self._mean(_aggregation_inputs(losses, rows["mask"], totals)),
             "value_clip_ratio": token_mean(terms["clip_ratio"], rows["mask"], totals),
         }
 
 
-def _values(values: Tensor, mask: Tensor, totals: Totals) -> dict[str, Any]:
+def _aggregation_inputs(values: Tensor, mask: Tensor, totals: Totals) -> dict[str, Any]:
     return {"values": values, "mask": mask, "totals": totals}
 
 

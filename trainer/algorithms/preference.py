@@ -22,7 +22,7 @@ class Preference(Algorithm):
         return {"reference": of_reference[0]} if of_reference else {}
 
     def shares(self, rows: Columns, totals: Totals) -> Shares:
-        pairs = _pairs(rows)
+        pairs = _pair_columns(rows)
         losses = [(loss, weight, loss(pairs)) for loss, weight in self._losses]
         rewards = self._rewards({name: values.detach() for name, values in pairs.items()})
         margins = rewards["chosen"] - rewards["rejected"]
@@ -59,7 +59,7 @@ class Preference(Algorithm):
         }
 
 
-def _pairs(rows: Columns) -> dict[str, Tensor]:
+def _pair_columns(rows: Columns) -> dict[str, Tensor]:
     """The columns of pairs: sums over trained tokens, and the numbers of these tokens."""
     mask = rows["mask"]
     columns = {"": rows["logprobs"], "_length": mask.to(rows["logprobs"])}

@@ -1,8 +1,9 @@
 """Checkpoints on disk: a Hugging Face model folder with the trainer's state.
 
-A checkpoint appears whole or not at all: `place` writes it into a temporary folder, flushes it, and renames
-it. No checkpoint is overwritten: if a folder of that name exists, `place` leaves it and raises an error.
-The trainer records the digest of the files with the policy version, so that damage is noticed.
+A checkpoint appears whole or not at all: `write_folder` writes it into a temporary folder, flushes it, and
+renames it. No checkpoint is overwritten: if a folder of that name exists, `write_folder` leaves it as it is
+and raises an error. The trainer records the digest of the files with the policy version, so that damage is
+noticed.
 """
 
 import errno
@@ -26,7 +27,7 @@ STATE_FILE = "trainer_state.pt"
 
 
 def save(folder: Path, learner: Learner, tokenizer: Any) -> str:
-    """Write a checkpoint by `place`, and return its digest."""
+    """Write a checkpoint by `write_folder`, and return its digest."""
     with learner.ready_to_save() as state:
 
         def write(aside: Path) -> None:
@@ -36,10 +37,10 @@ def save(folder: Path, learner: Learner, tokenizer: Any) -> str:
             with (aside / STATE_FILE).open("wb") as file:
                 torch.save(state, file)
 
-        return place(folder, write)
+        return write_folder(folder, write)
 
 
-def place(folder: Path, write: Callable[[Path], None]) -> str:
+def write_folder(folder: Path, write: Callable[[Path], None]) -> str:
     """Let `write` fill a temporary folder, then rename it to `folder`. Returns its digest.
 
     When this returns, the files survive a power cut.
@@ -66,7 +67,7 @@ def place(folder: Path, write: Callable[[Path], None]) -> str:
 
 
 def copy(found: Path, expected: str, folder: Path) -> None:
-    """Copy a checkpoint by `place`.
+    """Copy a checkpoint by `write_folder`.
 
     Raises:
         TrinityError: the files do not have the expected digest. Probably their owner is deleting them.
@@ -80,7 +81,7 @@ def copy(found: Path, expected: str, folder: Path) -> None:
         if digest(aside) != expected:
             raise TrinityError(f"{found} changed while it was copied; start again.")
 
-    place(folder, write)
+    write_folder(folder, write)
 
 
 def load_state(folder: Path, learner: Learner) -> None:

@@ -114,7 +114,7 @@ class Folder:
             logger.warning("%s cannot be read: %s", self.path / PUBLISHED_FILE, error)
             return []
 
-    def keep_later(self, newest: int) -> list[int]:
+    def set_lost_aside(self, newest: int) -> list[int]:
         """Rename checkpoints of versions that the server has lost to *.later; return these versions' numbers.
 
         Args:
@@ -133,7 +133,7 @@ class Folder:
                 _rename(path, "later")
         return list(range(newest + 1, last + 1))
 
-    def later(self, version: int) -> tuple[Publication, Path] | None:
+    def lost_checkpoint(self, version: int) -> tuple[Publication, Path] | None:
         """The *.later checkpoint of a version whose files match its noted hash, or None."""
         known = [publication for publication in self.publications() if publication.version == version]
         paths = [path for path in self.path.glob(f"version-{version:06d}*") if _LATER.fullmatch(path.name)]
@@ -144,7 +144,7 @@ class Folder:
     def clear_leftovers(self, published: Container[str]) -> None:
         """Delete unfinished checkpoints, and whole ones that no version names. Crashes leave both.
 
-        Call it after `keep_later`, which saves the checkpoints of lost versions.
+        Call it after `set_lost_aside`, which saves the checkpoints of lost versions.
 
         Args:
             published: the folder names of the recorded versions.
@@ -159,7 +159,7 @@ class Folder:
 
     def _may_change(self, version: int, path: Path) -> bool:
         """Whether the trainer may rename or delete a version's folder. Warns about one that it may not."""
-        if self.holds(version, path) and names(self.path, self.owner):
+        if self.holds(version, path) and is_owned_by(self.path, self.owner):
             return True
         if os.path.exists(path):  # Path.exists raises where the path may not be looked at
             logger.warning(
@@ -169,7 +169,7 @@ class Folder:
         return False
 
     def _check_owner(self) -> None:
-        if not names(self.path, self.owner):
+        if not is_owned_by(self.path, self.owner):
             raise TrinityError(
                 f"{self.path} does not name this run in its {OWNER_FILE} any more: nothing is written there; "
                 "start the trainer again."
@@ -209,7 +209,7 @@ def clear(path: Path, identity: dict[str, Any]) -> bool:
     Returns:
         whether the folder belongs to the run. A folder of another owner is left as it is.
     """
-    if not path.is_absolute() or not names(path, json.dumps(identity)) or path.is_symlink():
+    if not path.is_absolute() or not is_owned_by(path, json.dumps(identity)) or path.is_symlink():
         return False
     for child in _version_paths(path):
         if child.is_dir() and not child.is_symlink():
@@ -223,7 +223,7 @@ def clear(path: Path, identity: dict[str, Any]) -> bool:
     return True
 
 
-def names(folder: Path, owner: str) -> bool:
+def is_owned_by(folder: Path, owner: str) -> bool:
     """Whether the folder's `run.json` names this owner."""
     file = folder / OWNER_FILE
     try:

@@ -16,7 +16,7 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, check_source, folder_digest
 from trinity_db.store import batches, instances, policies, runs, setbacks, workers
 from trinity_db.trainer.checkpoints import checkpoint
-from trinity_db.trainer.checkpoints.folder import Folder, Publication, claim, names
+from trinity_db.trainer.checkpoints.folder import Folder, Publication, claim, is_owned_by
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def clear_leftovers(files: RunFiles) -> list[int]:
         workers.hold_place(tx, files.worker_id)
         newest = policies.latest_version(tx, files.run.id)
         published = {policy.checkpoint.name for policy in policies.with_checkpoint(tx, files.run.id)}
-    lost = files.folder.keep_later(-1 if newest is None else newest)
+    lost = files.folder.set_lost_aside(-1 if newest is None else newest)
     files.folder.clear_leftovers(published)
     return lost
 
@@ -93,7 +93,7 @@ def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> Non
         scratch = model.scratch
         assert scratch is not None
         folder = files.folder.version_folder(0)
-        digest = checkpoint.place(folder, lambda aside: build_scratch(scratch, seed, aside))
+        digest = checkpoint.write_folder(folder, lambda aside: build_scratch(scratch, seed, aside))
     else:
         folder, recorded = source
         digest = _digest(folder, recorded, model)
@@ -236,7 +236,7 @@ def _adopt(
 
     The store still does not know the batches of its steps.
     """
-    found = files.folder.later(lost_version)
+    found = files.folder.lost_checkpoint(lost_version)
     with files.database.transaction() as tx:
         base = setbacks.base_of(tx, files.run.id, lost_version)
         newest = policies.latest_version(tx, files.run.id)
@@ -281,7 +281,7 @@ def _offer(files: RunFiles, setback: setbacks.Setback) -> str:
 def _newest_kept(files: RunFiles, setback: setbacks.Setback) -> int | None:
     """The newest lost version whose checkpoint is kept as *.later."""
     versions = range(setback.last_version or -1, (setback.first_version or 0) - 1, -1)
-    return next((version for version in versions if files.folder.later(version)), None)
+    return next((version for version in versions if files.folder.lost_checkpoint(version)), None)
 
 
 def _refusal_to_start_over(
@@ -323,7 +323,7 @@ def first_model(files: RunFiles) -> Path:
 
 def _copy_if_foreign(files: RunFiles, policy: policies.PolicyVersion, place: Path) -> Path:
     """Copy a checkpoint from another owner's folder, because that owner may delete it. Return its folder."""
-    if policy.version == 0 or names(place.parent, files.folder.owner):
+    if policy.version == 0 or is_owned_by(place.parent, files.folder.owner):
         return place
     target = files.folder.version_folder(policy.version)
     checkpoint.copy(place, policy.checkpoint_hash, target)

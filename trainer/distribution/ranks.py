@@ -118,7 +118,7 @@ class Torchrun(Ranks):
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def join_ranks() -> Iterator[Ranks]:
     """Join the ranks that torchrun started, and leave them at the end. Without torchrun, train alone.
 
     An error ends all ranks, and one of them reports it.

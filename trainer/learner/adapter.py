@@ -63,7 +63,7 @@ class Adapter:
         self._layers = {name: one for name, one in model.named_modules() if isinstance(one, LoraLayer)}
         model.eval()  # the new layers begin in training mode
 
-    def off(self) -> AbstractContextManager[None]:
+    def disabled(self) -> AbstractContextManager[None]:
         """Within this `with`, the model computes what it computes without the adapter, bit for bit."""
         without: AbstractContextManager[None] = self._wrapped.disable_adapter()
         return without

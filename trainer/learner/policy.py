@@ -97,7 +97,7 @@ class Policy:
         With an adapter, the reference is the model with its adapter switched off.
         """
         if self._adapter:
-            with self._adapter.off():
+            with self._adapter.disabled():
                 return self.forward.logprobs(payloads)
         assert self._reference is not None, "the algorithm asks for a reference"
         return self._reference.logprobs(payloads)

@@ -66,7 +66,7 @@ def _checkpoint_bytes(tx: "Transaction", run: "Run") -> int:
     return sum(
         _bytes_in(place)
         for place in places
-        if place.is_absolute() and folder.names(place, json.dumps(identity)) and not place.is_symlink()
+        if place.is_absolute() and folder.is_owned_by(place, json.dumps(identity)) and not place.is_symlink()
     )
 
 

@@ -219,14 +219,14 @@ def train(
     check_source(config.model)  # before the imports: it says which extra is missing
     from trinity_db.trainer import lead_follow
     from trinity_db.trainer.checkpoints.recovery import Allowed
-    from trinity_db.trainer.distribution.ranks import end_process, joined
+    from trinity_db.trainer.distribution.ranks import end_process, join_ranks
     from trinity_db.trainer.service import Trainer
 
     # Under a supervisor it is that who outlives all roles, and shows what the last of them measures.
     sinks = [] if is_supervised() else sinks_of(config.metrics)
     setup = _trainer_setup(config, Allowed(from_start, from_version))
     database, run = open_run(config, change)
-    with joined() as ranks, mirrored(database, run, sinks):
+    with join_ranks() as ranks, mirrored(database, run, sinks):
         Trainer(database, run, setup, ranks).serve()
         lead_follow.dismiss(ranks)
     end_process(ranks)
@@ -246,9 +246,9 @@ def follow() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.getLogger("trinity_db").setLevel(logging.ERROR)
     from trinity_db.trainer import lead_follow
-    from trinity_db.trainer.distribution.ranks import end_process, joined
+    from trinity_db.trainer.distribution.ranks import end_process, join_ranks
 
-    with joined() as ranks:
+    with join_ranks() as ranks:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         lead_follow.follow(ranks)
