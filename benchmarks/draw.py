@@ -27,7 +27,7 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import batches
 from trinity_db.store.samplers import Sampler
-from trinity_db.trainer.algorithms.parts import chosen, part
+from trinity_db.trainer.parts.kinds import chosen, part
 
 MEASURE = "draw"
 SIZES = {"10 k": 10_240, "100 k": 102_400, "1 M": 1_024_000}

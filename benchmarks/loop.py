@@ -107,9 +107,9 @@ def _prepare(part: _Part) -> Callable[[], None]:
         return partial(_explore, part.scene, database, worker_id, members)
     if part.role is WorkerRole.PROCESS:
         return _Processor(part.scene, database, worker_id).work
-    from trinity_db.trainer.algorithms import parts
+    from trinity_db.trainer.parts import kinds
 
-    advantage = parts.part("advantage", parts.chosen("advantage", "group"))
+    advantage = kinds.part("advantage", kinds.chosen("advantage", "group"))
     return partial(_train, part.scene, database, worker_id, part.num_batches, advantage)
 
 

@@ -27,8 +27,8 @@ from trinity_db.schema.base import Base
 from trinity_db.schema.models import metadata
 from trinity_db.settings import Change, Kept, marked, sections_below
 from trinity_db.store import processing
-from trinity_db.trainer.algorithms.columns import COLUMNS
-from trinity_db.trainer.algorithms.parts import KINDS, readable
+from trinity_db.trainer.parts.columns import COLUMNS
+from trinity_db.trainer.parts.kinds import KINDS, readable
 from trinity_db.trainer.recipes import RECIPES, Composition, choices
 
 PAGES = Path(__file__).parent / "reference"

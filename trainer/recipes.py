@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from trinity_db.schema.states import Draws
 from trinity_db.settings import Change, Settings
-from trinity_db.trainer.algorithms.parts import KINDS, chosen
-from trinity_db.trainer.options import Distilled, Divergence, PairLoss, Part, Values
+from trinity_db.trainer.parts.kinds import KINDS, chosen
+from trinity_db.trainer.parts.options import Distilled, Divergence, PairLoss, Part, Values
 
 PARTS: dict[str, Any] = {name: kind.sections for name, kind in KINDS.items()}
 """The parts of each kind, as a union of the sections that choose them."""

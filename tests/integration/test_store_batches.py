@@ -17,7 +17,7 @@ from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, policies, rewards, workers
-from trinity_db.trainer.algorithms.advantages import group
+from trinity_db.trainer.parts.advantages import group
 
 STATES = "SELECT state, use_count, count(*) FROM trinity.experience GROUP BY 1, 2 ORDER BY 1, 2"
 GROUP_STATES = "SELECT state FROM trinity.rollout_group ORDER BY id"

@@ -24,7 +24,7 @@ from verl.workers.reward_manager.dapo import DAPORewardManager
 
 from tests.peers.cases import GROUPS, LENGTHS, Case, agree, every_case
 from trinity_db.processors.steps import rewards
-from trinity_db.trainer.algorithms import advantages
+from trinity_db.trainer.parts import advantages
 
 MAX_LENGTH, BUFFER = 20, 8
 SHAPING = {"max_response_length": MAX_LENGTH, "buffer_length": BUFFER}

@@ -9,8 +9,8 @@ from trinity.algorithm.utils import aggregate_loss
 from verl.trainer.ppo.core_algos import agg_loss
 
 from tests.peers.cases import Case, agree, every_case
-from trinity_db.trainer.algorithms import aggregation
-from trinity_db.trainer.algorithms.interface import Totals
+from trinity_db.trainer.parts import aggregation
+from trinity_db.trainer.parts.totals import Totals
 
 LENGTH = 20
 OURS: dict[str, Callable[[Tensor, Tensor, Totals], Tensor]] = {

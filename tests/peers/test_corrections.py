@@ -15,14 +15,14 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 from verl.workers.config.actor import ActorConfig
 
 from tests.peers.cases import Case, agree, every_case
-from trinity_db.trainer.algorithms.aggregation import token_mean
-from trinity_db.trainer.algorithms.corrections import (
+from trinity_db.trainer.parts.aggregation import token_mean
+from trinity_db.trainer.parts.corrections import (
     masked_importance_sampling,
     off_policy_sequence_masking,
     truncated_importance_sampling,
 )
-from trinity_db.trainer.algorithms.interface import Totals
-from trinity_db.trainer.algorithms.policy_losses import ppo_clip
+from trinity_db.trainer.parts.policy_losses import ppo_clip
+from trinity_db.trainer.parts.totals import Totals
 
 Level = Literal["token", "sequence"]
 NEVER = 1e9  # a dual clip that is never met, where the peer has no way to leave it off

@@ -15,8 +15,8 @@ from verl import DataProto
 from tests.peers.cases import Case, agree, every_case
 from tests.recipes import recipe
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.distillation import jsd, reverse_kl
-from trinity_db.trainer.algorithms.interface import Totals
+from trinity_db.trainer.parts.distillation import jsd, reverse_kl
+from trinity_db.trainer.parts.totals import Totals
 
 
 def of_trinity(name: str, case: Case, **options: float) -> Tensor:

@@ -15,9 +15,9 @@ from trl import GRPOTrainer
 from verl.trainer.ppo.core_algos import AdaptiveKLController, kl_penalty
 
 from tests.peers.cases import Case, agree, every_case
-from trinity_db.trainer.algorithms import kl
-from trinity_db.trainer.algorithms.aggregation import token_mean
-from trinity_db.trainer.algorithms.interface import Totals
+from trinity_db.trainer.parts import kl
+from trinity_db.trainer.parts.aggregation import token_mean
+from trinity_db.trainer.parts.totals import Totals
 
 VERL = {"k1": "k1", "k2": "k2", "low_var": "low_var_kl", "abs": "abs"}
 TRINITY = {**VERL, "k3": "k3"}

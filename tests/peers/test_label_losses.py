@@ -18,8 +18,8 @@ from tests.peers.cases import Case, agree, every_case
 from tests.peers.test_preference_losses import ACCELERATOR
 from tests.recipes import recipe
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.interface import Totals
-from trinity_db.trainer.algorithms.label_losses import apo_zero_unpaired, kto
+from trinity_db.trainer.parts.label_losses import apo_zero_unpaired, kto
+from trinity_db.trainer.parts.totals import Totals
 
 WEIGHTS = (1.0, 1.0), (1.4, 0.7)
 

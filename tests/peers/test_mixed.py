@@ -11,8 +11,9 @@ from trinity.algorithm.policy_loss_fn.chord_policy_loss import mu_schedule_funct
 from tests.peers.cases import DIFFERENCES, TOLERANCE, Case, agree, every_case
 from tests.recipes import recipe
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.interface import Algorithm, Totals
+from trinity_db.trainer.algorithms.interface import Algorithm
 from trinity_db.trainer.algorithms.mixed import scheduled_mu
+from trinity_db.trainer.parts.totals import Totals
 
 IS_EXPERT = torch.tensor([False, True, False, False, True, False, True, False])
 NUM_ROWS, NUM_EXPERTS = len(IS_EXPERT), int(IS_EXPERT.sum())

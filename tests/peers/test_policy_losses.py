@@ -15,7 +15,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config.actor import ActorConfig
 
 from tests.peers.cases import Case, agree, every_case
-from trinity_db.trainer.algorithms import policy_losses as ours
+from trinity_db.trainer.parts import policy_losses as ours
 
 NO_BOUND = 1e9  # for bounds that a peer cannot leave out, or ours
 

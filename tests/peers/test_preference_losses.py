@@ -19,8 +19,8 @@ from trl.experimental.cpo import CPOTrainer
 from trl.experimental.orpo import ORPOTrainer
 
 from tests.peers.cases import Case, agree, every_case
-from trinity_db.trainer.algorithms import preference_losses
-from trinity_db.trainer.algorithms.preference_losses import (
+from trinity_db.trainer.parts import preference_losses
+from trinity_db.trainer.parts.preference_losses import (
     cdpo,
     chosen_nll,
     cpo,

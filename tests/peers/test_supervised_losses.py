@@ -12,7 +12,7 @@ from verl.utils.dataset.dataset_utils import DatasetPadMode
 from verl.workers.utils import losses as verl
 
 from tests.peers.cases import Case, agree, every_case
-from trinity_db.trainer.algorithms.supervised_losses import dft, nll, phi
+from trinity_db.trainer.parts.supervised_losses import dft, nll, phi
 
 
 def mean(values: Tensor, case: Case) -> Tensor:

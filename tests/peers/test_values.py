@@ -16,10 +16,10 @@ from verl.workers.config.actor import ActorConfig
 
 from tests.peers.cases import Case, agree, every_case
 from tests.recipes import recipe
-from trinity_db.trainer.algorithms.advantages import whiten
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.interface import Totals
-from trinity_db.trainer.algorithms.values import gae, token_rewards, value_loss
+from trinity_db.trainer.parts.advantages import whiten
+from trinity_db.trainer.parts.totals import Totals
+from trinity_db.trainer.parts.values import gae, token_rewards, value_loss
 
 DISCOUNTS = pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.7), (0.99, 0.0)])
 

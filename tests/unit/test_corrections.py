@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trinity_db.settings import validate
-from trinity_db.trainer.algorithms.corrections import (
+from trinity_db.trainer.parts.corrections import (
     importance_metrics,
     interpolated_proximal,
     m2po,
@@ -20,8 +20,8 @@ from trinity_db.trainer.algorithms.corrections import (
     sampling_difference,
     truncated_importance_sampling,
 )
-from trinity_db.trainer.algorithms.interface import Totals
-from trinity_db.trainer.algorithms.parts import section
+from trinity_db.trainer.parts.kinds import section
+from trinity_db.trainer.parts.totals import Totals
 
 Correction = Callable[..., Tensor]
 Level = Literal["token", "sequence"]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tests.recipes import recipe
 from trinity_db.settings import validate
-from trinity_db.trainer.algorithms import kl
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.parts import chosen, section
+from trinity_db.trainer.parts import kl
+from trinity_db.trainer.parts.kinds import chosen, section
 
 Estimator = Callable[..., Tensor]
 ESTIMATORS: list[Estimator] = [kl.k1, kl.k2, kl.k3, kl.low_var, kl.abs]
@@ -132,8 +132,8 @@ def test_where_the_last_reward_counts_each_step_has_the_penalty_of_its_whole_att
 
 
 OWN = """
-from trinity_db.trainer.algorithms import advantages
-from trinity_db.trainer.algorithms.properties import having
+from trinity_db.trainer.parts import advantages
+from trinity_db.trainer.parts.properties import having
 
 @having(last_rewards=True)
 def mine(rewards, groups, rollouts, steps):

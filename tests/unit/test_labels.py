@@ -15,11 +15,12 @@ from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.interface import Algorithm, Totals
-from trinity_db.trainer.algorithms.label_losses import apo_zero_unpaired, kto
+from trinity_db.trainer.algorithms.interface import Algorithm
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch, mismatched
 from trinity_db.trainer.learner.learner import Learner
+from trinity_db.trainer.parts.label_losses import apo_zero_unpaired, kto
+from trinity_db.trainer.parts.totals import Totals
 
 DESIRABLE = torch.tensor([True, False])
 

@@ -16,7 +16,7 @@ from trinity_db.cli import launch
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.errors import ConfigError
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.parts import KINDS
+from trinity_db.trainer.parts.kinds import KINDS
 from trinity_db.trainer.recipes import RECIPES
 
 OFFLINE: dict[str, Any] = {"name": "run", "model": {"scratch": {}}, "data": ["set"]}
@@ -134,7 +134,7 @@ def test_an_explorer_loads_the_declarations_of_parts_and_makes_no_algorithm(algo
     )
     loaded = {name.removeprefix("trinity_db.trainer.") for name in json.loads(done.stdout)}
     assert loaded <= {
-        *("config", "recipes", "recipe_parser", "options", "algorithms"),
-        *(f"algorithms.{name}" for name in ("parts", "built_in", "columns", "properties")),
-        *(f"algorithms.{kind.file}" for kind in KINDS.values()),
+        *("config", "recipes", "recipe_parser", "parts"),
+        *(f"parts.{name}" for name in ("kinds", "built_in", "options", "columns", "properties")),
+        *(f"parts.{kind.file}" for kind in KINDS.values()),
     }

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tests.recipes import recipe
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.interface import Columns, Totals
+from trinity_db.trainer.algorithms.interface import Columns
+from trinity_db.trainer.parts.totals import Totals
 
 
 def dpo_rows(policy: Tensor, reference: Tensor, mask: Tensor) -> Columns:

@@ -11,9 +11,9 @@ from tests.recipes import recipe
 from trinity_db import signatures
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.interface import Totals
-from trinity_db.trainer.algorithms.parts import KINDS, chosen, part, positional, readable, section
-from trinity_db.trainer.options import Own
+from trinity_db.trainer.parts.kinds import KINDS, chosen, part, positional, readable, section
+from trinity_db.trainer.parts.options import Own
+from trinity_db.trainer.parts.totals import Totals
 
 OURS = [(kind, name) for kind, one in KINDS.items() for name in one.functions]
 

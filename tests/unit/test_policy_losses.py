@@ -10,8 +10,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from trinity_db.trainer.algorithms.parts import chosen
-from trinity_db.trainer.algorithms.policy_losses import (
+from trinity_db.trainer.parts.kinds import chosen
+from trinity_db.trainer.parts.policy_losses import (
     cispo,
     dppo,
     gspo,

@@ -9,9 +9,9 @@ from tests.recipes import recipe
 from trinity_db.errors import ConfigError
 from trinity_db.settings import Settings, validate
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.parts import chosen
 from trinity_db.trainer.config import AlgorithmConfig
-from trinity_db.trainer.options import Own, OwnDivergence
+from trinity_db.trainer.parts.kinds import chosen
+from trinity_db.trainer.parts.options import Own, OwnDivergence
 from trinity_db.trainer.recipes import (
     RECIPES,
     Composition,

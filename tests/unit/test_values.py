@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tests.recipes import recipe
 from trinity_db.errors import ConfigError
-from trinity_db.trainer.algorithms.advantages import returns_to_go
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.interface import Totals
-from trinity_db.trainer.algorithms.values import gae, token_rewards, value_loss, value_metrics
+from trinity_db.trainer.parts.advantages import returns_to_go
+from trinity_db.trainer.parts.totals import Totals
+from trinity_db.trainer.parts.values import gae, token_rewards, value_loss, value_metrics
 
 LENGTHS = (5, 1, 3, 2)
 MASK = torch.arange(5) < torch.tensor(LENGTHS)[:, None]
@@ -137,7 +137,7 @@ def test_values_and_another_baseline_are_refused() -> None:
 
 
 OWN = """
-from trinity_db.trainer.algorithms.properties import having
+from trinity_db.trainer.parts.properties import having
 
 @having(rewards_themselves=True)
 def halved(rewards):

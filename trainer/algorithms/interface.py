@@ -7,36 +7,21 @@ trained tokens of one sequence. A row's trained tokens stand at its left, in ord
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trinity_db.trainer.parts.totals import Totals
+
 Columns = Mapping[str, Tensor]
-"""Tensors by the names in `columns.py`. The positional parameters of a part name those that it reads."""
+"""Tensors by their names. `trainer/parts/columns.py` declares them."""
 
 Shares = dict[str, Tensor]
 """Scalars by name, with "loss" among them. Each is a micro-batch's share of a mean over the whole step: a sum
 over the micro-batch, divided by a count of the step. The learner adds the shares up. So the size of a
 micro-batch does not change a result."""
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Counts of a whole optimizer step, over all its micro-batches."""
-
-    tokens: int
-    """Trained tokens."""
-    sequences: int
-    """Sequences with at least one trained token."""
-    items: int
-    """Sequences, or pairs where the algorithm takes pairs."""
-    expert_tokens: int = 0
-    """Those of the tokens that belong to expert rows."""
-    expert_sequences: int = 0
-    """Those of the sequences that are expert rows."""
 
 
 class Algorithm(ABC):

@@ -5,9 +5,10 @@ A response is good if its reward is above zero. KTO and related losses need no p
 
 from torch import Tensor
 
-from trinity_db.trainer.algorithms.aggregation import token_mean
-from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares, Totals
-from trinity_db.trainer.algorithms.parts import needs, part
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares
+from trinity_db.trainer.parts.aggregation import token_mean
+from trinity_db.trainer.parts.kinds import needs, part
+from trinity_db.trainer.parts.totals import Totals
 from trinity_db.trainer.recipes import LabelsConfig
 
 

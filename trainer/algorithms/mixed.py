@@ -14,9 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from trinity_db.trainer.algorithms.interface import Columns, Shares, Totals
+from trinity_db.trainer.algorithms.interface import Columns, Shares
 from trinity_db.trainer.algorithms.policy_gradient import PolicyGradient
 from trinity_db.trainer.algorithms.supervised import Supervised
+from trinity_db.trainer.parts.totals import Totals
 from trinity_db.trainer.recipes import MixConfig, SupervisedConfig
 
 

@@ -14,19 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinity_db.errors import ConfigError
-from trinity_db.trainer.algorithms.advantages import returns_to_go, whiten
-from trinity_db.trainer.algorithms.aggregation import seq_mean_token_mean, token_mean
-from trinity_db.trainer.algorithms.columns import Origin, names_of
-from trinity_db.trainer.algorithms.corrections import (
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares
+from trinity_db.trainer.parts.advantages import returns_to_go, whiten
+from trinity_db.trainer.parts.aggregation import seq_mean_token_mean, token_mean
+from trinity_db.trainer.parts.columns import Origin, names_of
+from trinity_db.trainer.parts.corrections import (
     importance_metrics,
     interpolated_proximal,
     sampling_difference,
 )
-from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares, Totals
-from trinity_db.trainer.algorithms.kl import adapted_coefficient, penalised_rewards
-from trinity_db.trainer.algorithms.parts import needs, part
-from trinity_db.trainer.algorithms.policy_losses import log_ratio
-from trinity_db.trainer.algorithms.values import token_rewards, value_loss, value_metrics
+from trinity_db.trainer.parts.kinds import needs, part
+from trinity_db.trainer.parts.kl import adapted_coefficient, penalised_rewards
+from trinity_db.trainer.parts.policy_losses import log_ratio
+from trinity_db.trainer.parts.totals import Totals
+from trinity_db.trainer.parts.values import token_rewards, value_loss, value_metrics
 from trinity_db.trainer.recipes import PolicyGradientConfig
 
 

@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares, Totals
-from trinity_db.trainer.algorithms.parts import Part, needs, part
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares
+from trinity_db.trainer.parts.kinds import Part, needs, part
+from trinity_db.trainer.parts.totals import Totals
 from trinity_db.trainer.recipes import PreferenceConfig
 
 

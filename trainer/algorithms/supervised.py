@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trinity_db.trainer.algorithms.aggregation import token_mean
-from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares, Totals
-from trinity_db.trainer.algorithms.parts import needs, part
+from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares
+from trinity_db.trainer.parts.aggregation import token_mean
+from trinity_db.trainer.parts.kinds import needs, part
+from trinity_db.trainer.parts.totals import Totals
 from trinity_db.trainer.recipes import SupervisedConfig
 
 

@@ -1,6 +1,6 @@
 """Gathers the columns of a whole step before its gradient: from the store, and from models.
 
-`trainer/algorithms/columns.py` declares the columns. Shapes: N sequences of the step, K the most trained
+`trainer/parts/columns.py` declares the columns. Shapes: N sequences of the step, K the most trained
 tokens of one sequence.
 """
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from trinity_db.arrays import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.models.forward import trained_mask, trained_values
-from trinity_db.trainer.algorithms.columns import COLUMNS, STORED, Origin
 from trinity_db.trainer.algorithms.interface import Algorithm, Columns
 from trinity_db.trainer.learner.policy import Policy
+from trinity_db.trainer.parts.columns import COLUMNS, STORED, Origin
 
 MicroBatches = Callable[[Sequence[Payload]], Iterator[tuple[list[int], bool]]]
 """Splits rows into this rank's micro-batches. It yields the indices of each, and whether its results count.

@@ -21,7 +21,7 @@ import torch
 from trinity_db.arrays import Payload
 from trinity_db.errors import TrinityError
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.algorithms.interface import Columns, Shares, Totals
+from trinity_db.trainer.algorithms.interface import Columns, Shares
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.distribution.ranks import ALONE, Ranks, split_by_cost
 from trinity_db.trainer.distribution.sharding import (
@@ -32,6 +32,7 @@ from trinity_db.trainer.distribution.sharding import (
 )
 from trinity_db.trainer.learner.gathered_columns import Batch, gather_columns
 from trinity_db.trainer.learner.policy import Policy
+from trinity_db.trainer.parts.totals import Totals
 
 
 class NonFiniteLoss(TrinityError):

@@ -7,8 +7,8 @@ import numpy as np
 
 from trinity_db.database import Transaction
 from trinity_db.store import attempts, batches, offline, scores
-from trinity_db.trainer.algorithms.columns import COLUMNS, Origin
 from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.parts.columns import COLUMNS, Origin
 
 HELD_OUT_ROWS = 512  # rows or pairs of an evaluation; its error is then a few percent
 

@@ -15,8 +15,8 @@ from trinity_db.errors import ConfigError
 from trinity_db.service import LEASE_SECONDS, is_orphan, is_supervised
 from trinity_db.sinks.follow import mirrored, sinks_of
 from trinity_db.store import groups, runs
-from trinity_db.trainer.algorithms.parts import part
 from trinity_db.trainer.config import AlgorithmConfig
+from trinity_db.trainer.parts.kinds import part
 from trinity_db.trainer.recipes import PolicyGradientConfig
 
 if TYPE_CHECKING:

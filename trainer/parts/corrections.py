@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from trinity_db.trainer.algorithms.aggregation import token_mean
-from trinity_db.trainer.algorithms.built_in import built_in
-from trinity_db.trainer.options import ImportanceWeight
+from trinity_db.trainer.parts.aggregation import token_mean
+from trinity_db.trainer.parts.built_in import built_in
+from trinity_db.trainer.parts.options import ImportanceWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trinity_db.trainer.algorithms.interface import Totals
+    from trinity_db.trainer.parts.totals import Totals
 
 MAX_LOG_RATIO = 20.0  # nats, as in verl: e^20 is far above any bound, and finite in float32
 

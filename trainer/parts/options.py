@@ -1,6 +1,6 @@
 """What compositions read of the sections that choose parts, beside the options of the parts themselves.
 
-The options of a built-in part stand in the signature of its function (`algorithms/built_in.py`), those of the
+The options of a built-in part stand in the signature of its function (`built_in.py`), those of the
 user's own part under `options`.
 """
 

@@ -1,6 +1,6 @@
 """Properties of a part that its signature does not tell. A user's own part is marked in the same way.
 
-from trinity_db.trainer.algorithms.properties import having
+from trinity_db.trainer.parts.properties import having
 
 @having(last_rewards=True)
 def mine(rewards, groups, rollouts, steps): ...

@@ -20,9 +20,8 @@ from pydantic.errors import PydanticUndefinedAnnotation
 from trinity_db import functions, signatures
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.settings import Settings, validate
-from trinity_db.trainer.algorithms.columns import COLUMNS
-from trinity_db.trainer.algorithms.properties import Properties, properties_of
-from trinity_db.trainer.options import (
+from trinity_db.trainer.parts.columns import COLUMNS
+from trinity_db.trainer.parts.options import (
     Own,
     OwnCorrection,
     OwnDistillation,
@@ -30,9 +29,10 @@ from trinity_db.trainer.options import (
     OwnPairLoss,
     OwnValues,
 )
-from trinity_db.trainer.options import (
+from trinity_db.trainer.parts.options import (
     Part as Section,
 )
+from trinity_db.trainer.parts.properties import Properties, properties_of
 
 
 @dataclass(frozen=True)

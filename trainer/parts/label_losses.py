@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from trinity_db.trainer.algorithms.built_in import built_in
+from trinity_db.trainer.parts.built_in import built_in
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trinity_db.trainer.algorithms.built_in import built_in
+from trinity_db.trainer.parts.built_in import built_in
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trinity_db.trainer.algorithms.built_in import built_in
-from trinity_db.trainer.options import Divergence, DivergenceInReward
+from trinity_db.trainer.parts.built_in import built_in
+from trinity_db.trainer.parts.options import Divergence, DivergenceInReward
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 from pydantic import Field, create_model, model_validator
 
 from trinity_db import signatures
-from trinity_db.trainer.options import Part
+from trinity_db.trainer.parts.options import Part
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 

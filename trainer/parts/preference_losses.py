@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from trinity_db.trainer.algorithms.built_in import built_in
-from trinity_db.trainer.algorithms.properties import having
-from trinity_db.trainer.options import PairLoss
+from trinity_db.trainer.parts.built_in import built_in
+from trinity_db.trainer.parts.options import PairLoss
+from trinity_db.trainer.parts.properties import having
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from trinity_db.trainer.algorithms.built_in import built_in
-from trinity_db.trainer.options import Distilled
+from trinity_db.trainer.parts.built_in import built_in
+from trinity_db.trainer.parts.options import Distilled
 
 if TYPE_CHECKING:
     from torch import Tensor

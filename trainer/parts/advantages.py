@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from trinity_db.trainer.algorithms.built_in import built_in
-from trinity_db.trainer.algorithms.properties import having
+from trinity_db.trainer.parts.built_in import built_in
+from trinity_db.trainer.parts.properties import having
 
 Floats = NDArray[np.float64]
 

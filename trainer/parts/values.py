@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from trinity_db.trainer.algorithms.built_in import built_in
-from trinity_db.trainer.options import Values
+from trinity_db.trainer.parts.built_in import built_in
+from trinity_db.trainer.parts.options import Values
 
 if TYPE_CHECKING:
     from torch import Tensor
