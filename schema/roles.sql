@@ -1,6 +1,6 @@
--- What each role of a run may do to a store: `trinity-db db roles` runs this, as often as you like; `--print` shows it.
+-- The rights of each role of a run. `trinity-db db roles` runs this file, as often as you like; `--print` shows it.
 -- The roles cannot log in. Make logins that are members, one for each role, or one for each machine.
--- The tables' owner, and a superuser, may do everything as before, and no policy below is asked of them.
+-- The tables' owner and superusers may do everything as before: no policy below applies to them.
 
 DO $$
 DECLARE
@@ -14,7 +14,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- All of them read everything. Nothing that they had before stays.
+-- All roles read everything. Rights that they had before are revoked.
 REVOKE ALL ON ALL TABLES IN SCHEMA trinity
     FROM trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller, trinity_reader;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA trinity
@@ -26,18 +26,18 @@ GRANT SELECT ON ALL TABLES IN SCHEMA trinity
 GRANT SELECT ON ALL SEQUENCES IN SCHEMA trinity
     TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller, trinity_reader;
 
--- Every worker: its own row, what it measures, and giving back what workers hold that are gone. The first role that
--- comes makes the run.
+-- Every worker writes its own row and its metrics, and gives back what dead workers hold. The first role that comes
+-- creates the run.
 GRANT INSERT (name, kind, config, draws) ON trinity.run TO trinity_explorer, trinity_processor, trinity_trainer;
 GRANT INSERT (run_id, config, host) ON trinity.run_setting TO trinity_explorer, trinity_processor, trinity_trainer;
 ALTER TABLE trinity.run_setting ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS is_read ON trinity.run_setting;
 CREATE POLICY is_read ON trinity.run_setting FOR SELECT USING (true);
--- Only by the statement that makes the run, which does not see it yet. Later settings are the owner's to write.
+-- Only the statement that creates the run may write a setting: it does not see the run yet. The owner writes later ones.
 DROP POLICY IF EXISTS begins_a_run ON trinity.run_setting;
 CREATE POLICY begins_a_run ON trinity.run_setting FOR INSERT TO trinity_explorer, trinity_processor, trinity_trainer
     WITH CHECK (NOT EXISTS (SELECT FROM trinity.run r WHERE r.id = run_id));
--- A worker's role and run stay. A right to update the whole table would be one to lock it for everybody.
+-- A worker's role and run never change. A right to update the whole table would include the right to lock all of it.
 GRANT INSERT (run_id, role, setting_id, host, pid, exclusive), UPDATE (heartbeat_at, stopped_at, session_pid)
     ON trinity.worker TO trinity_explorer, trinity_processor, trinity_trainer;
 GRANT INSERT (run_id, role, step, name, value) ON trinity.metric
@@ -45,8 +45,8 @@ GRANT INSERT (run_id, role, step, name, value) ON trinity.metric
 GRANT UPDATE (worker_id) ON trinity.rollout_group, trinity.experience
     TO trinity_explorer, trinity_processor, trinity_trainer;
 
--- An explorer: groups that it holds, and what comes of them; no reward. run.seed is generated, so that a right to update
--- it is a right to lock the row, which is how explorers take turns, and processors that record their steps.
+-- An explorer writes groups that it holds and their rollouts, and no reward. run.seed is generated, so a right to update
+-- it is only a right to lock the row: explorers take turns by that lock, and so do processors that record their steps.
 GRANT UPDATE (seed) ON trinity.run TO trinity_explorer, trinity_processor;
 GRANT INSERT (run_id, task_id, issued, issued_at), UPDATE (issued, issued_at) ON trinity.task_stat TO trinity_explorer;
 GRANT INSERT (run_id, task_id, expected, worker_id), UPDATE (attempt, arrived, failed, version_min, version_max, state, completed_at)
@@ -57,7 +57,7 @@ GRANT INSERT (id, run_id, group_id, rollout_id, step, state, version_min, versio
 GRANT INSERT ON trinity.experience_text, trinity.payload, trinity."drop" TO trinity_explorer;
 GRANT USAGE ON SEQUENCE trinity.rollout_id_seq, trinity.experience_id_seq TO trinity_explorer;
 
--- A processor: verdicts, rewards, states up to ready, pairs, the archive; no batch and no version.
+-- A processor writes verdicts, rewards, states up to ready, pairs and the archive, and no batch and no version.
 GRANT INSERT ON trinity.processing, trinity.reward_event, trinity."drop", trinity.pairing, trinity.preference, trinity.score,
     trinity.task_stat, trinity.archive, trinity.step_list TO trinity_processor;
 GRANT UPDATE (state, attempt, reward, seed) ON trinity.experience TO trinity_processor;
@@ -68,11 +68,11 @@ GRANT UPDATE (state, seed) ON trinity.preference TO trinity_processor;
 GRANT UPDATE (worker_id, attempt, num_rows, num_bytes) ON trinity.archive TO trinity_processor;
 -- Not pruned_at: only the owner prunes.
 GRANT UPDATE (data, archive_row, archive_number) ON trinity.payload TO trinity_processor;
--- The first role that owns files makes the store's instance. What it is later, a trainer alone says.
+-- The first role that owns files makes the store's instance. Later only a trainer changes it.
 GRANT INSERT (system_identifier, database_oid, timeline, home) ON trinity.store_instance TO trinity_processor;
 GRANT DELETE, UPDATE (run_id) ON trinity.pairing TO trinity_processor;
 
--- A trainer: batches, versions, states from ready on, what it adopts; no reward event.
+-- A trainer writes batches, versions, states from ready on and rows that it adopts, and no reward event.
 GRANT UPDATE (state, finished_at) ON trinity.run TO trinity_trainer;
 GRANT INSERT, UPDATE ON trinity.batch, trinity.policy_version, trinity.store_instance, trinity.setback TO trinity_trainer;
 GRANT INSERT ON trinity.batch_item, trinity.experience, trinity.preference, trinity.pairing, trinity."drop", trinity.payload,
@@ -82,7 +82,7 @@ GRANT UPDATE (state, attempt, use_count, prompt_length, response_length, ready_x
 GRANT UPDATE (state) ON trinity.rollout_group TO trinity_trainer;
 GRANT UPDATE (state, worker_id, attempt, use_count, seed) ON trinity.preference TO trinity_trainer;
 
--- A labeller: reward events and pairs, and the numbers that follow from them.
+-- A labeller writes reward events and pairs, and the numbers that follow from them.
 GRANT INSERT (run_id, rollout_id, experience_id, source, name, value, weight, created_by, detail) ON trinity.reward_event
     TO trinity_labeller;
 GRANT INSERT (run_id, chosen_id, rejected_id, source, margin, extra) ON trinity.preference TO trinity_labeller;
@@ -91,7 +91,7 @@ GRANT UPDATE (reward) ON trinity.experience TO trinity_labeller;
 GRANT UPDATE (reward_count, reward_mean, reward_variance, priority) ON trinity.rollout_group TO trinity_labeller;
 GRANT UPDATE (seed) ON trinity.preference TO trinity_labeller;
 
--- A role that opens a run, or that says something of imported rows, locks their taskset, and may change nothing of it.
+-- A role that opens a run or judges imported rows locks their taskset, and may change nothing in it.
 GRANT UPDATE (name) ON trinity.taskset TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller;
 ALTER TABLE trinity.taskset ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS is_read ON trinity.taskset;
@@ -100,7 +100,7 @@ DROP POLICY IF EXISTS is_locked ON trinity.taskset;
 CREATE POLICY is_locked ON trinity.taskset FOR UPDATE
     TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller USING (true) WITH CHECK (false);
 
--- A worker's row is changed by the login that it works with. A trainer may say that an earlier trainer is gone.
+-- Only a worker's own login changes its row, except that a trainer may mark an earlier trainer as gone.
 ALTER TABLE trinity.worker ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS is_read ON trinity.worker;
 CREATE POLICY is_read ON trinity.worker FOR SELECT USING (true);
