@@ -218,6 +218,18 @@ def reversals(length: int) -> list[dict[str, str]]:
     return [{"prompt": number, "answer": number[::-1]} for number in numbers]
 
 
+def reversing(steps: int, batch_size: int, explored: int = 2, **trainer: int) -> dict[str, Any]:
+    """The configuration of a run that learns to reverse digits and explores so many groups at a time."""
+    return {
+        "taskset": "reverse",
+        "max_staleness": 1,
+        "algorithm": "grpo",
+        "explorer": {"group_size": 4, "batch_size": explored, "max_new_tokens": 4},
+        "processors": {"score": ["position_match"]},
+        "trainer": {"steps": steps, "batch_size": batch_size, "learning_rate": 1e-3, **trainer},
+    }
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that ended and was not waited for does not."""
     try:

@@ -5,21 +5,14 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from tests.acceptance.command import Ended, Store, new_store, reversals
+from tests.acceptance.command import Ended, Store, new_store, reversals, reversing
 
 STEPS = 8
-RUN: dict[str, Any] = {
-    "taskset": "reverse",
-    "max_staleness": 1,
-    "algorithm": "grpo",
-    "explorer": {"group_size": 4, "batch_size": 2, "max_new_tokens": 4},
-    "processors": {"score": ["position_match"]},
-    "trainer": {"steps": STEPS, "batch_size": 2, "learning_rate": 1e-3},
-}
+RUN = reversing(STEPS, 2)
 COMMITTED = "SELECT array_agg(step ORDER BY step) FROM batch WHERE state = 'committed'"
 VERSIONS = "SELECT array_agg(version ORDER BY version) FROM policy_version"
 

@@ -8,21 +8,23 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from tests.acceptance.command import Ended, Process, Store, is_alive, new_store, reversals, wait_until
+from tests.acceptance.command import (
+    Ended,
+    Process,
+    Store,
+    is_alive,
+    new_store,
+    reversals,
+    reversing,
+    wait_until,
+)
 
 STEPS, BATCH_SIZE = 80, 4
-RUN: dict[str, Any] = {
-    "taskset": "reverse",
-    "max_staleness": 1,
-    "algorithm": "grpo",
-    "explorer": {"group_size": 4, "batch_size": 2, "max_new_tokens": 4},
-    "processors": {"score": ["position_match"]},
-    "trainer": {"steps": STEPS, "batch_size": BATCH_SIZE, "learning_rate": 1e-3},
-}
+RUN = reversing(STEPS, BATCH_SIZE)
 COMMITTED = "SELECT count(*) FROM batch WHERE state = 'committed'"
 COMMITTED_REACHED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
 HELD = """

@@ -4,25 +4,17 @@ import json
 import shutil
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import psycopg
 import pytest
 
-from tests.acceptance.command import MODEL, Ended, Store, reversals
+from tests.acceptance.command import MODEL, Ended, Store, reversals, reversing
 from tests.pooler import POOL_SIZE, Pooler
 from tests.postgres import by_login, cluster_18, discard, execute, new_home, on_database, start
 from trinity_db.embedded.cluster import Cluster
 
 MORE_STEPS, BATCH_SIZE = 3, 4
-RUN: dict[str, Any] = {
-    "taskset": "reverse",
-    "max_staleness": 1,
-    "algorithm": "grpo",
-    "explorer": {"group_size": 4, "batch_size": 4, "max_new_tokens": 4},
-    "processors": {"score": ["position_match"]},
-    "trainer": {"steps": 1_000_000, "batch_size": BATCH_SIZE, "learning_rate": 1e-3},
-}
+RUN = reversing(1_000_000, BATCH_SIZE, explored=4)
 COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
 LEFT = """
 SELECT name FROM pg_settings WHERE source = 'session' AND name IN (

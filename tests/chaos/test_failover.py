@@ -7,13 +7,12 @@ the primary crashes, and the replica is promoted.
 import os
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from tests.acceptance.command import Ended, Store, reversals
+from tests.acceptance.command import Ended, Store, reversals, reversing
 from tests.postgres import cluster_18, discard, execute, start
 from trinity_db import database
 from trinity_db.embedded import presence
@@ -22,14 +21,7 @@ from trinity_db.embedded.cluster import Cluster
 from trinity_db.embedded.place import DATABASE, PORT, SUPERUSER
 
 STEPS, BATCH_SIZE = 24, 4
-RUN: dict[str, Any] = {
-    "taskset": "reverse",
-    "max_staleness": 1,
-    "algorithm": "grpo",
-    "explorer": {"group_size": 4, "batch_size": 2, "max_new_tokens": 4},
-    "processors": {"score": ["position_match"]},
-    "trainer": {"steps": STEPS, "batch_size": BATCH_SIZE, "learning_rate": 1e-3, "keep_checkpoints": STEPS},
-}
+RUN = reversing(STEPS, BATCH_SIZE, keep_checkpoints=STEPS)
 VERSION = "SELECT count(*) > %(step)s FROM policy_version"
 REACHED = "SELECT max(step) >= %(step)s FROM batch WHERE state = 'committed'"
 
