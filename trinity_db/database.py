@@ -343,10 +343,12 @@ def open_reader() -> Database:
     url = os.environ.get("TRINITY_DB_READ_URL") or os.environ["TRINITY_DB_URL"]
     try:
         found = schema_version(url)
-    except psycopg.errors.InsufficientPrivilege as error:
+    except TrinityError as error:
+        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise
         raise TrinityError(
             "This login may not read the store: as its owner GRANT trinity_reader TO it, or name another in "
-            f"TRINITY_DB_READ_URL ({_first_line(error)})"
+            f"TRINITY_DB_READ_URL ({_first_line(error.__cause__)})"
         ) from error
     if found != schema.HEAD:
         raise SchemaMismatch(_mismatch(found))
@@ -358,13 +360,18 @@ def schema_version(url: str) -> str | None:
 
     Raises:
         DatabaseUnavailable: no server answers.
-        psycopg.errors.InsufficientPrivilege: the login may not read it.
+        TrinityError: the login may not read it; its cause is psycopg.errors.InsufficientPrivilege.
     """
     with connect(url) as connection:
         try:
             row = connection.execute("SELECT version_num FROM trinity.alembic_version").fetchone()
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             return None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise TrinityError(
+                f"Login '{connection.info.user}' may not use the store ({_first_line(error)}): let its "
+                "owner make it a member of one of the roles of trinity-db db roles, or use another login."
+            ) from error
     return row["version_num"] if row else None
 
 

@@ -41,7 +41,7 @@ def open_to_roles(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
     try:
         with connection.transaction():
             connection.execute(roles_sql().encode())
-    except psycopg.errors.InsufficientPrivilege as error:
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
         raise TrinityError(
             f"Login '{connection.info.user}' may not do this ({error.diag.message_primary}): let a login "
             "that owns the tables and may make roles run it, or the output of: trinity-db db roles --print"

@@ -1,16 +1,17 @@
 """What a login that may only read can hold up: nothing that a run waits for."""
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 
 import psycopg
 import pytest
 
-from tests.postgres import by_login
+from tests.postgres import by_login, execute
 from tests.rows import WAIT_SECONDS, Scene, in_a_thread
-from trinity_db.database import Transaction, connect
+from trinity_db.database import Transaction, connect, schema_version
 from trinity_db.errors import TrinityError
-from trinity_db.privileges import refuse_writer
+from trinity_db.privileges import open_to_roles, refuse_writer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import metrics, workers
 from trinity_db.store.metrics import record_metrics
@@ -76,3 +77,18 @@ def test_sessions_of_a_reader_end_in_time(scene: Scene) -> None:
         pytest.raises(TrinityError, match="Login 'postgres' is a superuser"),
     ):
         refuse_writer(session)
+
+
+def test_a_login_without_rights_and_one_that_may_only_read_are_told_so_in_one_line(scene: Scene) -> None:
+    stranger = f"a_stranger_{os.getpid()}"
+    execute(scene.database.url, "CREATE ROLE {} LOGIN", stranger)
+    try:
+        with pytest.raises(
+            TrinityError, match=f"Login '{stranger}' may not use the store .permission denied"
+        ):
+            schema_version(by_login(scene.database.url, stranger))
+    finally:
+        execute(scene.database.url, "DROP ROLE {}", stranger)
+    with closing(connect(by_login(scene.database.url))) as session, pytest.raises(TrinityError) as caught:
+        open_to_roles(session)
+    assert "may not do this" in str(caught.value)

@@ -82,9 +82,11 @@ def _examine_schema(url: str, connection: Connection) -> list[Finding]:
     """Its version, and whatever of it can be looked at."""
     try:
         version = database.schema_version(url)
-    except psycopg.errors.InsufficientPrivilege as error:
+    except TrinityError as error:
+        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise
         grant = f"GRANT trinity_reader TO {connection.info.user}"
-        return [fail("schema version", f"cannot be read: {_line(error)}", grant)]
+        return [fail("schema version", f"cannot be read: {_line(error.__cause__)}", grant)]
     found = [_judge(version)]
     if version is not None:
         found += _perform(OF_TABLES, connection)
