@@ -18,15 +18,15 @@ from trinity_db import durable, settings
 from trinity_db.errors import NotFound, TrinityError
 from trinity_db.schema.lance import payload_schema
 
-METADATA_CACHE_BYTES = 64 << 20  # where a million rows are takes some 10 MB; Lance's default is a gigabyte
+METADATA_CACHE_BYTES = 64 << 20  # the places of a million rows take some 10 MB; Lance's default is a gigabyte
 INDEX_CACHE_BYTES = 1 << 20  # there are no indexes; the default is six gigabytes
 SCAN_ROWS = 10_000  # at a time
-# A file has thousands of rows, so that a table may have many before reading slows down; each merge writes
-# everything again that is not in a file of a million rows yet.
+# A file has thousands of rows, so reading slows down only with many files. Each merge writes again all rows
+# that are not in a file of a million rows yet.
 MERGE_FILES = 64
 KEEP_ALL = timedelta(days=36_500)
 KEEP_NEWEST = timedelta(milliseconds=1)
-LOOKS = 3  # of a reader; what it reads may be merged in between, which takes longer than a look
+LOOKS = 3  # of a reader: its files may be merged between two looks, and a merge takes longer than a look
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def drop(name: str) -> None:
 
 
 class Writer:
-    """The table of one run, for the one who writes it."""
+    """The table of one run, for the process that writes it."""
 
     def __init__(self, name: str, must_exist: bool) -> None:
         """Open the table, or make it where it may be missing.
@@ -177,7 +177,7 @@ class Writer:
             self._table.optimize(cleanup_older_than=KEEP_NEWEST)
 
     def _flush(self) -> None:
-        """Write through to the disk what is new in the table's folder: Lance leaves that to the system."""
+        """Flush what is new in the table's folder. Lance leaves that to the system."""
         if self._folder is None:
             return
         new = {path: _stamp(path) for path in self._folder.rglob("*") if path.is_file()}
@@ -224,7 +224,7 @@ def _table(uri: str, name: str) -> Any:
 
 
 def _take(table: Any, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
-    """What is there of the rows, in one read. A row of another experience is none of them."""
+    """The bytes of the rows that are there, in one read. A row of another experience does not count."""
     taken = (
         table.take_row_ids(list(archive_rows.values()))
         .select(["experience_id", "data"])

@@ -57,7 +57,7 @@ class Payload:
 
     @property
     def num_predicted(self) -> int:
-        """Trained tokens that a model can say something of: all but a sequence's first."""
+        """Trained tokens that a model can score: all except a sequence's first token."""
         return int(np.count_nonzero(self.action_mask[1:]))
 
 
@@ -81,7 +81,7 @@ def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
         raise ValueError(f"Damaged payload: {len(data)} bytes are too few for {num_tokens} tokens.")
     token_ids = np.frombuffer(data, "<i4", num_tokens)
     mask = np.frombuffer(data, np.bool_, num_tokens, offset=4 * num_tokens)
-    # Counting bytes is ten times as fast as asking arrays of some hundred numbers.
+    # Counting bytes is ten times as fast as counting in arrays of some hundred numbers.
     num_trained = data.count(1, 4 * num_tokens, 5 * num_tokens)
     if num_trained + data.count(0, 4 * num_tokens, 5 * num_tokens) != num_tokens:
         raise ValueError("Damaged payload: its action mask holds values other than 0 and 1.")
@@ -99,7 +99,7 @@ def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
 
 
 def encode_scores(payload: Payload, logprobs: NDArray[np.floating]) -> bytes:
-    """What another model says of a payload's tokens, as it is stored beside it: float32[k], little endian.
+    """Another model's scores of a payload's tokens, as stored beside the payload: float32[k], little endian.
 
     Args:
         logprobs: [k] of the trained tokens in order, but of a first one, which nothing predicts.

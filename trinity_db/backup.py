@@ -65,7 +65,7 @@ def restore(url: str, file: Path) -> None:
 
 
 def _check(url: str, file: Path) -> None:
-    """Read the backup's table of contents, before anything gives way to it."""
+    """Read the backup's table of contents before the empty schema is dropped for it."""
     listed = _contents(url, file)
     if listed.returncode or " SCHEMA - trinity " not in listed.stdout:
         raise TrinityError(f"{file} is no backup of a store: {_reason(listed.stderr) or 'it has no tables'}")

@@ -110,4 +110,4 @@ class ForwardConfig(Settings):
     dtype: Annotated[Literal["float32", "bfloat16"], Kept("stored scores of rows were computed in it")] = (
         "float32"
     )
-    """What forward and backward pass compute in; weights, optimizer and losses stay in float32."""
+    """What forward and backward pass compute in. Weights, optimizer and losses stay in float32."""

@@ -45,7 +45,7 @@ class SchemaMismatch(TrinityError):
 
 
 class DatabaseUnavailable(TrinityError):
-    """No database answers, or it undid what was asked and asks to try again (as after a deadlock).
+    """No database answers, or it ended the transaction and asks to try again (as after a deadlock).
 
     It passes by itself: a role waits and tries again. What does not, as a full disk, is a TrinityError.
     """

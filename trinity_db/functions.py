@@ -24,11 +24,11 @@ _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     "<",  # code without a file, as <frozen importlib._bootstrap>
 )
-"""Where no code of a user's own lies: this package, and what Python and pip installed."""
+"""Folders without code of the user: this package, and what Python and pip installed."""
 
 
 def find(name: str, what: str, known: Mapping[str, Function]) -> Function:
-    """The function of that name among those known, or the one of the user's that it names.
+    """The known function of that name, or the user's own that it names.
 
     Raises:
         ConfigError: there is none; `what` the user takes it for.
@@ -85,7 +85,7 @@ def _from_file(path: str, attribute: str, name: str) -> Callable[..., Any]:
     sys.modules[path] = module
     folder = str(Path(path).resolve().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # last, so that what lies beside the file shadows nothing
+        sys.path.append(folder)  # last, so that modules beside the file shadow none
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Remembers which folders had an embedded store, for a command that is called from another one by mistake.
+"""Remembers which folders had an embedded store, for a command that runs in the wrong folder by mistake.
 
 They stand in `trinity-db/homes` below XDG_STATE_HOME, or ~/.local/state, the one used last at the end.
 Nothing else depends on the file: where it cannot be written, it is left out.

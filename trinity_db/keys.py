@@ -1,4 +1,4 @@
-"""What the fields of a configuration say of its keys: text, type, default, limits, and what may stand below.
+"""What the fields of a configuration say about its keys: text, type, default, limits, and keys below.
 
 `trinity-db config` and the generated reference both say it from here. This module knows no section.
 """
@@ -24,7 +24,7 @@ Mark = Change | Kept | None
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one or several sections say of a key, in the same words."""
+    """What one or several sections say about a key, in the same words."""
 
     key: str
     text: str
@@ -133,7 +133,7 @@ def options_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """Which of the known keys a wrong one may stand for: one that ends so, or the nearest in letters."""
+    """The known key that a wrong one may mean: one with the same end, or the nearest in letters."""
     names = list(known)
     ends = [one for one in names if one.endswith(f".{key.rpartition('.')[2]}")]
     close = difflib.get_close_matches(key, ends, n=1, cutoff=0) or difflib.get_close_matches(key, names, n=1)

@@ -1,4 +1,4 @@
-"""Logins of a server: makes those that may do less than the owner of the store, and says what one may do."""
+"""Logins of a server: makes those that may do less than the store's owner, and checks their rights."""
 
 import secrets
 from importlib.resources import files
@@ -13,8 +13,8 @@ from trinity_db.schema.queries import query
 ROLES = ("explorer", "processor", "trainer", "labeller", "reader")
 READERS = "trinity_reader"  # the group role that reads every table and writes none
 
-# A reader holds no lock that a run waits for. What it can do is keep old row versions alive, take
-# connections and fill the disk with files of large sorts. So each of its sessions ends in time. A server
+# A reader holds no lock that a run waits for. But it can keep old row versions alive, take connections and
+# fill the disk with files of large sorts. So each of its sessions is limited in time. A server
 # that does not know one of these settings, or lets only a superuser set it, goes without it.
 READER_LIMITS = {
     "default_transaction_read_only": "on",
@@ -129,7 +129,7 @@ def set_password(connection: psycopg.Connection[psycopg.rows.DictRow], login: st
 
 
 def refuse_writer(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
-    """Let a session pass whose login can change nothing, also not by taking on another role.
+    """Accept only a session whose login can change nothing, not even by taking on another role.
 
     Raises:
         TrinityError: it can, with the way to a login that cannot.

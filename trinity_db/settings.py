@@ -24,7 +24,7 @@ RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?$"
 """What a training run may be called: the name is a part of paths and of commands."""
 
 MAX_BYTES = 256 * 1024  # of a configuration file
-MAX_VALUES = 20_000  # in it, each counted again where an alias repeats it
+MAX_VALUES = 20_000  # in a configuration file; a value counts again if an alias repeats it
 MAX_DEPTH = 30  # sections within sections
 MAX_CHARACTERS = 100_000  # of one value
 MAX_FLOAT = 1e30  # of a number and of its inverse: losses are computed in float32
@@ -55,17 +55,17 @@ class Change(Enum):
     """Stands beside a key, as Annotated[float, Change.DATED]: a run may go on with another value of it."""
 
     PER_PROCESS = auto()
-    """It changes nothing of what the run is. Each process has its own, and it is not stored with the run."""
+    """It does not change the run. Each process has its own value, and it is not stored with the run."""
     DATED = auto()
     """By --change, for all that follows. Each change is a row of run_setting, which later batches name."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Stands beside a key that a run keeps, since rows that it has written mean something by it."""
+    """Stands beside a key that a run keeps, because rows that it has written depend on it."""
 
     because: str
-    """What of the run would be wrong, as the end of a sentence."""
+    """Why the key may not change, as the end of a sentence."""
     once_trained: bool = False
     """Only steps depend on it: before the first is committed it may be changed."""
 
@@ -96,7 +96,7 @@ def marked(model: type[BaseModel], mark: Change) -> Iterator[str]:
 
 
 def mark_of(section: type[BaseModel], name: str) -> Change | Kept | None:
-    """What stands beside a field about changes; None: what stands beside its section counts."""
+    """The mark beside a field. None: the mark beside its section counts."""
     marks = [mark for mark in section.model_fields[name].metadata if isinstance(mark, Change | Kept)]
     return marks[0] if marks else None
 

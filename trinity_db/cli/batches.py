@@ -16,7 +16,7 @@ COLUMNS = (
 """What the table calls the query's columns, in their order."""
 NUMBERS = {*COLUMNS} - {"state", "sampler", "drawn", "committed"}
 EXPENDABLE = ("setting", "drawn", "sampler", "state", "max", "included")
-"""What a narrow terminal does without. Of a batch that is not committed the last column has the state."""
+"""Columns that a narrow terminal leaves out. The last column shows the state of uncommitted batches."""
 
 
 def batches(

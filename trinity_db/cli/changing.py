@@ -1,4 +1,4 @@
-"""Another configuration for a run that exists: which keys may have one, and what is said of the rest."""
+"""Another configuration for an existing run: which keys may change, and what is said about the others."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def _check(run: runs.Run, differences: Sequence[runs.Difference], use: settings.
 
 
 def _rule(difference: runs.Difference) -> Change | Kept:
-    """Whether a key may change, which for a list of steps depends on the steps."""
+    """Whether a key may change. For the list processors.score it depends on its steps."""
     if difference.key == "processors.score" and _teachers(difference.before) != _teachers(difference.after):
         return Kept("the stored scores are its teacher's")
     return rule(RunConfig, difference.key)

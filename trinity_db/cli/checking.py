@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, before anything is made of it."""
+"""Finds what is wrong with a configuration before a run uses it."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -32,7 +32,7 @@ class Purpose(StrEnum):
 
 
 def _keys(incomplete: str) -> list[str]:
-    """What the shell offers in place of a key that is not written to its end."""
+    """The keys that the shell offers to complete a beginning with."""
     from trinity_db.cli.explained import names
 
     return [name for name in names() if name.startswith(incomplete)]
@@ -51,7 +51,7 @@ def new(
 ) -> None:
     """Write a starting file in which each key is explained.
 
-    It is complete: it names what has to be imported first, and runs then. A file that exists is not touched.
+    The file is complete: it says what to import first, and then it runs. A file that exists is not touched.
 
     Example:
 
@@ -96,7 +96,7 @@ def explain(
 @app.command("list")
 def list_(
     what: Annotated[
-        What | None, typer.Argument(metavar="[recipes|parts]", help="Which; both without it.")
+        What | None, typer.Argument(metavar="[recipes|parts]", help="Which list; without it, both.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

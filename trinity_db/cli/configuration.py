@@ -20,19 +20,19 @@ class RunConfig(Settings):
 
     name: Annotated[str, Kept("with another name it is another run")] = Field(pattern=RUN_NAME)
     """Name of the run, unique in the store. The folder of checkpoints has it too."""
-    seed: Annotated[int, Kept("all chance in the run follows from it")] = Field(0, ge=0, lt=2**62)
+    seed: Annotated[int, Kept("all random numbers of the run follow from it")] = Field(0, ge=0, lt=2**62)
     """Seed of sampling, shuffling and random weights. Below 2^62, because use counts are added to it in a
     bigint."""
     model: Annotated[ModelConfig, Kept("policy version 0 and every prompt were made with it")]
     """The starting model."""
     taskset: Annotated[str | None, Kept("its rewards are compared over these tasks")] = None
     """Imported tasks to explore (online)."""
-    data: Annotated[list[str], Kept("its passes are over the rows that it adopted from these")] = Field(
-        default_factory=list
-    )
+    data: Annotated[list[str], Kept("the run adopted its rows from these")] = Field(default_factory=list)
     """Names of imported data sets: to train on (offline), or to take rows from beside rollout groups
     (mix)."""
-    holdout: Annotated[float, Kept("which rows are held out is written on them")] = Field(0.0, ge=0, lt=1)
+    holdout: Annotated[float, Kept("each imported row records whether it is held out")] = Field(
+        0.0, ge=0, lt=1
+    )
     """Share of the imported rows that is kept for evaluation and never trained on. All answers to one
     prompt stay together."""
     max_staleness: Annotated[int | None, Change.DATED] = Field(1, ge=0, le=1_000_000)
@@ -85,12 +85,14 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def every_key_is_read(self, info: ValidationInfo) -> Self:
-        if info.context is not None:  # it is stored, from when such keys were ignored; its run goes on
+        if (
+            info.context is not None
+        ):  # a stored one may be older, with keys that were ignored then; its run goes on
             return self
         said = self.model_dump(mode="json")
         what = "rollouts, until trainer.steps" if self.is_online else "imported rows, trainer.epochs times"
         for key in self._unread:
-            if _silenced(said, [key]) != said:
+            if _at_defaults(said, [key]) != said:
                 raise ValueError(f"algorithm {self.algorithm.name} trains on {what}: leave out {key}")
         return self
 
@@ -188,11 +190,11 @@ class RunConfig(Settings):
     def stored(self) -> dict[str, Any]:
         """The form in which the configuration is kept with the run, and compared when a role joins it.
 
-        Without what may change during a run, since it changes nothing of what the run is: where checkpoints
-        are and how many, what a step needs of memory, how many rows are claimed and how often, what is
-        archived, and where metrics are shown. So a run goes on when a disk or the memory was too small.
+        Keys that each process has for itself are at their defaults in it: where checkpoints are and how many,
+        how much memory a step takes, how many rows are claimed and how often, whether rows are archived, and
+        where metrics are shown. So a run goes on with other values when a disk or the memory was too small.
         """
-        return _silenced(self.model_dump(mode="json"), (*PER_PROCESS, *self._unread))
+        return _at_defaults(self.model_dump(mode="json"), (*PER_PROCESS, *self._unread))
 
     @classmethod
     def completed(cls, stored: dict[str, Any]) -> dict[str, Any]:
@@ -206,7 +208,7 @@ class RunConfig(Settings):
 PER_PROCESS = tuple(marked(RunConfig, Change.PER_PROCESS))
 """Keys that each process of a run has for itself. Their texts say that they may change during a run."""
 
-_SILENCE: dict[str, Any] = {
+_DEFAULTS: dict[str, Any] = {
     "taskset": None,
     "data": [],
     "holdout": 0.0,
@@ -214,15 +216,15 @@ _SILENCE: dict[str, Any] = {
     "processors": ProcessorsConfig().model_dump(mode="json"),
     "trainer": TrainerConfig().model_dump(mode="json"),
 }
-"""What keys say where nothing is said."""
+"""The values of keys that a file leaves out."""
 
 
-def _silenced(content: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """A configuration, dumped, with these keys as where nothing is said."""
+def _at_defaults(content: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """A dumped configuration with these keys at their defaults."""
     for key in keys:
         section, _, name = key.rpartition(".")
         if section:
-            content = content | {section: content[section] | {name: _SILENCE[section][name]}}
+            content = content | {section: content[section] | {name: _DEFAULTS[section][name]}}
         else:
-            content = content | {name: _SILENCE[name]}
+            content = content | {name: _DEFAULTS[name]}
     return content

@@ -1,4 +1,4 @@
-"""`trinity-db delete`: a run or a data set goes, with its rows, its archive and its own checkpoints."""
+"""`trinity-db delete`: deletes a run or a data set with its rows, its archive and its own checkpoints."""
 
 import os
 from contextlib import closing
@@ -24,9 +24,9 @@ def delete(
 ) -> None:
     """Delete a run or a data set with all that it has written.
 
-    Its rows go in short transactions, so that other runs work on; its archive goes, and its checkpoints where
-    they lie in its own folder. Stop its roles first. A data set stays while a run trains on it, and a run
-    while another one started from its checkpoint. If it was killed, repeat it: it goes on.
+    Deletes its rows in short transactions, so that other runs work on, then its archive, and its checkpoints
+    in its own folder. Stop its roles first. A data set cannot be deleted while a run trains on it, nor a run
+    while another run starts from its checkpoint. If the command was killed, repeat it: it goes on.
 
     Example:
 

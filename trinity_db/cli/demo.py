@@ -1,7 +1,7 @@
 """The demo: teach a model that starts from random weights to reverse digits, through the whole system.
 
-Nothing here is special to it: tasks and demonstrations are imported from files, the runs are
-ordinary runs with ordinary configurations, which it leaves in the store's folder to look at.
+It uses nothing that users lack: it imports tasks and demonstrations from files, and its runs have ordinary
+configurations, which it leaves in the store's folder to look at.
 """
 
 import importlib

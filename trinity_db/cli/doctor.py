@@ -1,4 +1,4 @@
-"""`trinity-db doctor`: what is wrong with this installation and this store. Checks: trinity_db.diagnosis."""
+"""`trinity-db doctor`: what is wrong with this installation and this store, by trinity_db.diagnosis."""
 
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""What there is to say of a key, a recipe or a part."""
+"""Explains a key, a recipe or a part."""
 
 import inspect
 import textwrap
@@ -33,7 +33,7 @@ class Explanation:
     title: str
     text: str
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else there is to say, by its name."""
+    """Further facts, by name."""
     below: dict[str, str] = field(default_factory=dict)
     """Keys and names that it may hold, each with its text."""
 

@@ -18,7 +18,7 @@ from trinity_db.trainer.recipes import RECIPES
 Schema = dict[str, Any]
 
 OWN = r"\.py:"
-"""What the name of a part in a file of the user's holds."""
+"""Stands in the name of a part in a user's own file."""
 
 
 def schema() -> Schema:
@@ -102,7 +102,7 @@ def _sections(section: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _may_be_text(section: type[BaseModel]) -> bool:
-    """Whether a text stands for a section with nothing else."""
+    """Whether a text alone may stand for a section."""
     try:
         section.model_validate("name")
     except ValidationError:

@@ -75,7 +75,7 @@ def open_run(config: RunConfig, change: bool = False) -> tuple[Database, runs.Ru
 
 
 def decide(database: Database, verb: Callable[[Transaction], Result]) -> Result:
-    """One transaction of a role that does not work yet; a database that is away is waited for."""
+    """One transaction of a role that does not work yet. If the database is away, wait for it."""
 
     def attempt() -> Result:
         with database.transaction() as tx:
@@ -113,7 +113,7 @@ def check_fits(config: RunConfig) -> None:
 
 
 def _may_not_fit(config: RunConfig) -> bool:
-    """Whether the algorithm has to be composed to tell, for which torch is loaded, some seconds long."""
+    """Whether only the composed algorithm can tell. To compose it takes seconds, because torch is loaded."""
     return config.trainer.reference.name != "start" or _has_own_parts(config)
 
 
@@ -123,7 +123,7 @@ def _has_own_parts(config: RunConfig) -> bool:
 
 
 def _trainer_setup(config: RunConfig, allowed: "Allowed | None" = None) -> "TrainerSetup":
-    """What the trainer needs of a configuration; asked for before the run is created.
+    """What the trainer needs of a configuration. Called before the run is created.
 
     Raises:
         ConfigError: a part of the algorithm is not there or cannot be called so, or the reference does not
@@ -213,7 +213,7 @@ def process(config: RunConfig, drain: bool, change: bool = False) -> bool:
 def train(
     config: RunConfig, from_start: bool = False, from_version: int | None = None, change: bool = False
 ) -> None:
-    """Be the trainer until the last step is done or a signal comes; `Allowed` has the first two options."""
+    """Be the trainer until the last step or a signal. `Allowed` explains the first two options."""
     from trinity_db.models import check_source
 
     check_source(config.model)  # before the imports: it says which extra is missing
@@ -222,7 +222,7 @@ def train(
     from trinity_db.trainer.distribution.ranks import end_process, join_ranks
     from trinity_db.trainer.service import Trainer
 
-    # Under a supervisor it is that who outlives all roles, and shows what the last of them measures.
+    # A supervisor outlives all roles, so it copies their metrics itself, the last ones too.
     sinks = [] if is_supervised() else sinks_of(config.metrics)
     setup = _trainer_setup(config, Allowed(from_start, from_version))
     database, run = open_run(config, change)
@@ -238,11 +238,11 @@ def is_follower() -> bool:
 
 
 def follow() -> None:
-    """Do what the trainer says until it has ended. All that there is to know comes from it.
+    """Carry out the calls of the first rank until it ends. It sends all that this rank needs to know.
 
-    A signal, which torchrun sends to all, is its affair, and what it logs is not said twice.
+    torchrun sends signals to every rank. Only the first rank handles them, and only it logs.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it is there, which it may never be
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the first rank is there, which may never happen
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.getLogger("trinity_db").setLevel(logging.ERROR)
     from trinity_db.trainer import lead_follow

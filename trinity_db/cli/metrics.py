@@ -82,7 +82,7 @@ def _catch_up(database: "Database", run: "Run", sinks: "list[Sink]", as_json: bo
 
 
 def _follow(database: "Database", run: "Run", sinks: "list[Sink]") -> None:
-    """Until the run is finished. What fails meanwhile is only logged, and tried again.
+    """Copy until the run is finished. A failure is logged, and tried again.
 
     Raises:
         TrinityError: a sink does not have everything in the end.

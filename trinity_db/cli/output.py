@@ -1,7 +1,7 @@
 """Results on stdout: JSON for scripts, tables for people, files that are whole.
 
-Text out of the store was written by models and strangers: control characters are shown, never sent to
-the terminal. rich is imported inside, so that `--help` does without it.
+Models and strangers wrote the text in the store, so control characters are shown and never sent to the
+terminal. rich is imported inside functions, so that `--help` does not wait for it.
 """
 
 import json
@@ -83,7 +83,7 @@ def fitted(
 
 
 def shorten(text: str, width: int) -> str:
-    """A name in at most `width` characters: its beginning and its end, by which names differ."""
+    """A name in at most `width` characters: its beginning and its end, because names differ there."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -148,7 +148,7 @@ def printable(text: str) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """A value from the database in JSON's types; as in Postgres, what JSON lacks is text."""
+    """A value from the database in JSON's types. As in Postgres, other types are text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

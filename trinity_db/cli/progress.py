@@ -55,7 +55,7 @@ class Progress:
         self._bar.stop()
 
     def update(self, now: bool = False) -> None:
-        """Look into the store, unless that was just done, and show what is there; do so in any case `now`.
+        """Look into the store and show what is there. Without `now`, only after a pause since the last look.
 
         A store that is away is not waited for.
         """

@@ -1,4 +1,4 @@
-"""`trinity-db prune`: what runs need no more goes: payloads, metrics, processing records."""
+"""`trinity-db prune`: deletes payloads, metrics and processing records that runs need no more."""
 
 import re
 from contextlib import closing
@@ -43,7 +43,7 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what went as a JSON list.")] = False,
 ) -> None:
-    """Remove payloads, metrics and processing records that runs need no more.
+    """Delete payloads, metrics and processing records that runs need no more.
 
     Say an age, a number of versions, or both; then what both allow goes. Without a family, all three go. A
     payload goes where no kept checkpoint can give its row back to be drawn; rows, texts, rewards and batches

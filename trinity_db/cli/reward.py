@@ -1,7 +1,7 @@
-"""`trinity-db reward`: what a person, or a program that learns of it later, says of an experience.
+"""`trinity-db reward`: a person, or a program, judges an experience after it was explored.
 
-A line of a file is checked before the store is touched, and all of it is written in one transaction: a file
-that is refused can be mended and given again.
+Every line of a file is checked before the store is touched, and all lines are written in one transaction. So
+a file that is refused can be mended and given again.
 """
 
 import sys
@@ -46,7 +46,7 @@ def reward(
     weight: Annotated[float, typer.Option(help="The reward is the sum of values times weights.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say how good an experience is, also long after it was trained on.
+    """Record how good an experience is, at any time, even long after it was trained on.
 
     The reward of an experience is the sum over all names. The next draw uses the new reward. A row that was
     trained on before stays trained, and reward_change_view lists it.

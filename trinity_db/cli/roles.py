@@ -1,7 +1,7 @@
-"""The commands of the roles: explore, process, train, one process each, and run, all of them supervised.
+"""The commands of the roles: explore, process and train are one process each; run supervises all of them.
 
-SIGTERM or Ctrl-C is no failure: a role that is stopped ends with exit code 0, from its first moment on. A
-drain ends with 130 then, because a script that waits for it would take the rows that are left for done.
+A role that SIGTERM or Ctrl-C stops ends with exit code 0, from its first moment on. Only process --drain ends
+with 130 then, because a script that waits for it would take the remaining rows for done.
 """
 
 import signal
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-STOPPED = 130  # as a shell says of what Ctrl-C ended
+STOPPED = 130  # the exit code that shells give a command that Ctrl-C ended
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's configuration, a YAML file.")]
 Overrides = Annotated[
@@ -24,7 +24,7 @@ FromStart = Annotated[
     bool,
     typer.Option(
         "--from-start",
-        help="Train again from the starting model where the run has checkpoints and none of them is whole.",
+        help="If none of the run's checkpoints is whole, train again from the starting model.",
     ),
 ]
 FromVersion = Annotated[
@@ -34,7 +34,7 @@ FromVersion = Annotated[
         metavar="N",
         min=1,
         max=2**31 - 1,
-        help="Go on from the checkpoint of a version that the server has lost, which is kept as *.later.",
+        help="Go on from the checkpoint of a version that the server has lost; its folder is named *.later.",
     ),
 ]
 
@@ -42,7 +42,7 @@ Change = Annotated[
     bool,
     typer.Option(
         "--change",
-        help="Let a run that exists go on with this configuration, where the keys that differ allow it.",
+        help="Let an existing run go on with this configuration, if the keys that differ allow it.",
     ),
 ]
 
@@ -68,8 +68,8 @@ def process(
 ) -> None:
     """Clean and score rollouts, settle groups, derive pairs and archive, until the run is finished.
 
-    The configuration says which of these. With --drain it does what there is to do and ends: before training
-    on imported rows, for pairs out of them; after a run, to archive it.
+    The configuration says which of these it does. With --drain it processes the rows that are there, and
+    ends: use it before training, to derive pairs from imported rows, or after a run, to archive it.
 
     Example:
 
@@ -93,7 +93,7 @@ def train(
 ) -> None:
     """Train a run's policy, from its latest checkpoint, until its last step.
 
-    On several GPUs, each process with one of them and its share of every step:
+    On several GPUs, one process for each, which computes its share of every step:
     torchrun --nproc-per-node 8 -m trinity_db train CONFIG
 
     Example:
@@ -118,8 +118,8 @@ def run(
 ) -> None:
     """Run all roles of a run as processes, restart what dies, and end with the run or on Ctrl-C.
 
-    With --change a run that exists goes on with another configuration: learning rate, schedule, steps,
-    staleness limit, rewards, sampler and what else its rows do not depend on. Stop its roles first.
+    With --change an existing run goes on with another configuration: learning rate, schedule, steps,
+    staleness limit, rewards, sampler, and other keys that its rows do not depend on. Stop its roles first.
 
     Example:
 

@@ -35,8 +35,8 @@ HISTORY = {
         "included_version",
     ),
 }
-"""What happened to an experience, and the columns of each table that a narrow terminal does without."""
-TOKENS = 100  # rows that people scroll through
+"""The tables about an experience, each with the columns that a narrow terminal leaves out."""
+TOKENS = 100  # rows; people scroll through as many
 STRETCH = 40  # characters of masked tokens: what they say stands above
 
 

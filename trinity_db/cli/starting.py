@@ -1,4 +1,4 @@
-"""Starting files: what they hold is chosen here; what they say of each key are the texts of the fields."""
+"""Starting files. This module chooses their keys and values; the comments are the texts of the fields."""
 
 import re
 import textwrap

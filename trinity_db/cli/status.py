@@ -37,7 +37,7 @@ COUNTS = {
 
 def status(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name of a run; without it, all in a line each.")
+        str | None, typer.Argument(metavar="RUN", help="Name of a run; without it, one line for each run.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[
@@ -50,12 +50,11 @@ def status(
 ) -> None:
     """Show what runs are doing.
 
-    For all runs which roles are alive, and how many experiences, or of a run that trains on pairs how many
-    pairs, wait, are ready, trained or gone; for one run also
-    rewards by policy version, staleness, rates, why rows were dropped, whose rewards are awaited, and which
-    writes came too late, and how much disk its tables take, which is an estimate, and its files where they
-    can be read from here. All other counts are exact: at a million rows a look takes some hundred
-    milliseconds.
+    For each run: which roles are alive, and how many experiences (or pairs, if it trains on pairs) wait, are
+    ready, trained or gone. For one run also: rewards by policy version, staleness, rates, why rows were
+    dropped, which rewards are awaited, which writes came too late, and how much disk it uses. The disk use of
+    tables is an estimate, and files count if they can be read from here. All other counts are exact: at a
+    million rows a look takes some hundred milliseconds.
 
     Example:
 

@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 STOP_SECONDS = 60.0  # a step and a checkpoint of a large model; after that a role is killed
-QUICK_DEATH_SECONDS = 30.0  # a role that dies sooner after its start did not do anything
-# Of one role in a row end the run, as do so many ends that are alike with no step between them. A row that
-# kills its processor is given up sooner: max_attempts.
+QUICK_DEATH_SECONDS = 30.0  # a role that dies sooner after its start did nothing
+# So many quick deaths of one role in a row end the run. So do as many deaths with the same last words and no
+# step between them. A row that kills its processor is given up sooner, by max_attempts.
 QUICK_DEATHS = 5
 
 
@@ -46,17 +46,17 @@ class Child:
     command: Sequence[str]
     log: Path
     once: Sequence[str] = ()
-    """Arguments for its first start alone: what a person allowed is not allowed again after a crash."""
+    """Arguments for its first start only: what a person allowed once is not allowed again after a crash."""
     threads: int = 1
-    """For computing, unless a person has set OMP_NUM_THREADS."""
+    """Threads to compute with, unless a person has set OMP_NUM_THREADS."""
     process: subprocess.Popen[bytes] = field(init=False)
     started_at: float = 0.0
     quick_deaths: int = 0
     died_as: tuple[str, int] | None = None
-    """Its last words at its last end, and the run's step then."""
+    """The last line of its log when it last died, and the run's step then."""
 
     def start(self) -> None:
-        """Start the role in a session of its own, so that a Ctrl-C reaches it through us alone."""
+        """Start the role in its own session, so that only the supervisor gets a Ctrl-C, and passes it on."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         environment = {cores.VARIABLE: str(self.threads)} | os.environ | {SUPERVISOR: str(os.getpid())}
         with self.log.open("ab") as log:
@@ -80,7 +80,7 @@ class Child:
 def run(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = (), change: bool = False) -> None:
     """Run all roles of a configuration to the end of the run, or to Ctrl-C.
 
-    Imported rows are processed before the trainer starts, which would find nothing otherwise.
+    Imported rows are processed before the trainer starts, because it would find no pairs otherwise.
 
     Args:
         once: arguments for the trainer's first start.
@@ -96,14 +96,14 @@ def run(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = (), c
 
 
 def roles_of(config: RunConfig) -> list[str]:
-    """The roles a run needs: all three online; on imported rows the trainer, and processors to archive."""
+    """The roles that a run needs: all three online, else the trainer, and processors if they archive."""
     if config.is_online:
         return ["explore", "process", "train"]
     return ["process", "train"] if config.processors.archive else ["train"]
 
 
 def threads_of(config: RunConfig) -> dict[str, int]:
-    """The cores of this machine, shared among the roles that compute; processors do so for a teacher."""
+    """The cores of this machine, shared among the roles that compute. Processors compute for a teacher."""
     computing = {"explore", "train"} | ({"process"} if config.processors.has_teacher else set())
     return cores.shares(roles_of(config), computing, cores.available())
 
@@ -148,7 +148,7 @@ class Supervisor:
         try:
             for child in self._children:
                 child.start()
-            with suppress(DatabaseUnavailable):  # is waited for, unless a signal comes meanwhile
+            with suppress(DatabaseUnavailable):  # retry waits for it, unless a signal comes meanwhile
                 while not self._database.retry(self._look_after, give_up=lambda: self._signals > 0):
                     tick()
                     time.sleep(TICK_SECONDS)
@@ -160,8 +160,8 @@ class Supervisor:
             raise KeyboardInterrupt
 
     def _look_after(self) -> bool:
-        """Start again what died; True when there is nothing left to look after."""
-        # Before the question whether the run is finished: a role that ends in between ended for that reason.
+        """Start dead roles again. True when the run is finished or a signal came."""
+        # Before asking whether the run is finished: a role that ends in between has ended for that reason.
         dead = [child for child in self._children if child.process.poll() is not None]
         with self._database.transaction() as tx:
             finished = runs.is_finished(tx, self._run.id)
@@ -174,7 +174,7 @@ class Supervisor:
     def _revive(self, child: Child, step: int) -> None:
         code, words = child.process.returncode, child.last_words()
         quick = time.monotonic() - child.started_at < QUICK_DEATH_SECONDS
-        # As where a trainer does minutes of steps once more, up to the one that cannot be done.
+        # For example, a trainer repeats minutes of steps each time, up to the step that it cannot do.
         alike, child.died_as = child.died_as == (words, step), (words, step)
         child.quick_deaths = child.quick_deaths + 1 if quick or alike else 0
         if child.quick_deaths >= QUICK_DEATHS:
@@ -183,7 +183,7 @@ class Supervisor:
         child.start()
 
     def _stop(self) -> None:
-        """Ask every role to end, and kill what does not within STOP_SECONDS."""
+        """Ask every role to end, and kill those that do not within STOP_SECONDS."""
         alive = self._alive()
         for child in alive:
             child.process.send_signal(signal.SIGTERM)
@@ -211,7 +211,7 @@ class Supervisor:
 
 
 def _last_step(tx: Transaction, run_id: int) -> int:
-    """The last one that is committed; 0 before the first."""
+    """The last committed step; 0 before the first."""
     row = tx.execute(query("run_progress"), {"run_id": run_id}).fetchone()
     assert row is not None
     return int(row["step"])
