@@ -2,7 +2,7 @@
 
 An engine owns the policy's weights and nothing else: it sees tokens, never tasks or the database. Each
 token comes with its log-probability and policy version. The explorer decides when a newer version is
-loaded; responses that were begun go on with it. Importing this needs none of the extras.
+loaded. Responses that it has begun go on with the newer version. This module needs none of the extras.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ class Request:
     prompt_ids: Sequence[int]
     max_new_tokens: int
     greedy: bool = False
-    """Take the likeliest token each time, whatever the temperature of the others."""
+    """Take the likeliest token each time, no matter at which temperature other requests are sampled."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from trinity_db.store.metrics import record_metrics
 
 logger = logging.getLogger(__name__)
 
-FAILURES_IN_A_ROW = 256  # rollouts; by then it is not the task but the setup
+FAILURES_IN_A_ROW = 256  # rollouts; by then the setup is at fault, not a task
 
 
 class Explorer(Service):
@@ -88,12 +88,12 @@ class Explorer(Service):
     def _load(self, policy: policies.PolicyVersion) -> bool:
         """Use a version; False when its files are gone, damaged, or not those that were published.
 
-        Another one follows then: the trainer prunes what is old, and withdraws at its start what is damaged.
+        Another version follows then: the trainer prunes old ones, and at its start it withdraws damaged ones.
 
         Raises:
             ConfigError: there is no starting model.
         """
-        # By the hash too: a server that was set back may know other weights under the number.
+        # By the hash too: after a setback of the server the same number may stand for other weights.
         if self._loaded == (policy.version, policy.checkpoint_hash):
             return True
         try:
@@ -133,7 +133,7 @@ class Explorer(Service):
             record_metrics(tx, self.run.id, self.role, self._engine.version, values)
 
     def _attempt(self, claimed: list[groups.ClaimedGroup], seed: int) -> Iterator[list[groups.Rollout]]:
-        """What the workflow yields. An error in one of the user's own is named with its place."""
+        """What the workflow yields. A message about an error in the user's own names its place."""
         try:
             yield from self._workflow(
                 self._engine,

@@ -1,8 +1,8 @@
 """Workflows: how rollout groups become rollouts.
 
 A workflow asks the engine and yields rollouts as they end; it knows neither the database nor the
-explorer, which writes what it yields. A run's own is a function in a file that the configuration names,
-called as `Workflow` says. Importing this needs none of the extras.
+explorer, which writes what it yields. The configuration can name the user's own workflow: a function in a
+file, called as `Workflow` says. This module needs none of the extras.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -20,10 +20,9 @@ from trinity_db.store import payloads, runs
 
 logger = logging.getLogger(__name__)
 
-MAX_ROWS = 16_384  # in one append, and
-MAX_BYTES = 32 << 20  # so many: some four times as much memory is used
-# Of the time that passes, at most so much is spent looking for rows in vain: rows that stay ready for long
-# are passed over at each look.
+MAX_ROWS = 16_384  # in one append
+MAX_BYTES = 32 << 20  # in one append, which uses some four times as much memory
+# The largest share of time that goes into looking in vain: each look passes rows that stay ready for long.
 LOOKING_SHARE = 0.05
 PAUSE_SECONDS = 60.0  # after Lance refused; a person who has to make room needs longer
 
@@ -40,11 +39,11 @@ class Archiver:
         self._stopping = stopping
         self._writer: tuple[payloads.Lease, Writer] | None = None
         self._floor = 0
-        """No row below it has anything to archive but some that came late, for which `finish` looks."""
+        """No row below it has anything to archive, except rows that came late. `finish` looks for those."""
         self._look_at = -math.inf
 
     def work(self, worker_id: int) -> bool:
-        """Archive once where it is worth an append; what Lance refuses is logged, and tried again later."""
+        """Archive once if it is worth an append. If Lance refuses, log it, and try again later."""
         if time.monotonic() < self._look_at:
             return False
         try:
@@ -58,7 +57,7 @@ class Archiver:
             return False
 
     def finish(self, worker_id: int) -> bool:
-        """Archive what is left, however little; False while more comes. Another archiver finishes its own.
+        """Archive all that is left; False while more comes. If another process is the archiver, it finishes.
 
         Raises:
             TrinityError: the archive cannot be used; what is not archived stays in Postgres.
@@ -78,7 +77,7 @@ class Archiver:
             return not payloads.archivable(tx, self._run.id, self._floor, 1, MAX_BYTES).ids
 
     def _round(self, worker_id: int, at_least: int) -> bool:
-        """Move payloads if there are so many, or as much as one append takes."""
+        """Move payloads if there are at least so many, or if they fill one append."""
         started = time.monotonic()
         with self._database.transaction() as tx:
             chosen = payloads.archivable(tx, self._run.id, self._floor, MAX_ROWS, MAX_BYTES)
@@ -91,7 +90,7 @@ class Archiver:
         return True
 
     def _take_lease(self, worker_id: int) -> tuple[payloads.Lease, Writer] | None:
-        """Become the archiver, and clear away what an earlier one left; None while another one works."""
+        """Become the archiver, and clear away what an earlier one left. None while another process is it."""
         with self._database.transaction() as tx:
             lease = payloads.claim_archive(tx, self._run.id, worker_id, LEASE_SECONDS)
         if lease is None:

@@ -52,9 +52,9 @@ class GroupConfig(Settings):
     solved_reward: Annotated[float, Kept("the counts of task_stat are by it")] = Field(
         1.0, allow_inf_nan=False
     )
-    """A rollout whose reward, the sum over its steps and functions, is at least this solved its task. What
-    task_stat.solved counts, from which the difficulty in drop_view follows. Set it where a right answer earns
-    something else than 1, as with a weight of 0.5 or beside a penalty."""
+    """A rollout solved its task if its reward, the sum over its steps and functions, is at least this.
+    task_stat.solved counts such rollouts, and the difficulty in drop_view follows from it. Set it if a right
+    answer earns something else than 1, as with a weight of 0.5 or beside a penalty."""
     priority: Annotated[Literal["even", "reward_std"], Kept("the priorities of stored groups follow it")] = (
         "even"
     )
@@ -95,8 +95,8 @@ class ProcessorsConfig(Settings):
         default_factory=lambda: [ScoreStepConfig(name=name) for name in LISTS["score"].defaults]
     )
     """Steps that say what a response is worth, in order; each number is a reward event of the step's name.
-    The word defaults stands for exact_match. []: rows have no reward, where something else gives them one or
-    none is read. The teacher cannot change during a run."""
+    The word defaults stands for exact_match. []: no step gives a reward, because something else does or no
+    reward is read. The teacher cannot change during a run."""
     group: GroupConfig = GroupConfig()
     """Makes whole groups ready."""
     pair: Annotated[PairConfig | None, Kept("the stored pairs were derived by it")] = None
@@ -135,24 +135,24 @@ class ProcessorsConfig(Settings):
     @field_validator("score")
     @classmethod
     def each_score_step_stands_once(cls, value: list[ScoreStepConfig]) -> list[ScoreStepConfig]:
-        # Of each name the latest event counts: of two with one name, the first would count for nothing.
+        # The latest event of each name counts: of two steps with one name, the first would count for nothing.
         names = [step.name for step in value]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(
-                    f"{name} stands there twice, and of each name one value counts: leave one out, or join "
-                    "them in a function of your own, path/to/file.py:name"
+                    f"{name} stands there twice, but only one value of each name counts: leave one out, or "
+                    "join them in a function of your own, path/to/file.py:name"
                 )
         return value
 
     @property
     def has_teacher(self) -> bool:
-        """Whether a built-in step says what another model thinks of each token."""
+        """Whether a built-in step stores another model's scores of each token."""
         return any(LISTS["score"].says(step.name) is not None for step in self.score)
 
     @property
     def may_have_teacher(self) -> bool:
-        """The same, where a step of the user's own may do it."""
+        """The same, if a step of the user's own may do so too."""
         return self.has_teacher or any(step.is_own for step in self.score)
 
     @property

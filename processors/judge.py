@@ -38,8 +38,8 @@ def judge(
 ) -> Iterator[Verdict]:
     """Ask the steps in turn about each row; yield its verdict when it has one.
 
-    A row that a step drops or cannot judge is not shown to the next. Once `stopping`, rows that have no
-    verdict yet are left out, but for one.
+    A row that a step drops or cannot judge is not shown to the next. Once `stopping`, no further row
+    is judged, but the first one always is.
     """
     has_arrays = any(name in ARRAYS for step in steps for name in step.columns)
     on_the_way: Iterator[_Row] = (

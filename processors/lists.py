@@ -21,21 +21,21 @@ Steps = Mapping[str, Sequence[Step]]
 
 @dataclass(frozen=True)
 class List:
-    """What is known of the steps of a processor."""
+    """The steps that one processor may have."""
 
     what: str
-    """What messages call one of them."""
+    """What messages call one of the steps."""
     known: Mapping[str, Callable[..., Any]]
-    """The built-in ones, by name."""
+    """The built-in steps, by name."""
     defaults: tuple[str, ...]
-    """Those that a list has where the configuration names none, and for the word `defaults` in it."""
+    """The steps of a list that the configuration leaves out. In a list, `defaults` stands for them."""
     reading: Reading
-    """What a result means."""
+    """What the result of a step means."""
     columns: tuple[str, ...] = ()
-    """What this reads of a row."""
+    """The columns that `reading` reads."""
 
     def load(self, config: "StepConfig") -> Step:
-        """A step, by what the configuration says of it.
+        """A step, as the configuration names it.
 
         Raises: as `step.load`.
         """
@@ -44,12 +44,12 @@ class List:
         return replace(loaded, weight=getattr(config, "weight", 1.0))
 
     def says(self, name: str) -> str | None:
-        """Whose log-probabilities a built-in step stores; None: it stores none, or is the user's own."""
+        """The name of the model whose log-probabilities a built-in step stores; None for any other step."""
         return getattr(self.known.get(name), "says", None)
 
 
 def _steps_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
-    """What is marked as a step in these modules, by its name, that of a class in small letters."""
+    """The marked steps of these modules, by name; a class by its name in small letters."""
     return {
         name.lower(): found
         for module in modules

@@ -14,8 +14,7 @@ from trinity_db.store.rewards import MAX_REWARD, RewardEvent
 from trinity_db.store.scores import Score
 
 Reading = Callable[[Step, Mapping[str, Any], Verdict, Any], Verdict]
-"""From a step, the columns of a row that passed all steps before it, its verdict so far and the result: the
-verdict with it."""
+"""The verdict on a row with one more result: from step, columns of the row, verdict so far, and result."""
 
 
 def of_cleaning(step: Step, row: Mapping[str, Any], verdict: Verdict, result: Any) -> Verdict:
@@ -30,7 +29,7 @@ def of_cleaning(step: Step, row: Mapping[str, Any], verdict: Verdict, result: An
 def of_scoring(step: Step, row: Mapping[str, Any], verdict: Verdict, result: Any) -> Verdict:
     """A number is a reward event of the step's name, a mapping one for each of its names; both are weighted.
 
-    What another model says of the row's tokens is stored with it, and is no reward.
+    Another model's scores of the row's tokens are stored with it, and are no reward.
     """
     if isinstance(result, Score):
         return replace(verdict, said=[*verdict.said, result])
@@ -50,7 +49,7 @@ def of_scoring(step: Step, row: Mapping[str, Any], verdict: Verdict, result: Any
 
 
 def dropped(verdict: Verdict, step: Step, drop: Drop) -> Verdict:
-    """The row is dropped, and nothing else that was said of it counts."""
+    """The row is dropped, and no other result about it counts."""
     return Verdict(verdict.id, verdict.attempt, Outcome.DROPPED, drop.reason, drop.detail, step=step.name)
 
 
@@ -61,7 +60,7 @@ def failed(verdict: Verdict, step: Step, error: str) -> Verdict:
 
 
 def _event(row: Mapping[str, Any], name: str, value: float, weight: float) -> RewardEvent:
-    """About the rollout; where that has several steps, about the step alone."""
+    """About the rollout. If it has several steps, only about the step."""
     if row["last_step"]:
         return RewardEvent(None, name, value, weight, experience_id=row["id"])
     return RewardEvent(row["rollout_id"], name, value, weight)

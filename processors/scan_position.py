@@ -1,8 +1,8 @@
 """Where a processor looks for its next rows: just ahead of those it has taken, seldom from the beginning.
 
 Every claim leaves a dead entry at the beginning of an index, for as long as an old transaction could still
-see it; a look from there passes all of them. Nothing that is right depends on this: rows behind the position
-(given back, or committed late by a slow explorer) are found by the next look from the beginning.
+see it; a look from there passes all of them. The position is only a shortcut: the next look from
+the beginning finds rows behind it, which were given back, or committed late by a slow explorer.
 """
 
 import time
@@ -13,14 +13,14 @@ from psycopg.rows import DictRow
 
 from trinity_db.service import LEASE_SECONDS
 
-# A look from the beginning is due again after so many times what it took: half a percent of the time.
+# A look from the beginning is due again after so many times its duration: half a percent of the time.
 SHARE = 200
 NEAR = 128  # ids: explorers that write at the same time commit out of the order of their ids
 FAR = 8192  # ids: so do processors that judge some hundred rows each; to pass by so many takes about 2 ms
 
 
 class Sweep:
-    """When to look at everything there is."""
+    """When to look at all rows again."""
 
     def __init__(self) -> None:
         self._due_at = time.monotonic()
@@ -30,12 +30,12 @@ class Sweep:
         return time.monotonic() >= self._due_at
 
     def hasten(self) -> None:
-        """There is something to find."""
+        """Look at once: there is a row to find."""
         self._due_at = time.monotonic()
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """The look itself; how long it takes says when the next one is due, a lease's time later at most."""
+        """Around a look. The longer it takes, the later the next is due, at most after a lease's time."""
         start = time.monotonic()
         yield
         end = time.monotonic()

@@ -53,7 +53,7 @@ OF_STORES: tuple[Check, ...] = (
 
 
 def examine() -> list[Finding]:
-    """All findings, those that are fine included; parts that belong together stand together."""
+    """All findings, also those that are ok, grouped by part."""
     return [*installation.findings(), *_examine_store()]
 
 
@@ -101,7 +101,7 @@ def _embedded_url() -> str | None:
 
 
 def _perform(checks: Iterable[Check], connection: Connection) -> list[Finding]:
-    """What checks find. One that the server refuses, or lets wait, is a finding, and the others go on."""
+    """What checks find. A check that the server refuses, or lets wait, is a finding, and the others go on."""
     found = []
     limits = {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": LOCK_SECONDS}
     for check in checks:

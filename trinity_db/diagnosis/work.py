@@ -56,7 +56,7 @@ def runs(connection: Connection) -> list[Finding]:
 def threads(connection: Connection) -> list[Finding]:
     """Whether the roles at work on this machine together start more threads than it has cores.
 
-    Of a role that a person started without OMP_NUM_THREADS, each core has a thread.
+    A role that a person started without OMP_NUM_THREADS has a thread for each core.
     """
     what, there = "work threads", cores.available()
     values = {"lease_seconds": LEASE_SECONDS, "host": socket.gethostname()}
@@ -74,7 +74,7 @@ def threads(connection: Connection) -> list[Finding]:
 
 
 def _threads_of(pid: int, available: int) -> int:
-    """What a process was told to start; one for each core where it was told nothing, or may not be asked."""
+    """The threads of a process: OMP_NUM_THREADS, or one for each core if that is unset or unreadable."""
     try:
         settings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -97,7 +97,7 @@ def setbacks(connection: Connection) -> list[Finding]:
 
 
 def archives(connection: Connection) -> list[Finding]:
-    """Lance tables that are not there. What is in an object store is not looked for."""
+    """Lance tables that are missing. Object stores are not looked at."""
     uri = lance_uri()
     if "://" in uri:
         return [ok("work archive", f"at {uri}; not looked for from here")]

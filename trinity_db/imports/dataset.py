@@ -40,7 +40,7 @@ _TEXT_COLUMNS = {
 
 @dataclass(frozen=True)
 class _Response:
-    """What the records with responses have in common, as rows hold it."""
+    """What all records with responses have, in the form of rows."""
 
     key: UUID
     task: Task
@@ -60,7 +60,7 @@ class _Place:
 
 
 def open_writer(database: Database, kind: Kind, name: str) -> Writer:
-    """What writes records into the taskset or data set of that name. The first records make it.
+    """The function that writes records into the taskset or data set of that name. The first records make it.
 
     Raises:
         ConfigError: the database cannot hold the name.

@@ -28,7 +28,7 @@ def import_rows(
 ) -> Summary:
     """Write every record of a source into the taskset or data set of that name, which is made if need be.
 
-    What the database undid is written again; where it had been written after all, it counts as known.
+    A transaction that the database ended is repeated. Records that it had written after all count as known.
 
     Raises:
         DatabaseUnavailable: for so long that a person should decide.

@@ -1,4 +1,4 @@
-"""Rows that are kept out: each with its line and reason in a file, and counted in one summary.
+"""Rejected rows: each with its line and reason in a file, and counted in one summary.
 
 A reason is a sentence that many rows can share: it names columns but never a row's own values, so that the
 summary stays short however bad a file is.

@@ -56,7 +56,7 @@ class Follower:
         """The id up to which the sink has everything; None: it is not open."""
 
     def catch_up(self, patience: float = 0.0) -> int:
-        """Give the sink what it does not have yet; how many numbers that was.
+        """Give the sink the metrics that it does not have yet; returns how many.
 
         Args:
             patience: seconds to wait for transactions that write metrics now. Later ones come the next time.
@@ -84,7 +84,7 @@ class Follower:
         return count
 
     def close(self) -> None:
-        """Let the sink go; what it says then is of no use any more, as it has taken everything."""
+        """Close the sink. Errors do not matter any more, because it has taken everything."""
         self._position = None
         with suppress(Exception):  # another project's package may raise anything
             self.sink.close()
@@ -126,7 +126,7 @@ class Follower:
 
 
 class Mirror(threading.Thread):
-    """A follower at work until it is told to end, and once more then."""
+    """A follower that works until it is told to end, and then once more."""
 
     def __init__(self, database: Database, follower: Follower) -> None:
         super().__init__(name=f"metrics to {follower.sink}", daemon=True)
@@ -135,7 +135,7 @@ class Mirror(threading.Thread):
         self._ending = threading.Event()
         self._is_failing = False
         self.failure: TrinityError | None = None
-        """Why its last look did not bring the sink up to date."""
+        """Why the last look did not bring the sink up to date."""
 
     def run(self) -> None:
         while not self._ending.wait(LOOK_SECONDS):
@@ -163,7 +163,7 @@ class Mirror(threading.Thread):
 
 @contextmanager
 def mirrored(database: Database, run: Run, sinks: Sequence[Sink]) -> Iterator[Sequence[Mirror]]:
-    """Keep sinks up to date while this lasts. It ends some seconds later at most, and never fails by them.
+    """Keep sinks up to date while this lasts. It ends some seconds later at most. Sinks never make it fail.
 
     Afterwards a mirror whose sink does not have everything has a `failure`.
     """

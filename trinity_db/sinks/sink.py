@@ -9,16 +9,16 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.store.metrics import Measurement
 from trinity_db.store.runs import Run
 
-EVALUATION = "eval"  # what stands beside the trainer's other metrics in every peer, not below them
+EVALUATION = "eval"  # its metrics stand beside the trainer's others in every peer, not below them
 # TRL's name where the table's is shorter. MLflow may keep metrics as files: none can be a folder of others.
 _LONGER = {"clip_ratio": "clip_ratio/region_mean"}
 
 
 class Sink(Protocol):
-    """A place where metrics are shown. What its package raises goes to the caller."""
+    """A place where metrics are shown. Errors of its package go to the caller."""
 
     def open(self, run: Run) -> int:
-        """Go on with what is there of this run, or begin; the id up to which its metrics are there.
+        """Open the run there, or begin it. Returns the id up to which its metrics are there.
 
         May be called again after `close`, as after an error.
         """
@@ -41,6 +41,6 @@ def require(package: str, extra: str) -> None:
 
 
 def label(role: WorkerRole, name: str) -> str:
-    """What a metric is called: by role, as train/loss, but for eval/loss and explore/seconds."""
+    """The name of a metric: below its role, as train/loss, except eval/loss and explore/seconds."""
     name = _LONGER.get(name, name)
     return name if name.split("/")[0] in (role.value, EVALUATION) else f"{role}/{name}"
