@@ -37,9 +37,9 @@ WHERE (run_id, task_id) IN (SELECT t.run_id, t.task_id FROM trinity.task_stat t
 -- Deletes all policy versions of a run. No batch may name one any more.
 DELETE FROM trinity.policy_version WHERE run_id = %(run_id)s
 
--- name: last_experience
--- The highest id of an experience, where deletion by ranges ends.
-SELECT coalesce(max(e.id), 0) AS id FROM trinity.experience e
+-- name: next_experience
+-- The ids of the next experience and of the last: where work by ranges of ids goes on, and where it ends.
+SELECT min(e.id) AS id, max(e.id) AS last FROM trinity.experience e WHERE e.id > %(after)s
 
 -- name: dependent_runs
 -- Runs that need this one: they name it as data, or started from a checkpoint that it still has.

@@ -98,6 +98,6 @@ ORDER BY m.id
 -- name: prune_metrics
 DELETE FROM trinity.metric m WHERE m.id = ANY(%(ids)s)
 
--- name: last_metric
--- The highest id of a metric, where pruning by ranges ends.
-SELECT coalesce(max(m.id), 0) AS id FROM trinity.metric m
+-- name: next_metric
+-- The same for metrics as next_experience for experiences.
+SELECT min(m.id) AS id, max(m.id) AS last FROM trinity.metric m WHERE m.id > %(after)s

@@ -18,7 +18,7 @@ from trinity_db.errors import ConfigError, NotFound
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import deletion, instances, payloads, runs, workers
+from trinity_db.store import deletion, instances, payloads, pruning, runs, workers
 from trinity_db.trainer.checkpoints import folder
 
 Delete = Callable[..., tuple[Any, str]]
@@ -259,6 +259,26 @@ def test_a_run_goes_whose_checkpoint_is_a_place_that_cannot_be_looked_at(
             [stopped.run.id, "/" + "x/" * 5_000],
         )
     assert delete(stopped, "run", "--yes")[0] == 0
+
+
+@pytest.mark.timeout(120)
+def test_ids_that_lie_far_apart_are_no_work(stopped: Scene) -> None:
+    other = Scene.open(stopped.database, "other")
+    for table in ("experience", "metric"):
+        other.value(f"SELECT setval('trinity.{table}_id_seq', {2**60})")
+    other.explore(1)
+    other.record(1, {"loss": 0.5})
+    with stopped.database.transaction() as tx:
+        limits = pruning.limits(tx, stopped.run, None, 0)
+    for family in (pruning.PAYLOADS, pruning.METRICS, pruning.PROCESSING):
+        pruning.prune(stopped.database, stopped.run, family, limits, dry_run=True)
+    with stopped.database.transaction() as tx:
+        deletion.begin(tx, stopped.run, 30)
+    assert deletion.delete_rows(stopped.database, stopped.run)["experiences"] == 4
+    stop(other)
+    with stopped.database.transaction() as tx:
+        deletion.begin(tx, other.run, 30)
+    assert deletion.delete_rows(stopped.database, other.run)["experiences"] == 2
 
 
 def test_other_runs_write_while_one_is_deleted(stopped: Scene) -> None:

@@ -4,10 +4,11 @@ A run that is being deleted is marked (`run.deleting_at`): no process serves it,
 Its own row goes last, so that a deletion that was killed can be repeated, and finishes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import psycopg
+from psycopg.rows import DictRow
 
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError
@@ -100,19 +101,36 @@ def empty(tx: Transaction, run_id: int) -> None:
         tx.execute(query(part.statement), {"run_id": run_id, "limit": None, "after": 0, "until": LAST_ID})
 
 
-def last_experience(tx: Transaction) -> int:
-    """The highest id of an experience of any run, where work by ranges of ids ends; 0 without any."""
-    row = tx.execute(query("last_experience")).fetchone()
-    assert row is not None
-    return int(row["id"])
+def ranges(database: Database, next_row: str, size: int) -> Iterator[int]:
+    """The ids after which ranges of ids begin, up to the last row of any run that there is at the beginning.
+
+    Gaps are left out: a copy of a run may have brought ids that lie far apart.
+
+    Args:
+        next_row: the statement that looks for the next id.
+    """
+
+    def look() -> DictRow:
+        with database.transaction() as tx:
+            row = tx.execute(query(next_row), {"after": after}).fetchone()
+        assert row is not None
+        return row
+
+    after, last = 0, None
+    while (row := database.retry(look))["id"] is not None:
+        last = row["last"] if last is None else last
+        if row["id"] > last:
+            return
+        yield row["id"] - 1
+        after = row["id"] - 1 + size
 
 
-def _ranges(database: Database, part: Part) -> list[dict[str, int]]:
+def _ranges(database: Database, part: Part) -> Iterator[dict[str, int]]:
     if not part.by_id:
-        return [{"limit": part.size}]
-    with database.transaction() as tx:
-        last = last_experience(tx)
-    return [{"after": after, "until": after + part.size} for after in range(0, last, part.size)]
+        yield {"limit": part.size}
+        return
+    for after in ranges(database, "next_experience", part.size):
+        yield {"after": after, "until": after + part.size}
 
 
 def _delete(database: Database, run: runs.Run, part: Part, values: dict[str, int]) -> int:

@@ -15,8 +15,7 @@ from psycopg.rows import DictRow
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
 from trinity_db.schema.queries import query
-from trinity_db.store import runs
-from trinity_db.store.deletion import last_experience
+from trinity_db.store import deletion, runs
 
 
 @dataclass(frozen=True)
@@ -27,22 +26,15 @@ class Family:
     """What people call them."""
     find: str
     prune: str
-    last: Callable[[Transaction], int]
-    """Says where the ids end by which it is looked for."""
+    next_row: str
+    """Looks for the next of the ids by which it is looked for."""
     size: int
     """Ids that one transaction looks at: some tenths of a second, and few enough that locks stall no role."""
 
 
-def last_metric(tx: Transaction) -> int:
-    """The highest id of a metric of any run; 0 without any."""
-    row = tx.execute(query("last_metric")).fetchone()
-    assert row is not None
-    return int(row["id"])
-
-
-PAYLOADS = Family("payloads", "prunable_payloads", "prune_payloads", last_experience, 5_000)
-METRICS = Family("metrics", "prunable_metrics", "prune_metrics", last_metric, 10_000)
-PROCESSING = Family("processing records", "prunable_processing", "prune_processing", last_experience, 5_000)
+PAYLOADS = Family("payloads", "prunable_payloads", "prune_payloads", "next_experience", 5_000)
+METRICS = Family("metrics", "prunable_metrics", "prune_metrics", "next_metric", 10_000)
+PROCESSING = Family("processing records", "prunable_processing", "prune_processing", "next_experience", 5_000)
 
 
 @dataclass(frozen=True)
@@ -94,10 +86,8 @@ def prune(
     Raises:
         TrinityError: the login may not.
     """
-    with database.transaction() as tx:
-        last = family.last(tx)
     total = Pruned()
-    for after in range(0, last, family.size):
+    for after in deletion.ranges(database, family.next_row, family.size):
         found = _prune_range(database, run, family, allowed, after, dry_run)
         total = Pruned(total.rows + found.rows, total.bytes + found.bytes, total.archived + found.archived)
         progress(family.name, total.rows)
