@@ -49,7 +49,7 @@ def upgrade() -> None:
 def check() -> None:
     """Say which server and schema there are, and whether they fit.
 
-    The exit code is 1 where they do not.
+    The exit code is 1 if they do not.
 
     Example:
 
@@ -108,7 +108,7 @@ def start(
         typer.Option(
             min=0,
             max=65535,
-            help="Also hear this TCP port of this machine, now and at later starts; 0: none.",
+            help="Also listen on this TCP port of this machine, now and at later starts; 0: on none.",
         ),
     ] = None,
 ) -> None:
@@ -133,9 +133,7 @@ def start(
 
 @app.command()
 def stop(
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Also under workers that are alive; do not ask.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Stop even if workers are alive; do not ask.")] = False,
 ) -> None:
     """Stop the embedded server; harmless when it does not run.
 
@@ -208,7 +206,7 @@ def roles(
 ) -> None:
     """Make group roles for explorers, processors, trainers, labellers and readers, with the rights they need.
 
-    The login that runs it owns the tables and may make roles. It may do everything as before.
+    Run it by the login that owns the tables, which must be allowed to make roles and keeps all its rights.
 
     Example:
 
@@ -236,9 +234,9 @@ def roles(
 
 @app.command()
 def moved() -> None:
-    """Say that this store was moved here on purpose, by a dump, a copy or an upgrade, and is no copy.
+    """Declare that this store was moved here on purpose, by a dump, a copy or an upgrade, and is no copy.
 
-    A store that is found in another place counts as a copy: its trainers leave the original's checkpoints
+    A store in another place than before counts as a copy: its trainers leave the original's checkpoints
     alone and write to folders of their own. After this command it is the original, with its folders. Run it
     before the roles start, and only where the original is not used any more.
 
@@ -276,7 +274,7 @@ def _living_workers(url: str) -> list[str]:
 
 
 def _ask_for(workers: list[str]) -> None:
-    """Let a person decide about workers that lose the server; without one, refuse."""
+    """Ask whether workers may lose the server. Without a terminal to ask on, refuse."""
     if not workers:
         return
     said = f"These work with the server and would wait for it: {', '.join(workers)}"

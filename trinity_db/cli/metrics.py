@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def metrics(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, finished or not.")],
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Event files, below it by the run's name.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder of event files; the run gets a folder of its name there."
+        ),
     ] = None,
     wandb: Annotated[
         str | None, typer.Option(metavar="PROJECT", help="A run of this project at Weights & Biases.")
@@ -28,11 +31,13 @@ def metrics(
         str | None, typer.Option(metavar="URI", help="A tracking server, database or folder of MLflow.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is finished.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print how many as a JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the number of metrics as a JSON object.")
+    ] = False,
 ) -> None:
-    """Copy the metrics of a run to another place: those that it does not have yet, each number once.
+    """Copy the metrics of a run to another place: only those that the place does not have yet.
 
-    The store's metric table always has all of them. A run copies them by itself if its configuration says
+    The store's metric table always has all metrics. A run copies them by itself if its configuration says
     metrics: {tensorboard: FOLDER}.
 
     Example:

@@ -50,8 +50,8 @@ def show(
     """Show one experience in full.
 
     Its text, rewards, processing, drops, preferences and batches. Then its tokens: each trained token with
-    its text, log-probability and policy version, tokens that are masked as one row for each stretch. Their
-    text comes from the tokenizer of the run's model; without it the ids stand alone.
+    its text, log-probability and policy version, and one row for each stretch of masked tokens. The text
+    comes from the tokenizer of the run's model. Without the tokenizer only the ids are shown.
 
     Example:
 

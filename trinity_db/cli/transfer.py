@@ -39,7 +39,9 @@ NewNameOption = Annotated[
 MapOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--map", metavar="OURS=THEIRS", help="Where a column goes by another name: prompt=question."
+        "--map",
+        metavar="OURS=THEIRS",
+        help="Our name and theirs, where a column has another name: prompt=question.",
     ),
 ]
 SplitOption = Annotated[str | None, typer.Option(help="One split of a saved data set; all if left out.")]
@@ -55,12 +57,12 @@ def import_(
 ) -> None:
     """Import tasks, preferences, demonstrations or trajectories from a file, or a whole run from a folder.
 
-    Columns are found by the conventions of TRL. Preferences are pairs, chosen and rejected, or single
+    Column names follow the conventions of TRL. Preferences are pairs, chosen and rejected, or single
     responses, each with a label, true or false. A row that cannot be used is kept with its reason in a
     file of rejects; importing a file again adds nothing.
 
-    With --as run PATH is a folder that export wrote. The run comes back with everything that belongs to it,
-    next to all that is there, or not at all.
+    With --as run, PATH is a folder that export wrote. The run is imported with everything that belongs to it,
+    beside what the store holds, or not at all.
 
     Example:
 
@@ -80,23 +82,26 @@ def export(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[TO]", help="The file: .jsonl, .jsonl.gz, .parquet or .arrow; of a run a new folder."
+            metavar="[TO]", help="The file: .jsonl, .jsonl.gz, .parquet or .arrow; for a run, a new folder."
         ),
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="The same, as an option.")] = None,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="With a run also the files of the versions that it keeps.")
+        bool,
+        typer.Option(
+            "--checkpoints", help="With --as run, also the files of the versions that the run keeps."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write what a taskset, data set or run holds to a file that import reads without loss.
 
-    With --as run all of a run goes to a folder of Parquet files: tokens, log-probabilities, versions, rewards
-    by source, batches, metrics, and the data sets that it adopted rows of.
+    With --as run, all of a run goes to a folder of Parquet files: tokens, log-probabilities, versions,
+    rewards by source, batches, metrics, and the data sets that it adopted rows of.
 
-    A run's prompts are those of its tasks, without its model.prompt_template. What a workflow of your
-    own asked is written as the model read it, each step of an attempt as a row of its own: who imports
-    that leaves the template out.
+    A run's prompts are those of its tasks, without its model.prompt_template. Prompts of a workflow of your
+    own are written as the model read them, with one row for each step of an attempt. Leave the template out
+    of a run that trains on such rows.
 
     Example:
 
