@@ -9,9 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,11 +21,10 @@ import yaml
 from psycopg.rows import dict_row
 
 from tests.postgres import new_database
+from tests.waiting import WAIT_SECONDS, wait_until
 
 COMMAND = Path(sys.executable).with_name("trinity-db")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # a port of its own
-WAIT_SECONDS = 90.0  # a role loads torch and transformers in 5 s, on a busy machine in 20
-POLL_SECONDS = 0.02
 
 MODEL = {
     "scratch": {"alphabet": "01234=", "hidden_size": 16, "layers": 1, "heads": 2, "context": 16},
@@ -200,14 +197,6 @@ def new_store(server: str, template: str, folder: Path) -> Iterator[Store]:
             yield store
         finally:
             store.clear_away()
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Look again and again; fails when it takes too long."""
-    deadline, tick = time.monotonic() + WAIT_SECONDS, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {WAIT_SECONDS:.0f} s: {what}"
-        tick.wait(POLL_SECONDS)
 
 
 def reversals(length: int) -> list[dict[str, str]]:

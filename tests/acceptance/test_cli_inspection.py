@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ import pytest
 
 from tests.postgres import by_login, discard, execute, new_database, new_home, on_database
 from tests.rows import Scene
+from tests.waiting import wait_until
 from trinity_db import embedded
 from trinity_db.database import Database
 
@@ -80,13 +81,6 @@ class Terminal:
             self._seen += os.read(self._master, 4096).decode()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def url(server: str, template: str) -> Iterator[str]:
     """A store for tests that read: one trained group of two."""
@@ -145,7 +139,8 @@ def test_a_statement_on_the_embedded_server_runs_no_program_and_writes_nothing(
         assert not program.exists()
         assert call("", "sql", "SELECT name FROM taskset", "--format", "csv")[1] == "name\nkept\n"
         # The same works for the login that sql had before.
-        assert call("", "sql", "--write", attack)[0] == 0
+        code, _, line = call("", "sql", "--write", attack)
+        assert code == 0, line
         assert program.exists()
     finally:
         discard(embedded.cluster(home))
@@ -188,11 +183,11 @@ def test_ctrl_c_ends_the_statement_too(url: str) -> None:
         closing(Database(url)) as database,
         begin(url, "sql", "SELECT pg_sleep(600)", "--timeout", "0", stderr=subprocess.PIPE) as process,
     ):
-        wait_until(lambda: sessions_asleep() == 1)
+        wait_until(lambda: sessions_asleep() == 1, "its statement runs")
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=WAIT_SECONDS)[1] == b""
         assert process.returncode == 130
-        wait_until(lambda: sessions_asleep() == 0)
+        wait_until(lambda: sessions_asleep() == 0, "its statement is ended")
 
 
 def test_a_reader_that_has_seen_enough_ends_the_query(url: str) -> None:

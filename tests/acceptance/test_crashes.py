@@ -12,16 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.acceptance.command import (
-    Ended,
-    Process,
-    Store,
-    is_alive,
-    new_store,
-    reversals,
-    reversing,
-    wait_until,
-)
+from tests.acceptance.command import Ended, Process, Store, is_alive, new_store, reversals, reversing
+from tests.waiting import wait_until
 
 STEPS, BATCH_SIZE = 80, 4
 RUN = reversing(STEPS, BATCH_SIZE)

@@ -18,9 +18,8 @@ DATA = ROOT.parent / "shared" / "data" / "gsm8k"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the GSM8K files are not beside the project")
 
 
-def test_preferences_from_real_solutions_train_and_real_tasks_are_explored(
-    tmp_path: Path, database_url: str
-) -> None:
+def run_example(tmp_path: Path, database_url: str) -> None:
+    """The example on its first lines, in one pass of small batches."""
     part = tmp_path / "gsm8k"
     part.mkdir()
     for name, count in (("example_model_solutions.jsonl", 40), ("train.jsonl", 20)):
@@ -40,6 +39,12 @@ def test_preferences_from_real_solutions_train_and_real_tasks_are_explored(
         ["bash", ROOT / "configs/gsm8k/run.sh", part, *small], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_preferences_from_real_solutions_train_and_real_tasks_are_explored(
+    tmp_path: Path, database_url: str
+) -> None:
+    run_example(tmp_path, database_url)
 
     def ask(query: str) -> list[dict[str, object]]:
         with psycopg.connect(

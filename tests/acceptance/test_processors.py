@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.command import Store, new_store, reversals, wait_until
+from tests.acceptance.command import Store, new_store, reversals
 from tests.rows import Scene
+from tests.waiting import wait_until
 from trinity_db.database import Database
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups, runs, workers

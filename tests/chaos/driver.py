@@ -19,9 +19,10 @@ from typing import Any
 
 import psycopg
 
-from tests.acceptance.command import WAIT_SECONDS, Store, is_alive, wait_until
+from tests.acceptance.command import Store, is_alive
 from tests.chaos.crew import Crew, Member
 from tests.pooler import Pooler
+from tests.waiting import WAIT_SECONDS, wait_until
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.service import LEASE_SECONDS
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import pytest
 from safetensors.torch import load_file
 
-from tests.acceptance.command import Ended, Store, is_alive, new_store, reversals, wait_until
+from tests.acceptance.command import Ended, Store, is_alive, new_store, reversals
 from tests.acceptance.steps_of_ranks import assert_same_weights
+from tests.waiting import wait_until
 
 STEPS, BATCH_SIZE, EPOCHS = 60, 4, 2
 COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -17,6 +16,7 @@ import pytest
 
 import trinity_db
 from tests.postgres import cluster_15, discard, execute, new_home, on_database, start
+from tests.waiting import wait_until
 from trinity_db import embedded
 from trinity_db.database import Database, open_reader, upgrade
 from trinity_db.embedded import logins
@@ -167,7 +167,7 @@ def test_a_process_id_that_another_process_has_now_is_not_believed(home: Path) -
 
 def test_a_killed_first_start_leaves_nothing_in_the_way(empty_home: Path) -> None:
     process = starter(empty_home)
-    wait_until((empty_home / "postgres.new" / "PG_VERSION").exists)
+    wait_until((empty_home / "postgres.new" / "PG_VERSION").exists, "a server is being made", 0.005)
     process.kill()
     process.communicate()
     assert value(embedded.ensure_running(empty_home), "SELECT 1") == "1"
@@ -374,7 +374,7 @@ def test_a_server_whose_data_were_deleted_does_not_outlive_them(home: Path) -> N
     shutil.rmtree(home / "postgres")
     url = embedded.ensure_running(home)
     assert value(url, "SELECT 1") == "1"
-    wait_until(lambda: not is_running(orphan))
+    wait_until(lambda: not is_running(orphan), "the orphan ends")
 
 
 def at_once(call: Callable[[], object], times: int) -> list[object]:
@@ -422,13 +422,6 @@ def value(url: str, query: str) -> str:
 
 def postmaster(home: Path) -> int:
     return int((home / "postgres" / "postmaster.pid").read_text().split()[0])
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 @pytest.fixture

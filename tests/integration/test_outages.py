@@ -17,9 +17,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.acceptance.command import wait_until
 from tests.postgres import execute, new_database, new_home
 from tests.proxy import Proxy
+from tests.waiting import wait_until
 from trinity_db import service
 from trinity_db.database import Database, Transaction
 from trinity_db.embedded.accounts import server_account

@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.acceptance.command import wait_until
 from tests.integration.test_outages import LEASE_SECONDS, Actor, OnlyTrainer, act, goodbyes, new_run
 from tests.integration.test_outages import quick as quick
 from tests.pooler import POOL_SIZE, pooled
+from tests.waiting import wait_until
 from trinity_db import database
 from trinity_db.database import Database, connect, is_pooled
 from trinity_db.errors import DatabaseUnavailable, TrinityError

@@ -146,9 +146,11 @@ def test_every_query_fits_the_tables(connection: psycopg.Connection[DictRow], na
     statement = numbered(FORMS[name])
     with connection.transaction(force_rollback=True):
         connection.execute(f"PREPARE it AS {statement}", prepare=False)
+        prepared = connection.execute("SELECT name FROM pg_prepared_statements WHERE name = 'it'").fetchall()
+        assert len(prepared) == 1
         connection.execute("DEALLOCATE it")
         if connection.info.server_version >= 160000:
-            connection.execute(f"EXPLAIN (GENERIC_PLAN) {statement}", prepare=False)
+            assert connection.execute(f"EXPLAIN (GENERIC_PLAN) {statement}", prepare=False).fetchall()
 
 
 def test_every_query_is_used() -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from tests.acceptance.command import wait_until
+from tests.waiting import wait_until
 from trinity_db import service
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, DatabaseUnavailable, NotFound

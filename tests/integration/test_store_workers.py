@@ -9,8 +9,8 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from tests.acceptance.command import wait_until
 from tests.rows import WAIT_SECONDS, Scene, at_once, in_a_thread, wait_until_blocked
+from tests.waiting import wait_until
 from trinity_db.database import Database, Transaction, connect
 from trinity_db.errors import DatabaseUnavailable, LeaseLost
 from trinity_db.schema.queries import query
@@ -279,6 +279,8 @@ def test_no_worker_is_replaced_while_it_decides(scene: Scene) -> None:
         replaced = in_a_thread(scene.database, replace)
         wait_until_blocked(scene.database, replaced)
     replaced.result(WAIT_SECONDS)
+    left = scene.values("SELECT id FROM trinity.worker WHERE role = 'train' AND stopped_at IS NULL")
+    assert left == [newer]
 
 
 def test_the_lease_view_shows_who_holds_what(scene: Scene) -> None:

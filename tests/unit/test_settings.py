@@ -59,8 +59,9 @@ def test_a_key_that_the_run_would_not_read_is_refused(read: Any, text: str, over
 
 
 def test_what_says_the_same_as_nothing_is_left_out_already(read: Any) -> None:
-    read(ONLINE, "data=[]", "holdout=0", "trainer.epochs=1", "trainer.eval_every=null")
-    read(OFFLINE, "taskset=null", "trainer.steps=null")
+    online = read(ONLINE, "data=[]", "holdout=0", "trainer.epochs=1", "trainer.eval_every=null")
+    assert online == read(ONLINE)
+    assert read(OFFLINE, "taskset=null", "trainer.steps=null") == read(OFFLINE)
 
 
 def test_a_mix_reads_the_keys_of_imported_rows(read: Any) -> None:
