@@ -40,12 +40,20 @@ def restore(url: str, file: Path) -> None:
     """Bring a backup into an empty store, and its schema to this code's version. All of it, or nothing.
 
     Raises:
-        TrinityError: the store holds rows, no pg_restore fits the server, pg_restore fails, or the
-            backup needs roles that the login may not make.
+        TrinityError: the store holds rows, a pooler is between, no pg_restore fits the server, pg_restore
+            fails, or the login may not do it.
     """
     if not file.is_file():
         raise TrinityError(f"{file}: there is no such file.")
-    with closing(database.connect(url)) as connection, connection.transaction():
+    with (
+        closing(database.connect(url)) as connection,
+        database.in_our_words(connection),
+        connection.transaction(),
+    ):
+        if database.is_pooled(connection):  # pg_restore changes its session, which another client would get
+            raise TrinityError(
+                "A restore does not go through a pooler: name the server itself in TRINITY_DB_URL."
+            )
         if connection.execute("SELECT FROM pg_namespace WHERE nspname = 'trinity'").rowcount:
             row = connection.execute(query("holds_rows")).fetchone()
             if row is None or row["is_so"]:

@@ -16,7 +16,7 @@ from tests.integration.test_outages import LEASE_SECONDS, Actor, OnlyTrainer, ac
 from tests.integration.test_outages import quick as quick
 from tests.pooler import POOL_SIZE, pooled
 from tests.waiting import wait_until
-from trinity_db import database
+from trinity_db import backup, database
 from trinity_db.database import Database, connect, is_pooled
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.schema.queries import query
@@ -67,6 +67,15 @@ def test_a_pooler_is_noticed_in_either_mode(database_url: str, mode: str) -> Non
         assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     with closing(connect(database_url)) as connection:
         assert not is_pooled(connection)
+
+
+def test_a_restore_through_a_pooler_is_refused_and_leaves_nothing(pooled_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "store.dump"
+    backup.backup(pooled_url, file)
+    assert left_in_pool(pooled_url) == []
+    with pytest.raises(TrinityError, match="name the server itself"):
+        backup.restore(pooled_url, file)
+    assert left_in_pool(pooled_url) == []
 
 
 def test_a_pooler_of_statements_is_refused_in_one_line(database_url: str) -> None:

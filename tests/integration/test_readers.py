@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.postgres import by_login, execute
 from tests.rows import WAIT_SECONDS, Scene, in_a_thread
+from trinity_db import backup
 from trinity_db.database import Transaction, connect, schema_version
 from trinity_db.errors import TrinityError
 from trinity_db.privileges import open_to_roles, refuse_writer
@@ -87,6 +89,8 @@ def test_a_login_without_rights_and_one_that_may_only_read_are_told_so_in_one_li
             TrinityError, match=f"Login '{stranger}' may not use the store .permission denied"
         ):
             schema_version(by_login(scene.database.url, stranger))
+        with pytest.raises(TrinityError, match="permission denied for schema trinity"):
+            backup.restore(by_login(scene.database.url, stranger), Path(__file__))
     finally:
         execute(scene.database.url, "DROP ROLE {}", stranger)
     with closing(connect(by_login(scene.database.url))) as session, pytest.raises(TrinityError) as caught:
