@@ -1,22 +1,70 @@
 """Settings of the explorer."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from trinity_db.settings import Change, Kept, Settings
+
+
+class TransformersConfig(Settings):
+    """A transformers model in the explorer's process, with continuous batching."""
+
+    name: Literal["transformers"] = "transformers"
+    max_tokens: int = Field(65_536, ge=1)
+    """Keys and values in memory, in tokens: rows of the batch times the longest of them, prompt and
+    max_new_tokens. Further requests wait. 65536 take 1.6 GB for a model of 0.5 B parameters."""
+
+
+class OwnEngineConfig(Settings):
+    """An engine of your own. The other keys are its options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """path/to/file.py:Class."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is given to it."""
+        return self.model_extra or {}
+
+
+def _spelled_out(value: Any) -> Any:
+    value = {"name": value} if isinstance(value, str) else value
+    name = value.get("name", "transformers") if isinstance(value, dict) else "transformers"
+    if name != "transformers" and ".py:" not in str(name):
+        raise ValueError(f"there is no engine '{name}'; known: transformers. Your own: path/to/file.py:Class")
+    return value
+
+
+def _kind(value: Any) -> str:
+    name = value.get("name", "transformers") if isinstance(value, dict) else getattr(value, "name", "")
+    return "own" if ".py:" in str(name) else str(name)
+
+
+EngineConfig = Annotated[
+    Annotated[TransformersConfig, Tag("transformers")] | Annotated[OwnEngineConfig, Tag("own")],
+    Discriminator(_kind),
+    BeforeValidator(_spelled_out),
+]
+"""The settings of one engine, told apart by their `name`."""
 
 
 class ExplorerConfig(Settings):
     """How rollouts are produced."""
 
     workflow: Annotated[str, Kept("it says what a rollout of the run is")] = "single_turn"
-    """How tasks are attempted: single_turn (one prompt, one response), or a workflow of your own as
+    """How a task is attempted: single_turn (one prompt, one response), or a coroutine of your own as
     path/to/file.py:name."""
+    engine: Annotated[EngineConfig, Change.PER_PROCESS] = TransformersConfig()
+    """What samples responses: transformers, in the explorer's process, or a class of your own as
+    path/to/file.py:Class. May change during a run."""
     group_size: Annotated[int, Change.DATED] = Field(8, ge=1, le=10_000)
     """Rollouts of one task that are compared with one another. remax adds one more, at temperature 0."""
-    batch_size: Annotated[int, Change.DATED] = Field(32, ge=1, le=10_000)
-    """Rollout groups that one explorer attempts together. More use the hardware better; fewer end sooner."""
+    concurrency: Annotated[int, Change.DATED] = Field(256, ge=1, le=1_000_000)
+    """Attempts that one explorer has under way at a time. When some end, others begin. More use the hardware
+    better, and more are made by versions that are not the newest any more."""
     order: Annotated[Literal["shuffle", "sequential"], Change.DATED] = "shuffle"
     """Tasks that were issued least come first. Among those: shuffled anew in each pass, or in the order of
     import."""
@@ -27,3 +75,8 @@ class ExplorerConfig(Settings):
     with the sampled ones. For a greedy rollout in each group, use remax."""
     max_new_tokens: Annotated[int, Change.DATED] = Field(256, ge=1, le=10_000_000)
     """Longest response in tokens."""
+    attempt_seconds: Annotated[float | None, Change.DATED] = Field(None, gt=0, le=1e9)
+    """Longest time of an attempt in seconds. One that takes longer is a failed rollout. None: no limit."""
+    retries: Annotated[int, Change.DATED] = Field(0, ge=0, le=1000)
+    """How often an attempt that raised an error, or took too long, is made again before it is a failed
+    rollout."""

@@ -1,18 +1,21 @@
 """What the explorer needs of an engine: it turns prompts into sampled responses.
 
-An engine owns the policy's weights and nothing else: it sees tokens, never tasks or the database. Each
-token comes with its log-probability and policy version. The explorer decides when a newer version is
-loaded. Responses that it has begun go on with the newer version. This module needs none of the extras.
+An engine owns the policy's weights and nothing else: it sees tokens, never tasks or the database. It takes
+requests at any time and answers each as soon as it ends. Each token comes with its log-probability and the
+policy version that sampled it. Importing this needs none of the extras.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import numpy as np
+from trinity_db.errors import TrinityError
 
-from trinity_db.arrays import Payload
+
+class EngineFailed(TrinityError):
+    """The engine cannot sample any more; the explorer ends, and its supervisor starts it again."""
 
 
 @dataclass(frozen=True)
@@ -21,37 +24,27 @@ class Request:
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
-    greedy: bool = False
-    """Take the likeliest token each time, no matter at which temperature other requests are sampled."""
+    temperature: float = 1.0
+    """0 takes the likeliest token each time."""
+    seed: int = 0
+    """The same prompt, weights and seed give the same response, whatever else is sampled beside it."""
 
 
 @dataclass(frozen=True)
 class Completion:
     """A finished response. The three lists have one entry per token of it, the end token included."""
 
-    index: int
-    """Position of its request among those passed to `generate`."""
     token_ids: list[int]
     logprobs: list[float]
-    """Under the distribution each token was sampled from; in a greedy response, that of temperature 1."""
+    """Under the distribution that each token was sampled from; at temperature 0, that of temperature 1."""
     versions: list[int]
     """The policy version that sampled each token."""
     finish_reason: Literal["stop", "length"]
     """stop: the policy ended the response; length: a limit did."""
 
-    def payload(self, prompt_ids: Sequence[int]) -> Payload:
-        """Prompt and response as one sequence; only the response is trained."""
-        token_ids = np.array([*prompt_ids, *self.token_ids], np.int32)
-        return Payload(
-            token_ids=token_ids,
-            action_mask=np.arange(len(token_ids)) >= len(prompt_ids),
-            logprobs=np.array(self.logprobs, np.float32),
-            versions=np.array(self.versions, np.int32),
-        )
-
 
 class Engine(Protocol):
-    """A policy that continues prompts."""
+    """A policy that continues prompts. One event loop uses it at a time."""
 
     version: int
     """The policy version that is loaded."""
@@ -59,25 +52,34 @@ class Engine(Protocol):
     """Longest sequence in tokens, prompt and response together."""
     tokenizer: Any
 
-    def load(self, path: Path, version: int) -> None:
-        """Use the weights of a checkpoint from the next token on."""
-
-    def fits(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether the prompt has a token to begin with and leaves room for one more."""
-
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        temperature: float,
-        seed: int,
-        should_stop: Callable[[], bool],
-    ) -> Iterator[list[Completion]]:
-        """Continue all prompts together; completions that end at one token are yielded at once, together.
-
-        Temperature 0 takes the likeliest token, of all of them. When `should_stop` becomes true, asked before
-        every token, the responses not finished by then are given up.
+    async def load(self, path: Path, version: int) -> None:
+        """Use the weights of a checkpoint from the next token on, in responses that were begun too.
 
         Raises:
-            PromptTooLong: at once, when a prompt does not fit.
+            ConfigError: the folder holds no usable model. The engine samples nothing more until another
+                load succeeds, unless it still has the weights of before.
         """
+
+    async def generate(self, request: Request) -> Completion:
+        """Continue a prompt. Cancelling the caller gives the response up.
+
+        Raises:
+            PromptTooLong: the prompt is empty, or leaves no room for one more token.
+            EngineFailed: the engine cannot sample any more.
+        """
+
+    def close(self) -> None:
+        """Give up what is in flight, and free the weights."""
+
+
+def sample_all(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
+    """The completions of all requests, in their order, for callers without an event loop.
+
+    Raises:
+        PromptTooLong: a prompt does not fit.
+    """
+
+    async def gathered() -> list[Completion]:
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    return asyncio.run(gathered())

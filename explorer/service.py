@@ -1,30 +1,36 @@
-"""The explorer: claims tasks as far as the pace allows, samples rollouts, writes them.
+"""The explorer: claims tasks as far as the pace allows, keeps attempts under way, writes rollouts.
 
-It owns the engine and the groups it claimed. It reads tasks and policy versions and writes
-rollouts, each in the moment it ends; it never speaks to a processor or the trainer.
+It owns the engine and the groups it claimed. It reads tasks and policy versions and writes rollouts: one
+transaction takes all that ended since the last one. It never speaks to a processor or the trainer.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
 
 from trinity_db.database import Database
-from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
+from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engine import Engine
-from trinity_db.explorer.workflow import WORKFLOWS, Workflow
-from trinity_db.functions import describe_error
+from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import Service
+from trinity_db.service import POLL_SECONDS, Service
 from trinity_db.store import groups, policies, runs
 from trinity_db.store.metrics import record_metrics
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 FAILURES_IN_A_ROW = 256  # rollouts; by then the setup is at fault, not a task
+CLAIM_SHARE = 4  # groups are claimed when one place in so many is free, as explorers take turns to claim
+MEASURE_SECONDS = 5.0  # between two rows of the explorer's metrics
 
 
 class Explorer(Service):
@@ -50,42 +56,141 @@ class Explorer(Service):
     ) -> None:
         super().__init__(database, run)
         self._config = config
-        self._workflow = workflow
         self._engine = engine
         self._pace = pace
         self._selection = selection
-        self._template = prompt_template
         self._greedy = greedy
+        self._attempts = Attempts(workflow, engine, config, prompt_template, selection.seed)
         self._loaded: tuple[int, str] | None = None
         """Version and hash."""
         self._unusable: policies.PolicyVersion | None = None
         self._failures_in_a_row = 0
+        self._under_way: set[asyncio.Task[groups.Rollout]] = set()
+        self._ended: list[asyncio.Task[groups.Rollout]] = []
+        """Attempts that are not written yet."""
+        self._may_claim = True
+        """Whether anything happened since no group could be claimed."""
+        self._wake_loop: Callable[[], None] = lambda: None
+        """Lets the event loop look for news."""
+        self._store = ThreadPoolExecutor(1, "store")
+        """A thread with a connection of its own, so that attempts go on while a transaction waits."""
+        self._num_tokens = 0
+        self._measured_at = 0.0
 
     def work(self) -> bool:
-        """Explore one batch of groups with the newest policy version."""
-        with self.database.transaction() as tx:
-            if runs.is_finished(tx, self.run.id):
-                return False
-            policy = policies.newest(tx, self.run.id)
-        if policy is None or not self._load(policy):
+        """Explore until no group can be claimed and all attempts have ended; False when there were none."""
+        return asyncio.run(self._explore())
+
+    def release(self) -> None:
+        """Close the connection of the thread that writes; the next transaction opens it again."""
+        self._store.submit(self.database.close).result()
+
+    def wake(self) -> None:
+        super().wake()
+        self._wake_loop()
+
+    async def _explore(self) -> bool:
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        unavailable: DatabaseUnavailable | None = None
+        has_begun = False
+        self._may_claim = True
+        self._num_tokens, self._measured_at = 0, time.monotonic()
+
+        def hear() -> None:
+            self._may_claim = True
+            event.set()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended in this moment
+                loop.call_soon_threadsafe(hear)
+
+        self._wake_loop = wake
+        try:
+            while not self.stopping:
+                try:
+                    if unavailable is None and not await self._refill(event):
+                        break
+                except DatabaseUnavailable as error:
+                    # What is under way is finished first: it was claimed before, and its claim is known.
+                    unavailable = error
+                if not self._under_way and not self._ended:
+                    break
+                has_begun = True
+                if not await _happens(event):
+                    self._may_claim = True  # news may be lost
+                await self._write_ended()
+            await self._write_ended(is_last=True)
+        finally:
+            self._wake_loop = lambda: None
+            await self._cancel()
+        if unavailable is not None:
+            raise unavailable
+        return has_begun
+
+    async def _refill(self, event: asyncio.Event) -> bool:
+        """Start attempts where places are free, by the newest version; False when the run is finished.
+
+        Raises:
+            DatabaseUnavailable: groups may have been claimed or not.
+        """
+        free = self._config.concurrency - len(self._under_way)
+        size = self._config.group_size + self._greedy
+        enough = max(size, self._config.concurrency // CLAIM_SHARE)
+        if not self._may_claim or (self._under_way and free < enough):
+            return True
+        is_finished, policy = await self._in_store(self._newest)
+        if is_finished:
             return False
+        self._may_claim = False
+        if policy is None or not await self._load(policy):
+            return True
+        claimed = await self._in_store(lambda: self._claim(policy.version, max(1, free // size)))
+        self._may_claim = bool(claimed)
+        for group in claimed:
+            for member in group.members:
+                attempt = asyncio.create_task(self._attempts.make(group, member))
+                self._under_way.add(attempt)
+                attempt.add_done_callback(lambda ended: self._note(ended, event))
+        return True
+
+    def _note(self, ended: asyncio.Task[groups.Rollout], event: asyncio.Event) -> None:
+        self._under_way.discard(ended)
+        if not ended.cancelled():
+            self._ended.append(ended)
+            event.set()
+
+    async def _cancel(self) -> None:
+        """Give up what is under way. Other explorers attempt it when this worker has gone."""
+        attempts = list(self._under_way)
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
+        self._under_way.clear()
+        self._ended.clear()
+
+    async def _in_store(self, verb: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._store, verb)
+
+    def _newest(self) -> tuple[bool, policies.PolicyVersion | None]:
+        """Whether the run is finished, and its newest version."""
         with self.database.transaction() as tx:
-            claimed = groups.claim(
+            return runs.is_finished(tx, self.run.id), policies.newest(tx, self.run.id)
+
+    def _claim(self, version: int, limit: int) -> list[groups.ClaimedGroup]:
+        with self.database.transaction() as tx:
+            return groups.claim(
                 tx,
                 self.run.id,
                 self.worker_id,
-                policy.version,
+                version,
                 self._pace,
                 self._selection,
                 self._config.group_size,
-                self._config.batch_size,
+                limit,
                 self._greedy,
             )
-        if claimed:
-            self._explore(claimed)
-        return bool(claimed)
 
-    def _load(self, policy: policies.PolicyVersion) -> bool:
+    async def _load(self, policy: policies.PolicyVersion) -> bool:
         """Use a version; False when its files are gone, damaged, or not those that were published.
 
         Another version follows then: the trainer prunes old ones, and at its start it withdraws damaged ones.
@@ -97,11 +202,11 @@ class Explorer(Service):
         if self._loaded == (policy.version, policy.checkpoint_hash):
             return True
         try:
-            if not folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
+            if not await asyncio.to_thread(folder_digest.verify, policy.checkpoint, policy.checkpoint_hash):
                 raise ConfigError(
                     f"{policy.checkpoint}: its files are not those that were published; restore them."
                 )
-            self._engine.load(policy.checkpoint, policy.version)
+            await self._engine.load(policy.checkpoint, policy.version)
         except (ConfigError, OSError) as error:
             if policy.version == 0:
                 raise
@@ -113,59 +218,31 @@ class Explorer(Service):
         self._loaded = policy.version, policy.checkpoint_hash
         return True
 
-    def _explore(self, claimed: list[groups.ClaimedGroup]) -> None:
-        seed = np.random.SeedSequence([self._selection.seed, claimed[0].id, claimed[0].attempt])
-        rollouts = self._attempt(claimed, int(seed.generate_state(1)[0]))
-        missing = {(group.id, member) for group in claimed for member in group.members}
-        started, num_tokens = time.monotonic(), 0
-        for finished in rollouts:
-            self._tick_off(finished, missing)
-            self._write(finished)
-            num_tokens += sum(step.payload.num_trained for r in finished for step in r.all_steps)
-        if missing and not self.stopping:
-            raise TrinityError(
-                f"Workflow '{self._config.workflow}' ended without {len(missing)} of the rollouts it was to "
-                "yield; one that failed for good is yielded with its error."
-            )
-        elapsed = time.monotonic() - started
-        with self.database.transaction() as tx:
-            values = {"explore/tokens_per_second": num_tokens / elapsed, "explore/seconds": elapsed}
-            record_metrics(tx, self.run.id, self.role, self._engine.version, values)
+    async def _write_ended(self, is_last: bool = False) -> None:
+        """Write all that ended since the last time, and now and then how fast it goes.
 
-    def _attempt(self, claimed: list[groups.ClaimedGroup], seed: int) -> Iterator[list[groups.Rollout]]:
-        """What the workflow yields. A message about an error in the user's own names its place."""
-        try:
-            yield from self._workflow(
-                self._engine,
-                claimed,
-                template=self._template,
-                config=self._config,
-                seed=seed,
-                should_stop=lambda: self.stopping,
-            )
-        except Exception as error:
-            if isinstance(error, TrinityError) or self._config.workflow in WORKFLOWS:
-                raise
-            what = f"Workflow '{self._config.workflow}' raised {describe_error(error)}"
-            raise TrinityError(what) from error
+        Raises:
+            EngineFailed: an attempt found that the engine cannot go on. The others are written.
+        """
+        ended, self._ended = self._ended, []
+        failures = [failure for attempt in ended if (failure := attempt.exception()) is not None]
+        finished = [attempt.result() for attempt in ended if attempt.exception() is None]
+        self._num_tokens += sum(step.payload.num_trained for one in finished for step in one.all_steps)
+        elapsed = time.monotonic() - self._measured_at
+        metrics = {}
+        if self._num_tokens and (is_last or elapsed > MEASURE_SECONDS):
+            metrics = {"explore/tokens_per_second": self._num_tokens / elapsed, "explore/seconds": elapsed}
+            self._num_tokens, self._measured_at = 0, time.monotonic()
+        if finished or metrics:
+            await self._in_store(lambda: self._write(finished, metrics))
+        if failures:
+            raise failures[0]
 
-    def _tick_off(self, finished: list[groups.Rollout], missing: set[tuple[int, int]]) -> None:
-        if not isinstance(finished, list) or not all(isinstance(r, groups.Rollout) for r in finished):
-            raise TrinityError(
-                f"Workflow '{self._config.workflow}' yielded {type(finished).__name__}, "
-                "not a list of rollouts."
-            )
-        for rollout in finished:
-            if (rollout.group.id, rollout.member) not in missing:
-                raise TrinityError(
-                    f"Workflow '{self._config.workflow}' yielded member {rollout.member} of group "
-                    f"{rollout.group.id}, which it was not asked for, or yielded before."
-                )
-            missing.remove((rollout.group.id, rollout.member))
-
-    def _write(self, finished: list[groups.Rollout]) -> None:
+    def _write(self, finished: list[groups.Rollout], metrics: dict[str, float]) -> None:
         def write() -> groups.Unwanted:
             with self.database.transaction() as tx:
+                if metrics:
+                    record_metrics(tx, self.run.id, self.role, self._engine.version, metrics)
                 return groups.write_rollouts(tx, self.run.id, self.worker_id, finished)
 
         unwanted = self.database.retry(write, give_up=lambda: self.stopping)
@@ -191,3 +268,13 @@ class Explorer(Service):
             raise TrinityError(
                 f"{self._failures_in_a_row} rollouts failed in a row, the last with: {finished[-1].error}"
             )
+
+
+async def _happens(event: asyncio.Event) -> bool:
+    """Wait for news or the end of an attempt; False when neither came for a while."""
+    try:
+        await asyncio.wait_for(event.wait(), POLL_SECONDS)
+    except TimeoutError:
+        return False
+    event.clear()
+    return True

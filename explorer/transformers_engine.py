@@ -1,9 +1,18 @@
-"""The default engine: a transformers model in this process, one decoding loop, on CPU or GPU.
+"""The default engine: a transformers model in this process, with continuous batching, on CPU or GPU.
 
-Shapes: B sequences still being written, P the longest prompt, V the vocabulary.
+A thread of its own decodes. Between two tokens it takes new requests into the batch and drops rows that have
+ended, so that no response waits for a longer one. New weights arrive between two tokens as well: the keys and
+values of all rows are computed again, so that each token is sampled by one version over its whole context.
+
+Shapes: B rows in the batch, L columns of the longest of them, V the vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,48 +25,181 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.engine import Completion, Request
+from trinity_db.explorer import kv_cache
+from trinity_db.explorer.engine import Completion, EngineFailed, Request
 from trinity_db.models import context_of, default_device, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
 
+MAX_TOKENS = 65_536  # of keys and values in memory: 1.6 GB for a model of 0.5 B parameters, in float32
+ADMIT_SHARE = 4  # new rows wait until they are one in so many: each admission copies the cache
+SAMPLED_AT_ONCE = 1 << 23  # probabilities that are summed up in float64 together, 64 MB
 
-@dataclass
+
+@dataclass(eq=False)
 class _Row:
-    index: int
-    num_tokens_left: int
-    is_greedy: bool
+    request: Request
+    limit: int
+    """Tokens that it may have."""
+    random: np.random.Generator
+    done: Future[Completion] = field(default_factory=Future)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    finish_reason: Literal["stop", "length"] | None = None
+    ended: bool = False
+    """Answered, or given up by its caller."""
+
+    @property
+    def longest(self) -> int:
+        """Columns that it may take."""
+        return len(self.request.prompt_ids) + self.limit
+
+
+@dataclass
+class _Batch:
+    """Rows that are decoded together; one that has ended stays until half of them have."""
+
+    rows: list[_Row]
+    tokens: Tensor
+    """[B, 1] The newest token of each row, which the cache does not hold yet."""
+    mask: Tensor
+    """[B, L] Which cached columns hold a token of the row."""
+    cache: DynamicCache
+
+
+@dataclass
+class _Loading:
+    path: Path
+    version: int
+    done: Future[None] = field(default_factory=Future)
 
 
 class TransformersEngine:
-    """One model and its tokenizer; the model is built once, and takes the weights of each version."""
+    """One model and its tokenizer; the model is built once, and takes the weights of each version.
+
+    Args:
+        max_tokens: rows of the batch times the columns that the longest of them may take; further requests
+            wait. A single request is taken in any case.
+    """
 
     version: int
     context: int
     tokenizer: Any
 
-    def __init__(self, device: str | None = None) -> None:
+    def __init__(self, device: str | None = None, max_tokens: int = MAX_TOKENS) -> None:
         self.device = device or default_device()
+        self._max_tokens = max_tokens
         self._model: Any = None
         self._end_tokens: frozenset[int] = frozenset()
+        self._batch: _Batch | None = None
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._unanswered: set[_Row] = set()
+        self._waiting: deque[_Row] = deque()
+        self._loads: deque[_Loading] = deque()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
 
-    def load(self, path: Path, version: int) -> None:
-        """The first call builds the model; later ones read `model.safetensors` into it, which is fast.
+    async def load(self, path: Path, version: int) -> None:
+        """The first call builds the model; later ones read `model.safetensors` into it, which is fast."""
+        loading = _Loading(path, version)
+        with self._asking():
+            self._loads.append(loading)
+        await asyncio.shield(asyncio.wrap_future(loading.done))
 
-        Raises:
-            ConfigError: the folder holds no model or no tokenizer.
-        """
+    async def generate(self, request: Request) -> Completion:
+        length = len(request.prompt_ids)
+        if not 0 < length < self.context:
+            raise PromptTooLong(
+                f"A prompt of {length} tokens does not fit: this model takes 1 to {self.context - 1}."
+            )
+        limit = min(request.max_new_tokens, self.context - length)
+        row = _Row(request, limit, np.random.Generator(np.random.Philox(request.seed)))
+        with self._asking():
+            self._waiting.append(row)
+            self._unanswered.add(row)
+        try:
+            return await asyncio.wrap_future(row.done)
+        finally:
+            row.ended = True
+            self._unanswered.discard(row)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._model = None
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Within a `with`, the caller may put work before the thread, which is started and woken."""
+        with self._changed:
+            if self._failure is not None:
+                raise EngineFailed(f"The engine has failed: {self._failure}") from self._failure
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+                self._thread.start()
+            yield
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._has_work():
+                self._load_what_is_asked()
+                self._admit()
+                if self._batch is not None:
+                    self._decode(self._batch)
+        except BaseException as error:  # as when memory is short: the callers say what happened
+            self._fail(error)
+        else:
+            self._fail(RuntimeError("it was closed"))
+
+    def _has_work(self) -> bool:
+        """Wait until there is something to do; False when the engine is closed."""
+        with self._changed:
+            while not self._closed:
+                can_sample = self._model is not None and (self._batch or self._waiting)
+                if can_sample or self._loads:
+                    return True
+                self._changed.wait()
+        return False
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = error
+            rows = [row for row in list(self._unanswered) if not row.ended]
+            asked: list[Future[Any]] = [*(row.done for row in rows), *(one.done for one in self._loads)]
+            self._waiting.clear()
+            self._loads.clear()
+            self._batch = None
+        for done in asked:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineFailed(f"The engine has failed: {error}"))
+
+    def _load_what_is_asked(self) -> None:
+        with self._changed:
+            if not self._loads:
+                return
+            loading = self._loads.popleft()
+            if self._batch is not None:  # begun again by the new weights, over all tokens that they have
+                self._waiting.extendleft(reversed([row for row in self._batch.rows if not row.ended]))
+                self._batch = None
+        try:
+            self._load(loading.path, loading.version)
+        except Exception as error:
+            loading.done.set_exception(error)
+        else:
+            loading.done.set_result(None)
+
+    def _load(self, path: Path, version: int) -> None:
         if not self._takes(path / "model.safetensors"):
             self._model = None  # rather than two in memory
             model, self.tokenizer = load_model(path, self.device), load_tokenizer(path)
             self.context = context_of(model.config)
             self._end_tokens = _end_tokens(model, self.tokenizer)
-            self._model = (
-                model  # last: a folder that is pruned meanwhile leaves no model without its tokenizer
-            )
+            self._model = model  # last: a folder that is pruned meanwhile leaves no model without tokenizer
         self.version = version
 
     def _takes(self, weights: Path) -> bool:
@@ -75,87 +217,99 @@ class TransformersEngine:
             return False
         return True
 
-    def fits(self, prompt_ids: Sequence[int]) -> bool:
-        return 0 < len(prompt_ids) < self.context
+    @torch.inference_mode()
+    def _admit(self) -> None:
+        """Take waiting requests into the batch, as many as there is memory for."""
+        running = [row for row in self._batch.rows if not row.ended] if self._batch else []
+        with self._changed:
+            if self._model is None or ADMIT_SHARE * len(self._waiting) < len(running):
+                return
+            admitted: list[_Row] = []
+            longest = max((row.longest for row in running), default=0)
+            while self._waiting:
+                longest = max(longest, self._waiting[0].longest)
+                is_first = not running and not admitted
+                if (len(running) + len(admitted) + 1) * longest > self._max_tokens and not is_first:
+                    break
+                row = self._waiting.popleft()
+                if not row.ended:
+                    admitted.append(row)
+        if not admitted:
+            return
+        if self._batch is not None and (not running or not kv_cache.is_known(self._batch.cache)):
+            self._batch, admitted = None, running + admitted
+        fresh = self._begun(admitted)
+        if self._batch is None:
+            self._batch = fresh
+        else:
+            self._drop_ended(self._batch)
+            _join(self._batch, fresh)
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        temperature: float,
-        seed: int,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Iterator[list[Completion]]:
-        for request in requests:
-            if not self.fits(request.prompt_ids):
-                raise PromptTooLong(
-                    f"A prompt of {len(request.prompt_ids)} tokens does not fit: "
-                    f"this model takes 1 to {self.context - 1}."
-                )
-        return self._decode(requests, temperature, seed, should_stop)
+    def _begun(self, rows: list[_Row]) -> _Batch:
+        """A batch of these rows, each with one more token."""
+        tokens, mask = self._left_padded([[*row.request.prompt_ids, *row.token_ids] for row in rows])
+        batch = _Batch(rows, tokens, mask, DynamicCache(config=self._model.config))
+        self._advance(batch, (mask.cumsum(1) - 1).clamp(min=0))
+        return batch
 
     @torch.inference_mode()
-    def _decode(
-        self, requests: Sequence[Request], temperature: float, seed: int, should_stop: Callable[[], bool]
-    ) -> Iterator[list[Completion]]:
-        generator = torch.Generator(self.device).manual_seed(seed)
-        rows = [
-            _Row(
-                index,
-                min(request.max_new_tokens, self.context - len(request.prompt_ids)),
-                request.greedy or temperature == 0,
-            )
-            for index, request in enumerate(requests)
-        ]
-        tokens, mask = self._left_padded([request.prompt_ids for request in requests])
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        cache = DynamicCache(config=self._model.config)
-        while rows and not should_stop():
-            logits = self._model(
-                input_ids=tokens,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            greedy = [place for place, row in enumerate(rows) if row.is_greedy]
-            tokens, logprobs = _sample(logits, temperature, greedy, generator)
-            if finished := self._record(rows, tokens, logprobs):
-                yield finished
-            unfinished = [i for i, row in enumerate(rows) if row.finish_reason is None]
-            if 2 * len(unfinished) <= len(rows):
-                # Removing rows copies the cache, so it waits until it halves the work.
-                keep = torch.tensor(unfinished, dtype=torch.long, device=self.device)
-                rows = [rows[i] for i in unfinished]
-                tokens, mask = tokens[keep], mask[keep]
-                cache.batch_select_indices(keep)
-            positions = mask.sum(1, keepdim=True)
-            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+    def _decode(self, batch: _Batch) -> None:
+        """One more token for each row."""
+        unfinished = sum(not row.ended for row in batch.rows)
+        if not unfinished:
+            self._batch = None
+            return
+        if 2 * unfinished <= len(batch.rows):  # dropping rows copies the cache, so it waits until it halves
+            if not kv_cache.is_known(batch.cache):
+                self._batch = self._begun([row for row in batch.rows if not row.ended])
+                return
+            self._drop_ended(batch)
+        batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.rows), 1)], dim=1)
+        self._advance(batch, batch.mask.sum(1, keepdim=True) - 1)
 
-    def _record(self, rows: list[_Row], tokens: Tensor, logprobs: Tensor) -> list[Completion]:
-        """Append a token to each unfinished row; the rows that it finishes."""
-        finished = []
-        for row, token, logprob in zip(rows, tokens[:, 0].tolist(), logprobs[:, 0].tolist(), strict=True):
-            if row.finish_reason is not None:
-                continue
-            row.token_ids.append(token)
-            row.logprobs.append(logprob)
-            row.versions.append(self.version)
-            row.num_tokens_left -= 1
-            if token in self._end_tokens:
-                row.finish_reason = "stop"
-            elif row.num_tokens_left <= 0:
-                row.finish_reason = "length"
-            else:
-                continue
-            finished.append(
-                Completion(row.index, row.token_ids, row.logprobs, row.versions, row.finish_reason)
-            )
-        return finished
+    def _advance(self, batch: _Batch, positions: Tensor) -> None:
+        """Run the model over `batch.tokens`, sample one token a row, and answer the requests that it ends."""
+        logits = self._model(
+            input_ids=batch.tokens,
+            attention_mask=batch.mask,
+            position_ids=positions,
+            past_key_values=batch.cache,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        batch.tokens, logprobs = _sample(logits, batch.rows)
+        new = zip(batch.rows, batch.tokens[:, 0].tolist(), logprobs[:, 0].tolist(), strict=True)
+        for row, token, logprob in new:
+            if not row.ended:
+                self._append(row, token, logprob)
+
+    def _append(self, row: _Row, token: int, logprob: float) -> None:
+        row.token_ids.append(token)
+        row.logprobs.append(logprob)
+        row.versions.append(self.version)
+        reason: Literal["stop", "length"]
+        if token in self._end_tokens:
+            reason = "stop"
+        elif len(row.token_ids) >= row.limit:
+            reason = "length"
+        else:
+            return
+        row.ended = True
+        if row.done.set_running_or_notify_cancel():
+            row.done.set_result(Completion(row.token_ids, row.logprobs, row.versions, reason))
+
+    def _drop_ended(self, batch: _Batch) -> None:
+        """Keep the rows that go on, and the columns in which one of them has a token."""
+        kept = [place for place, row in enumerate(batch.rows) if not row.ended]
+        rows = torch.tensor(kept, dtype=torch.long, device=self.device)
+        mask = batch.mask[rows]
+        padding = int(mask.any(0).int().argmax())
+        kv_cache.select(batch.cache, rows, padding)
+        batch.rows = [batch.rows[place] for place in kept]
+        batch.tokens, batch.mask = batch.tokens[rows], mask[:, padding:]
 
     def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Token ids and attention mask, [B, P]; the padding's token does not matter, it is never seen."""
-        width = max(map(len, prompts), default=0)
+        """Token ids and attention mask, [B, L]; the padding's token does not matter, it is never seen."""
+        width = max(map(len, prompts))
         tokens = np.zeros((len(prompts), width), np.int64)
         mask = np.zeros((len(prompts), width), np.int64)
         for row, prompt in enumerate(prompts):
@@ -164,20 +318,34 @@ class TransformersEngine:
         return torch.from_numpy(tokens).to(self.device), torch.from_numpy(mask).to(self.device)
 
 
-def _sample(
-    logits: Tensor, temperature: float, greedy: Sequence[int], generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probabilities, [B, 1] each, from logits [B, V]; in `greedy` rows the likeliest."""
-    scale = logits.new_full((len(logits), 1), temperature or 1.0, dtype=torch.float32)
-    if greedy:
-        scale[greedy] = 1.0
+def _join(batch: _Batch, more: _Batch) -> None:
+    """Add the rows of another batch, whose tokens come to stand in the same newest column."""
+    kv_cache.join(batch.cache, more.cache)
+    width = max(batch.mask.shape[1], more.mask.shape[1])
+    masks = [torch.nn.functional.pad(one.mask, (width - one.mask.shape[1], 0)) for one in (batch, more)]
+    batch.rows = batch.rows + more.rows
+    batch.tokens, batch.mask = torch.cat([batch.tokens, more.tokens]), torch.cat(masks)
+
+
+def _sample(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+    """Tokens and their log-probabilities, [B, 1] each, from logits [B, V].
+
+    Each row has random numbers of its own, so that its sample does not depend on the other rows: its token is
+    the first at which the summed probabilities exceed its number.
+    """
+    temperatures = [row.request.temperature or 1.0 for row in rows]
+    scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
     logprobs = torch.log_softmax(logits.float() / scale, dim=-1)
-    if len(greedy) < len(logits):
-        tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
-        if greedy:
-            tokens[greedy] = logprobs[greedy].argmax(dim=-1, keepdim=True)
-    else:
-        tokens = logprobs.argmax(dim=-1, keepdim=True)
+    tokens = logprobs.argmax(dim=-1, keepdim=True)
+    sampled = [place for place, row in enumerate(rows) if row.request.temperature]
+    size = max(1, SAMPLED_AT_ONCE // logits.shape[1])
+    for first in range(0, len(sampled), size):
+        places = sampled[first : first + size]
+        numbers = torch.tensor([[rows[place].random.random()] for place in places], dtype=torch.float64)
+        summed = logprobs[places].double().exp().cumsum(dim=-1)
+        total = summed[:, -1:]
+        marks = torch.minimum(numbers.to(logits.device) * total, total.nextafter(torch.zeros_like(total)))
+        tokens[places] = torch.searchsorted(summed, marks, right=True)
     return tokens, logprobs.gather(-1, tokens)
 
 

@@ -1,13 +1,17 @@
 """An engine without a model: its responses follow from the prompts, so that a test can say what they are."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trinity_db.explorer.engine import Completion, Request
+from trinity_db.prompts import PromptTooLong
 
 
 class Digits:
-    """A tokenizer of digits, and of conversations without a system."""
+    """A tokenizer of digits and of the number 12, and of conversations without a system.
+
+    It writes "12" as two tokens, and reads it as one, which a policy may sample.
+    """
 
     bos_token = None
     chat_template = "..."
@@ -20,35 +24,30 @@ class Digits:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [int(character) for character in text]
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return "".join("\x00" if token == 0 else str(token) for token in token_ids)
 
 
 class Echo:
-    """An engine that says each prompt backwards, the shortest first."""
+    """An engine that says each prompt backwards, with the chance of a half for each token."""
 
-    context = 5
     tokenizer = Digits()
 
-    def __init__(self, version: int = 0) -> None:
+    def __init__(self, version: int = 0, context: int = 5) -> None:
+        self.version = version
+        self.context = context
+        self.asked: list[Request] = []
+        """Every request so far."""
+
+    async def load(self, path: Path, version: int) -> None:
         self.version = version
 
-    def load(self, path: Path, version: int) -> None:
-        self.version = version
+    async def generate(self, request: Request) -> Completion:
+        length = len(request.prompt_ids)
+        if not 0 < length < self.context:
+            raise PromptTooLong(f"prompt of {length} tokens does not fit the context of {self.context}")
+        self.asked.append(request)
+        return Completion([*request.prompt_ids][::-1], [-0.7] * length, [self.version] * length, "stop")
 
-    def fits(self, prompt_ids: Sequence[int]) -> bool:
-        return len(prompt_ids) < self.context
-
-    def generate(
-        self, requests: Sequence[Request], *, temperature: float, seed: int, should_stop: Callable[[], bool]
-    ) -> Iterator[list[Completion]]:
-        for length in sorted({len(request.prompt_ids) for request in requests}):
-            if should_stop():
-                return
-            yield [
-                Completion(
-                    index, [*request.prompt_ids][::-1], [-0.5] * length, [self.version] * length, "stop"
-                )
-                for index, request in enumerate(requests)
-                if len(request.prompt_ids) == length
-            ]
+    def close(self) -> None:
+        """There is nothing to free."""

@@ -68,6 +68,15 @@ def prompt_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
     return _encode(prompt, tokenizer, add_special_tokens=not begun)
 
 
+def encode(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a text that goes on from others: nothing is added before or after it.
+
+    Raises:
+        UntokenizableText: the tokenizer does not know one of the characters.
+    """
+    return _encode(text, tokenizer, add_special_tokens=False)
+
+
 def tokenize(prompt: str, response: str, tokenizer: Tokenizer, max_length: int) -> Payload:
     """A demonstration as a payload: the response and its end-of-sequence token are trained.
 
@@ -78,7 +87,7 @@ def tokenize(prompt: str, response: str, tokenizer: Tokenizer, max_length: int) 
         UntokenizableText: the tokenizer does not know one of the characters.
     """
     before = prompt_ids(prompt, tokenizer)
-    after = _encode(response, tokenizer, add_special_tokens=False)
+    after = encode(response, tokenizer)
     if tokenizer.eos_token_id is not None:
         after.append(tokenizer.eos_token_id)
     token_ids = np.array((before + after)[:max_length], np.int32)

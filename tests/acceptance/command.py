@@ -213,7 +213,7 @@ def reversing(steps: int, batch_size: int, explored: int = 2, **trainer: int) ->
         "taskset": "reverse",
         "max_staleness": 1,
         "algorithm": "grpo",
-        "explorer": {"group_size": 4, "batch_size": explored, "max_new_tokens": 4},
+        "explorer": {"group_size": 4, "concurrency": 4 * explored, "max_new_tokens": 4},
         "processors": {"score": ["position_match"]},
         "trainer": {"steps": steps, "batch_size": batch_size, "learning_rate": 1e-3, **trainer},
     }

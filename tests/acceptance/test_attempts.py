@@ -11,37 +11,15 @@ GROUP_SIZE, STEPS = 3, 3
 
 # A first response, and a second one to it: what the workflow of a user looks like.
 WORKFLOW = """
-from datetime import UTC, datetime
-
-from trinity_db.explorer.engine import Request
-from trinity_db.prompts import prompt_ids, prompt_text
-from trinity_db.store.groups import Rollout, Step
+from trinity_db.prompts import prompt_text
 
 
-def two_turns(engine, groups, *, template, config, seed, should_stop):
-    started = datetime.now(UTC)
-    members = [(group, member) for group in groups for member in group.members]
-    texts = [prompt_text(group.task, template, engine.tokenizer) for group, _ in members]
-    states = ["first"] * len(members)
-    steps = [[] for _ in members]
-    for turn in range(2):
-        ids = [prompt_ids(text, engine.tokenizer) for text in texts]
-        requests = [
-            Request(one, 3, greedy=member == group.greedy) for one, (group, member) in zip(ids, members)
-        ]
-        options = {"temperature": config.temperature, "seed": seed + turn, "should_stop": should_stop}
-        for ended in engine.generate(requests, **options):
-            for one in ended:
-                said = engine.tokenizer.decode(one.token_ids, skip_special_tokens=True)
-                answer = members[one.index][0].task["answer"]
-                payload, earned = one.payload(ids[one.index]), len(set(said) & set(answer))
-                steps[one.index].append(Step(texts[one.index], said, payload, earned, states[one.index]))
-        if any(len(taken) <= turn for taken in steps):
-            return
-        texts = [f"{text}{taken[-1].response}=" for text, taken in zip(texts, steps)]
-        states = [taken[-1].response for taken in steps]
-    now = datetime.now(UTC)
-    yield [Rollout(*member, started, now, steps=taken) for member, taken in zip(members, steps)]
+async def two_turns(task, policy):
+    text, state = prompt_text(task, policy.template, policy.tokenizer), "first"
+    for _ in range(2):
+        said = await policy.complete(text, max_new_tokens=3)
+        policy.step(reward=len(set(said) & set(task["answer"])), state=state)
+        text, state = f"{text}{said}=", said
 """
 ITEMS = """
 SELECT b.id AS batch, e.group_id, m.ordinal, m.greedy, e.step, i.experience_id, i.reward, i.advantage,
@@ -65,7 +43,12 @@ def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) 
                 name,
                 taskset="reverse",
                 algorithm=algorithm,
-                explorer={"group_size": GROUP_SIZE, "batch_size": 2, "max_new_tokens": 4, **explorer},
+                explorer={
+                    "group_size": GROUP_SIZE,
+                    "concurrency": 2 * GROUP_SIZE,
+                    "max_new_tokens": 4,
+                    **explorer,
+                },
                 processors={"score": functions},
                 trainer={"steps": STEPS, "batch_size": 2, "learning_rate": 1e-3},
             )

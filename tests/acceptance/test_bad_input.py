@@ -24,6 +24,12 @@ def fussy(response, task):
     return float("nan") if response.startswith("1") else float(response == task["answer"])
 """
 
+ENGINE = """
+class Mine:
+    def __init__(self, *, size: int = 1) -> None:
+        self.size = size
+"""
+
 
 class Case(NamedTuple):
     """A command that cannot do its work."""
@@ -94,6 +100,15 @@ CASES = {
     "no file of a workflow": Case(
         "there is no file nowhere.py", GRPO | {"explorer": {"workflow": "nowhere.py:f"}}, (), "explore"
     ),
+    "workflow that is no coroutine": Case(
+        "is no coroutine; define it with: async def",
+        GRPO | {"explorer": {"workflow": "{folder}/rewards.py:fussy"}},
+    ),
+    "unknown engine": Case("explorer.engine: there is no 'vlm'", GRPO | {"explorer": {"engine": "vlm"}}),
+    "unknown option of an engine": Case(
+        "unknown key 'sise'; did you mean 'size'?",
+        GRPO | {"explorer": {"engine": {"name": "{folder}/engine.py:Mine", "sise": 3}}},
+    ),
     "unknown score step": Case(
         "processors.score: There is no score step 'exact_mach'; did you mean 'exact_match'?",
         rewarded("exact_mach"),
@@ -126,6 +141,7 @@ def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) 
         demonstrations = [{"prompt": t["prompt"], "completion": t["answer"]} for t in reversals(1)]
         store.import_rows("answers", "demonstrations", demonstrations)
         (store.folder / "rewards.py").write_text(REWARDS)
+        (store.folder / "engine.py").write_text(ENGINE)
         (store.folder / "broken.py").write_text("1 / 0")
         taken = store.config("taken", **GRPO)
         assert store.run("process", taken, "--drain").code == 0
@@ -160,7 +176,12 @@ def troubled(store: Store) -> Ended:
         "troubled",
         taskset="hard",
         algorithm="grpo",
-        explorer={"group_size": GROUP_SIZE, "batch_size": 4, "order": "sequential", "max_new_tokens": 4},
+        explorer={
+            "group_size": GROUP_SIZE,
+            "concurrency": 4 * GROUP_SIZE,
+            "order": "sequential",
+            "max_new_tokens": 4,
+        },
         processors={
             "max_attempts": MAX_ATTEMPTS,
             "score": [f"{store.folder / 'rewards.py'}:fussy"],
@@ -214,7 +235,7 @@ def test_prompts_the_model_cannot_take_fail_with_the_reason(store: Store) -> Non
     )
     errors = {row["prompt"]: row["error"] for row in failed}
     assert errors.keys() == {LONG, UNKNOWN}
-    assert errors[LONG] == "prompt of 21 tokens does not fit the context of 16"
+    assert errors[LONG] == "A prompt of 21 tokens does not fit: this model takes 1 to 15."
     assert errors[UNKNOWN].startswith("The tokenizer cannot encode 'abc='")
     assert all(row["members"] % GROUP_SIZE == 0 for row in failed)
 

@@ -11,7 +11,7 @@ from tests.acceptance.command import Ended, Store, new_store, reversals
 ONLINE: dict[str, Any] = {
     "taskset": "reverse",
     "algorithm": "grpo",
-    "explorer": {"group_size": 4, "batch_size": 4, "max_new_tokens": 4},
+    "explorer": {"group_size": 4, "concurrency": 16, "max_new_tokens": 4},
     "processors": {"score": ["position_match"]},
     "trainer": {"steps": 3, "batch_size": 2, "learning_rate": 1e-3},
 }

@@ -31,7 +31,7 @@ def content(path: Path) -> dict[str, Any]:
     return {
         "taskset": "reverse",
         "algorithm": "on_policy_distillation",
-        "explorer": {"group_size": 2, "batch_size": 4, "max_new_tokens": 4},
+        "explorer": {"group_size": 2, "concurrency": 8, "max_new_tokens": 4},
         "processors": {"score": [{"name": "teacher", "path": str(path)}]},
         "trainer": {"steps": STEPS, "batch_size": BATCH_SIZE, "learning_rate": 1e-3},
     }

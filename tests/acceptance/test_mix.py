@@ -38,7 +38,7 @@ def ended(store: Store) -> Ended:
         data=["answers"],
         algorithm={"name": "chord", "expert_rows": EXPERTS, "mu": 0.5},
         trainer={"steps": STEPS, "batch_size": GROUPS, "learning_rate": 3e-3},
-        explorer={"group_size": 4, "batch_size": 4, "max_new_tokens": 4},
+        explorer={"group_size": 4, "concurrency": 16, "max_new_tokens": 4},
         processors={"score": ["position_match"]},
     )
     return store.run("run", config)

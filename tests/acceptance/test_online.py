@@ -13,7 +13,7 @@ GROUP_SIZE, BATCH_SIZE = 4, 4
 ONLINE: dict[str, Any] = {
     "taskset": "reverse",
     "algorithm": "grpo",
-    "explorer": {"group_size": GROUP_SIZE, "batch_size": 4, "max_new_tokens": 4},
+    "explorer": {"group_size": GROUP_SIZE, "concurrency": 4 * GROUP_SIZE, "max_new_tokens": 4},
     "processors": {"score": ["position_match", {"name": "exact_match", "weight": 0.5}]},
 }
 

@@ -48,7 +48,7 @@ def ended(store: Store, mine: Path) -> Ended:
             "own",
             taskset="reverse",
             algorithm="grpo",
-            explorer={"group_size": 4, "batch_size": 4, "max_new_tokens": 4},
+            explorer={"group_size": 4, "concurrency": 16, "max_new_tokens": 4},
             processors={
                 "clean": ["defaults", f"{mine}:no_fours"],
                 "score": ["exact_match", {"name": f"{mine}:brief", "weight": 0.25, "characters": 2}],

@@ -18,7 +18,7 @@ ONLINE: dict[str, Any] = {
     "taskset": "reverse",
     "algorithm": "grpo",
     "max_staleness": 1,
-    "explorer": {"group_size": 4, "batch_size": 4, "max_new_tokens": 4},
+    "explorer": {"group_size": 4, "concurrency": 16, "max_new_tokens": 4},
     "processors": {"score": ["position_match"], "archive": {}},
     "trainer": {"steps": STEPS, "batch_size": 4, "learning_rate": 1e-3},
 }

@@ -27,7 +27,7 @@ RUN: dict[str, Any] = {
     "algorithm": "grpo",
     "explorer": {
         "group_size": GROUP_SIZE,
-        "batch_size": 2,
+        "concurrency": 2 * GROUP_SIZE,
         "max_new_tokens": 4,
         "workflow": f"{Path(workflow.__file__).resolve()}:journaled",
     },

@@ -1,23 +1,24 @@
 """The workflow of the chaos suite: single_turn with a journal of what was acknowledged, and some bad luck.
 
-An explorer loads this file by its path. The journal is a folder with one file a process, whose lines are
-written after the explorer has asked for more: by then everything it was given before must be durable. It is
-read without the store.
+An explorer loads this file by its path. The journal is a folder with one file a process. A process adds a
+rollout's line after the explorer's write of it has returned: by then the rollout must be durable. The journal
+is read without the store.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from trinity_db.explorer.engine import Engine
+from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import single_turn
-from trinity_db.store.groups import ClaimedGroup, Rollout
+from trinity_db.store.groups import Rollout
 
 JOURNAL = "CHAOS_JOURNAL"  # the folder, in the environment of explorers
 UNLUCKY_GROUPS = 8  # one of so many loses its first member for good
@@ -35,12 +36,25 @@ class Acknowledged(NamedTuple):
     """A hash of the response's text and all token ids; empty for a failure."""
 
 
-def journaled(engine: Engine, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
-    """What single_turn yields; written into the journal when it is acknowledged."""
-    for rollouts in single_turn(engine, groups, **options):
-        unequal = [_with_luck(rollout) for rollout in rollouts]
-        yield unequal
-        _write(unequal)
+async def journaled(task: Mapping[str, Any], policy: Policy) -> None:
+    """single_turn. Its file is what matters: an explorer that loads it keeps the journal."""
+    await single_turn(task, policy)
+
+
+def keep_journal() -> None:
+    """Let explorers of this process fail the unlucky rollouts, and note what they have written.
+
+    A workflow knows neither its group nor when its rollout is stored. So the one place that does is wrapped:
+    the write of rollouts that ended, which returns when their transaction is committed.
+    """
+    write = Explorer._write
+
+    def write_and_note(self: Explorer, finished: list[Rollout], metrics: dict[str, float]) -> None:
+        unequal = [_with_luck(rollout) for rollout in finished]
+        write(self, unequal, metrics)
+        _note(unequal)
+
+    Explorer._write = write_and_note  # type: ignore[method-assign]
 
 
 def read(folder: Path) -> list[Acknowledged]:
@@ -53,7 +67,7 @@ def read(folder: Path) -> list[Acknowledged]:
     ]
 
 
-def _write(rollouts: Sequence[Rollout]) -> None:
+def _note(rollouts: Sequence[Rollout]) -> None:
     lines = [(r.group.id, r.member, r.group.attempt, _content(r)) for r in rollouts]
     path = Path(os.environ[JOURNAL]) / f"{os.getpid()}.jsonl"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -77,3 +91,7 @@ def _with_luck(rollout: Rollout) -> Rollout:
     if not unlucky and not doomed:
         return rollout
     return replace(rollout, payload=None, finish_reason=None, error="out of luck")
+
+
+if JOURNAL in os.environ:  # an explorer; the suite itself only reads the journal
+    keep_journal()

@@ -1,9 +1,8 @@
 """Attempts of several steps, and greedy ones: written, judged, compared, trained on, drawn again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,6 @@ from tests.replays import differences
 from tests.rows import Scene, attempt, claim_rows, finish_rows, members, payload, rollout
 from tests.steps import process
 from trinity_db.errors import TrinityError
-from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.service import Explorer
-from trinity_db.models import folder_digest
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import batches, groups, processing, rewards, samplers
 from trinity_db.trainer.algorithms.compositions import create
@@ -43,27 +39,10 @@ DROPS = 'SELECT stage, reason, count(*) FROM trinity."drop" GROUP BY stage, reas
 
 
 def explore(scene: Scene, made: list[groups.Rollout], greedy: bool = False) -> list[groups.ClaimedGroup]:
-    """One group of two, explored by a workflow that yields these members in place of its own."""
-    asked: list[groups.ClaimedGroup] = []
-
-    def workflow(*args: Any, **options: Any) -> Iterator[list[groups.Rollout]]:
-        _, claimed = args
-        asked.extend(claimed)
-        yield [replace(one, group=claimed[0]) for one in made]
-
-    engine: Any = SimpleNamespace(
-        version=0, load=lambda path, version: None
-    )  # a workflow with it samples nothing
-    config = ExplorerConfig(workflow="mine.py:workflow", group_size=2, batch_size=1)
-    pace = groups.Pace(max_staleness=None, per_version=1)
-    role = Explorer(
-        scene.database, scene.run, config, workflow, engine, pace, scene.selection, "{prompt}", greedy
-    )
-    role.worker_id = scene.explorer
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder_digest, "verify", lambda folder, digest: True)  # there are no files
-        assert role.work()
-    return asked
+    """One group of two, with these members."""
+    claimed = scene.claim(1, greedy=greedy)
+    assert scene.write([replace(one, group=claimed[0]) for one in made]) == 0
+    return claimed
 
 
 def nowhere() -> groups.ClaimedGroup:

@@ -1,9 +1,10 @@
-"""The explorer with workflows of one's own: what it acknowledges, refuses and gives back."""
+"""The explorer with workflows of a user's own: what it writes, refuses and gives back."""
 
+import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,17 @@ import pytest
 
 from tests.echo import Echo
 from tests.postgres import cluster_18, discard, start
-from tests.rows import UNLIMITED, Scene, members, rollout
+from tests.rows import Scene, members
 from trinity_db.database import Database, connect, upgrade
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store.groups import ClaimedGroup, Rollout
+from trinity_db.store.groups import Pace
 
 STOP_SECONDS = 20.0  # a stop without a database: two attempts to connect, one of them the goodbye's
 
@@ -61,14 +64,32 @@ def publish(scene: Scene, version: int, folder: Path) -> None:
         )
 
 
-def explorer(scene: Scene, workflow: Workflow) -> Explorer:
-    """At work on two groups of two at a time, as the scene's explorer."""
-    config = ExplorerConfig(workflow="mine.py:workflow", group_size=2, batch_size=2)
-    role = Explorer(
-        scene.database, scene.run, config, workflow, Echo(), UNLIMITED, scene.selection, "{prompt}"
-    )
-    role.worker_id = scene.explorer
-    return role
+class Explorers:
+    """Makes explorers of a scene."""
+
+    def __init__(self) -> None:
+        self.made: list[Explorer] = []
+
+    def __call__(
+        self, scene: Scene, workflow: Workflow, groups: int = 2, engine: Echo | None = None, **options: Any
+    ) -> Explorer:
+        """At work on groups of two; at most so many groups wait for the trainer."""
+        config = ExplorerConfig(workflow="mine.py:workflow", group_size=2, **options)
+        pace = Pace(max_staleness=0, per_version=groups)
+        role = Explorer(
+            scene.database, scene.run, config, workflow, engine or Echo(), pace, scene.selection, "{prompt}"
+        )
+        role.worker_id = scene.explorer
+        self.made.append(role)
+        return role
+
+
+@pytest.fixture
+def explorer() -> Iterator[Explorers]:
+    explorers = Explorers()
+    yield explorers
+    for role in explorers.made:
+        role.release()
 
 
 def stored(scene: Scene) -> list[tuple[Any, ...]]:
@@ -78,60 +99,144 @@ def stored(scene: Scene) -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in rows]
 
 
-def test_what_a_workflow_yielded_is_durable_when_it_is_asked_for_more(scene: Scene) -> None:
-    seen = []
+async def answers(task: Mapping[str, Any], policy: Policy) -> None:
+    await policy.sample([1, 2])
 
-    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
-        for group in groups:
-            for one in members(group):
-                yield [one]
-                seen.append(len(stored(scene)))
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the others go on until something is so."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_groups_are_claimed_as_far_as_the_pace_allows_and_each_attempt_is_a_rollout(
+    explorer: Explorers, scene: Scene
+) -> None:
+    role = explorer(scene, answers, groups=3)
+    assert role.work()
+    assert [row[2] for row in stored(scene)] == ["finished"] * 6
+    assert scene.values("SELECT state FROM trinity.rollout_group") == ["complete"] * 3
+    assert not role.work()
+
+
+def test_an_attempt_that_ended_is_durable_while_others_go_on(explorer: Explorers, scene: Scene) -> None:
+    """No attempt waits for the slowest one of its group or of those that began with it."""
+    waiting: list[Mapping[str, Any]] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        await policy.sample([1, 2])
+        if not waiting:
+            waiting.append(task)
+            await until(lambda: len(stored(scene)) == 7)
+
+    assert explorer(scene, workflow, groups=4, concurrency=4).work()
+    assert len(stored(scene)) == 8
+
+
+def test_no_more_attempts_are_under_way_than_the_configuration_says(
+    explorer: Explorers, scene: Scene
+) -> None:
+    now, most = [0], [0]
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        await asyncio.sleep(0.01)
+        await policy.sample([1, 2])
+        now[0] -= 1
+
+    assert explorer(scene, workflow, groups=8, concurrency=5).work()
+    assert len(stored(scene)) == 16
+    assert most[0] == 4  # whole groups
+
+
+def test_attempts_that_raise_are_failed_rollouts_and_the_others_go_on(
+    explorer: Explorers, scene: Scene
+) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        await policy.sample([1, 2])
+        if policy.seed % 2:
+            raise ValueError("half a pair: \ud800, a NUL: \x00")
+
+    assert explorer(scene, workflow, groups=8).work()
+    states = [row[2] for row in stored(scene)]
+    assert len(states) == 16
+    assert set(states) == {"finished", "failed"}
+    [error] = set(scene.values("SELECT error FROM trinity.rollout WHERE state = 'failed'"))
+    assert error.startswith("ValueError: half a pair: ?, a NUL:  (")
+    assert "test_explorer.py, line" in error
+    assert scene.values("SELECT state FROM trinity.rollout_group") == ["complete"] * 8
+
+
+def test_failures_in_a_row_end_the_explorer(
+    explorer: Explorers, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        raise ValueError("my bug")
+
+    monkeypatch.setattr("trinity_db.explorer.service.FAILURES_IN_A_ROW", 4)
+    with pytest.raises(TrinityError, match=r"4 rollouts failed in a row, the last with: ValueError: my bug"):
+        explorer(scene, workflow).work()
+    assert [row[2] for row in stored(scene)] == ["failed"] * 4
+
+
+def test_an_engine_that_fails_ends_the_explorer_and_its_attempts_are_not_failed(
+    explorer: Explorers, scene: Scene
+) -> None:
+    class Broken(Echo):
+        async def generate(self, request: Request) -> Completion:
+            if len(self.asked) == 1:
+                raise EngineFailed("out of memory")
+            return await super().generate(request)
+
+    with pytest.raises(EngineFailed, match="out of memory"):
+        explorer(scene, answers, engine=Broken()).work()
+    assert [row[2] for row in stored(scene)] == ["finished"]
+
+
+def test_what_came_too_late_is_kept_as_refused(explorer: Explorers, scene: Scene) -> None:
+    lost: list[bool] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        await policy.sample([1, 2])
+        if not lost:
+            lost.append(True)
+            scene.lose(scene.explorer)
+            other = scene.new_worker(WorkerRole.EXPLORE)
+            for group in scene.claim(2, worker=other):
+                scene.write(members(group), worker=other)
 
     assert explorer(scene, workflow).work()
-    assert seen == [1, 2, 3, 4]
-    assert scene.values("SELECT state FROM trinity.rollout_group") == ["complete"] * 2
-
-
-def test_what_came_too_late_is_durable_as_well(scene: Scene) -> None:
-    seen = []
-
-    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
-        yield [rollout(groups[0], 0)]
-        scene.lose(scene.explorer)
-        other = scene.new_worker(WorkerRole.EXPLORE)
-        [first, second] = scene.claim(2, worker=other)
-        scene.write(members(first), worker=other)
-        yield [rollout(groups[0], 1), *members(groups[1])]
-        seen.extend(stored(scene))
-        scene.write(members(second), worker=other)
-
-    assert explorer(scene, workflow).work()
-    assert seen == [
-        (0, 1, "finished"),
-        (1, 2, "finished"),
-        *[(1, 1, "refused"), (0, 1, "refused"), (1, 1, "refused")],
-    ]
+    ends = [(1, "refused")] * 2 + [(2, "finished")] * 2
+    assert sorted(stored(scene)) == [(member, *end) for member in (0, 1) for end in ends]
     assert scene.rows("SELECT state, arrived FROM trinity.rollout_group") == [("complete", 2)] * 2
 
 
-def test_a_stop_keeps_what_ended_and_gives_back_what_did_not(scene: Scene, handlers: None) -> None:
-    def workflow(
-        engine: Any, groups: Sequence[ClaimedGroup], *, should_stop: Callable[[], bool], **options: Any
-    ) -> Iterator[list[Rollout]]:
-        yield [rollout(groups[0], 0)]
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert should_stop()
-        yield [rollout(groups[0], 1), rollout(groups[1], 1)]
+def test_a_stop_keeps_what_ended_and_gives_back_what_did_not(
+    explorer: Explorers, scene: Scene, handlers: None
+) -> None:
+    begun = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        begun.append(task)
+        number = len(begun)
+        await policy.sample([1, 2])
+        if number == 2:
+            await until(lambda: len(stored(scene)) == 3)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
 
     explorer(scene, workflow).serve()
-    assert stored(scene) == [(0, 1, "finished"), (1, 1, "finished"), (1, 1, "finished")]
-    assert scene.rows("SELECT state, worker_id FROM trinity.rollout_group ORDER BY id") == [
+    assert [row[1:] for row in stored(scene)] == [(1, "finished")] * 3
+    assert sorted(scene.rows("SELECT state, worker_id FROM trinity.rollout_group")) == [
         ("complete", None),
         ("open", None),
     ]
 
 
-def test_a_stop_ends_also_while_there_is_no_database(handlers: None, starting_model: Path) -> None:
+def test_a_stop_ends_also_while_there_is_no_database(
+    explorer: Explorers, handlers: None, starting_model: Path
+) -> None:
     cluster = cluster_18()
     try:
         url = start(cluster)
@@ -139,96 +244,42 @@ def test_a_stop_ends_also_while_there_is_no_database(handlers: None, starting_mo
         with closing(Database(url)) as database:
             scene = Scene.open(database)
             publish(scene, 0, starting_model)
-            began = []
+            begun, stopped_at = [], []
 
-            def workflow(
-                engine: Any, groups: Sequence[ClaimedGroup], **options: Any
-            ) -> Iterator[list[Rollout]]:
-                yield [rollout(groups[0], 0)]
-                cluster.stop()
-                began.append(time.monotonic())
-                os.kill(os.getpid(), signal.SIGTERM)
-                yield [rollout(groups[0], 1)]
-                raise AssertionError("nothing was acknowledged, so it is not asked for more")
+            async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+                begun.append(task)
+                number = len(begun)
+                await policy.sample([1, 2])
+                if number == 2:
+                    await until(lambda: len(stored(scene)) == 1)
+                    await asyncio.to_thread(cluster.stop)
+                    stopped_at.append(time.monotonic())
+                    os.kill(os.getpid(), signal.SIGTERM)
 
-            explorer(scene, workflow).serve()
-            assert time.monotonic() - began[0] < STOP_SECONDS
+            explorer(scene, workflow, groups=1).serve()
+            assert time.monotonic() - stopped_at[0] < STOP_SECONDS
             cluster.ensure_running()
             assert stored(scene) == [(0, 1, "finished")]
     finally:
         discard(cluster)
 
 
-def test_text_that_postgres_cannot_hold_is_kept_without_what_it_cannot(scene: Scene) -> None:
-    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
-        for group in groups:
-            yield [rollout(group, 0, "a\x00b"), rollout(group, 1, error="half a pair: \ud800, a NUL: \x00")]
+def test_text_that_postgres_cannot_hold_is_kept_without_what_it_cannot(
+    explorer: Explorers, scene: Scene
+) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        await policy.sample([1, 0, 2], prompt="1\x002")
 
     assert explorer(scene, workflow).work()
-    assert set(scene.values("SELECT response FROM trinity.experience_text")) == {"ab"}
-    assert set(scene.values("SELECT error FROM trinity.rollout WHERE state = 'failed'")) == {
-        "half a pair: ?, a NUL: "
-    }
-
-
-def test_an_error_in_a_workflow_of_one_s_own_is_named_with_its_place(scene: Scene) -> None:
-    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
-        yield members(groups[0])
-        raise ValueError("my bug")
-
-    place = (
-        r"Workflow 'mine.py:workflow' raised ValueError: my bug \(.*test_explorer.py, line \d+, in workflow\)"
-    )
-    with pytest.raises(TrinityError, match=place):
-        explorer(scene, workflow).work()
-    assert len(stored(scene)) == 2
-
-
-@pytest.mark.parametrize(
-    ("yielded", "said"),
-    [
-        (lambda group: iter([rollout(group, 0)]), "yielded Rollout, not a list of rollouts"),
-        (lambda group: None, "raised TypeError: 'NoneType' object is not iterable"),
-    ],
-)
-def test_a_workflow_that_yields_something_else_is_an_error(
-    scene: Scene, yielded: Callable[[ClaimedGroup], Any], said: str
-) -> None:
-    def workflow(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Any:
-        return yielded(groups[0])
-
-    with pytest.raises(TrinityError, match=said):
-        explorer(scene, workflow).work()
-
-
-def test_a_member_that_was_not_asked_for_is_an_error(scene: Scene) -> None:
-    def twice(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
-        yield [rollout(groups[0], 1)]
-        yield [rollout(groups[0], 0), rollout(groups[0], 1)]
-
-    with pytest.raises(TrinityError, match=r"Workflow 'mine.py:workflow' yielded member 1 of group \d+"):
-        explorer(scene, twice).work()
-    assert stored(scene) == [(1, 1, "finished")]
-
-
-def test_a_workflow_that_forgets_members_is_an_error(scene: Scene) -> None:
-    def forgetful(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
-        yield members(groups[0])
-
-    with pytest.raises(TrinityError, match=r"ended without 2 of the rollouts"):
-        explorer(scene, forgetful).work()
-
-
-def explores(engine: Any, groups: Sequence[ClaimedGroup], **options: Any) -> Iterator[list[Rollout]]:
-    for group in groups:
-        yield members(group)
+    assert set(scene.rows("SELECT prompt, response FROM trinity.experience_text")) == {("12", "21")}
 
 
 def test_files_that_are_not_those_that_were_published_are_not_loaded(
-    scene: Scene, starting_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    explorer: Explorers, scene: Scene, starting_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    role = explorer(scene, explores)
+    role = explorer(scene, answers, groups=1)
     assert role.work()
+    role._pace = Pace(max_staleness=0, per_version=2)
     elsewhere = tmp_path / "elsewhere"
     publish(scene, 1, starting_model)
     elsewhere.mkdir()
@@ -245,18 +296,19 @@ def test_files_that_are_not_those_that_were_published_are_not_loaded(
 
 
 def test_another_checkpoint_under_the_number_that_is_loaded_is_loaded(
-    scene: Scene, starting_model: Path, monkeypatch: pytest.MonkeyPatch
+    explorer: Explorers, scene: Scene, starting_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[bytes] = []
 
-    def load(engine: Echo, path: Path, version: int) -> None:
+    async def load(engine: Echo, path: Path, version: int) -> None:
         loaded.append((path / "model.safetensors").read_bytes())
 
     monkeypatch.setattr(Echo, "load", load)
-    role = explorer(scene, explores)
+    role = explorer(scene, answers, groups=1)
     assert role.work()
     (starting_model / "model.safetensors").write_bytes(b"set back")
     publish(scene, 0, starting_model)
-    for _ in range(2):
+    for groups in (2, 3):
+        role._pace = Pace(max_staleness=0, per_version=groups)
         assert role.work()
     assert loaded == [b"weights", b"set back"]

@@ -181,7 +181,7 @@ class Distillation:
         self.teacher = FrozenModel(folder / "teacher", self.config, temperature=0.8, device="cpu")
 
     def explorer(self) -> Explorer:
-        config = ExplorerConfig(group_size=1, batch_size=2, max_new_tokens=6, temperature=0.8)
+        config = ExplorerConfig(group_size=1, concurrency=2, max_new_tokens=6, temperature=0.8)
         engine, scene = TransformersEngine("cpu"), self.scene
         role = Explorer(
             *(scene.database, scene.run, config, workflow.single_turn, engine),

@@ -1,5 +1,6 @@
 """The demo's task, and how well a policy does it: numbers that it never trained on, turned around."""
 
+import asyncio
 import random
 from itertools import product
 from pathlib import Path
@@ -9,7 +10,7 @@ import yaml
 
 from tests.acceptance.command import Store
 from trinity_db.cli.demo import DIGITS, GRPO, LENGTH, NUM_HELD_OUT, TEMPLATE, WARMUP
-from trinity_db.explorer.engine import Request
+from trinity_db.explorer.engine import Request, sample_all
 from trinity_db.explorer.transformers_engine import TransformersEngine
 
 __all__ = ["DEMONSTRATIONS", "GRPO", "HELD_OUT", "LENGTH", "TEMPLATE", "TRAINING", "WARMUP", "WARM_START"]
@@ -44,18 +45,15 @@ def checkpoint(store: Store, run: str) -> Path:
 def requests(engine: TransformersEngine, tasks: list[dict[str, str]]) -> list[Request]:
     prompts = [TEMPLATE.replace("{prompt}", one["prompt"]) for one in tasks]
     encoded = [engine.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    return [Request(prompt_ids, LENGTH + 1) for prompt_ids in encoded]
+    return [Request(prompt_ids, LENGTH + 1, temperature=0.0) for prompt_ids in encoded]
 
 
 def accuracy(folder: Path) -> float:
     """Share of held-out tasks that a checkpoint solves exactly when it takes the likeliest token."""
     engine = TransformersEngine("cpu")
-    engine.load(folder, 0)
-    completions = [
-        one for ended in engine.generate(requests(engine, HELD_OUT), temperature=0.0, seed=0) for one in ended
-    ]
-    texts = {
-        one.index: engine.tokenizer.decode(one.token_ids, skip_special_tokens=True) for one in completions
-    }
-    solved = sum(texts[index] == one["answer"] for index, one in enumerate(HELD_OUT))
+    asyncio.run(engine.load(folder, 0))
+    completions = sample_all(engine, requests(engine, HELD_OUT))
+    engine.close()
+    texts = [engine.tokenizer.decode(one.token_ids, skip_special_tokens=True) for one in completions]
+    solved = sum(text == one["answer"] for text, one in zip(texts, HELD_OUT, strict=True))
     return float(solved) / len(HELD_OUT)

@@ -3,7 +3,9 @@
 The steps are the trainer's own, without a store between them, so that each row is stale by exactly four.
 """
 
+import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 from tests.acceptance.command import Store
 from tests.learning import task
 from tests.recipes import recipe
+from tests.sampled import payload
+from trinity_db.explorer.engine import sample_all
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.processors.steps.rewards import position_match
 from trinity_db.trainer.config import TrainerConfig
@@ -38,13 +42,13 @@ def learned(start: Path, folder: Path, seed: int, changes: dict[str, Any]) -> fl
     config = TrainerConfig(steps=STEPS, micro_batch_size=GROUPS * GROUP_SIZE, learning_rate=1e-3)
     learner = Learner(config, recipe("grpo", **changes), start, total_steps=STEPS, device="cpu")
     engine = TransformersEngine("cpu")
-    engine.load(start, 0)
+    asyncio.run(engine.load(start, 0))
     chosen = random.Random(seed)
     for step in range(STEPS):
         version = folder / str(step)
         learner.policy.model.save_pretrained(version)
         if step >= STALENESS:
-            engine.load(folder / str(step - STALENESS), step - STALENESS)
+            asyncio.run(engine.load(folder / str(step - STALENESS), step - STALENESS))
         learner.step(sampled(engine, learner, chosen, version=step))
     learner.policy.model.save_pretrained(folder / "end")
     engine.tokenizer.save_pretrained(folder / "end")
@@ -54,10 +58,10 @@ def learned(start: Path, folder: Path, seed: int, changes: dict[str, Any]) -> fl
 def sampled(engine: TransformersEngine, learner: Learner, chosen: random.Random, version: int) -> Batch:
     """Groups of responses by the engine's policy, with the share of right digits as reward."""
     tasks = [one for one in chosen.sample(task.TRAINING, GROUPS) for _ in range(GROUP_SIZE)]
-    asked = task.requests(engine, tasks)
-    seed = chosen.getrandbits(32)
-    ended = [one for some in engine.generate(asked, temperature=1.0, seed=seed) for one in some]
-    ended.sort(key=lambda one: one.index)
+    asked = [
+        replace(one, temperature=1.0, seed=chosen.getrandbits(32)) for one in task.requests(engine, tasks)
+    ]
+    ended = sample_all(engine, asked)
     texts = [engine.tokenizer.decode(one.token_ids, skip_special_tokens=True) for one in ended]
     rewards = np.array([position_match(text, one) for text, one in zip(texts, tasks, strict=True)])
     groups = np.repeat(np.arange(GROUPS), GROUP_SIZE)
@@ -66,7 +70,7 @@ def sampled(engine: TransformersEngine, learner: Learner, chosen: random.Random,
         "advantages": learner.algorithm.advantages(columns),
         "staleness": np.full(len(rewards), version - engine.version),
     }
-    return Batch([one.payload(asked[one.index].prompt_ids) for one in ended], columns)
+    return Batch([payload(*one) for one in zip(asked, ended, strict=True)], columns)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -1,13 +1,18 @@
 """The decoding loop agrees with a plain forward pass and with transformers' own generation."""
 
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.engine import Completion, Request
+from trinity_db.explorer import kv_cache
+from trinity_db.explorer.engine import Completion, EngineFailed, Request, sample_all
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
@@ -23,10 +28,15 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine(model_folder: Path) -> TransformersEngine:
+def engine(model_folder: Path) -> Iterator[TransformersEngine]:
     engine = TransformersEngine("cpu")
-    engine.load(model_folder, version=4)
-    return engine
+    load(engine, model_folder, version=4)
+    yield engine
+    engine.close()
+
+
+def load(engine: TransformersEngine, folder: Path, version: int) -> None:
+    asyncio.run(engine.load(folder, version))
 
 
 def run(
@@ -36,11 +46,14 @@ def run(
     seed: int = 0,
     max_new_tokens: int = 12,
 ) -> list[Completion]:
-    """Completions in the order of the prompts."""
-    requests = [Request(prompt, max_new_tokens) for prompt in prompts]
-    done = [c for ended in engine.generate(requests, temperature=temperature, seed=seed) for c in ended]
-    assert sorted(completion.index for completion in done) == list(range(len(prompts)))
-    return sorted(done, key=lambda completion: completion.index)
+    """Completions in the order of the prompts, each with a seed of its own."""
+    return sample_all(
+        engine,
+        [
+            Request(prompt, max_new_tokens, temperature, seed * 10_000 + place)
+            for place, prompt in enumerate(prompts)
+        ],
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
@@ -88,71 +101,155 @@ def test_tokens_are_sampled_from_the_distribution_of_the_temperature(
 def test_a_greedy_request_takes_the_likeliest_tokens_beside_others_that_are_sampled(
     engine: TransformersEngine,
 ) -> None:
-    likeliest = run(engine, PROMPTS, temperature=0.0)
-    requests = [Request(prompt, 12, greedy=place % 2 == 0) for place, prompt in enumerate(PROMPTS * 4)]
-    ended = [one for some in engine.generate(requests, temperature=2.0, seed=0) for one in some]
+    likeliest = run(engine, PROMPTS, temperature=0.0) * 4
+    requests = [
+        Request(prompt, 12, temperature=2.0 * (place % 2), seed=place)
+        for place, prompt in enumerate(PROMPTS * 4)
+    ]
     differing = 0
-    for completion in ended:
-        expected = likeliest[completion.index % len(PROMPTS)]
-        if requests[completion.index].greedy:
+    for request, completion, expected in zip(requests, sample_all(engine, requests), likeliest, strict=True):
+        if request.temperature:
+            differing += completion.token_ids != expected.token_ids
+        else:
             assert completion.token_ids == expected.token_ids
             assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
-        else:
-            differing += completion.token_ids != expected.token_ids
     assert differing > len(requests) / 4
 
 
 def test_the_seed_decides_the_sample(engine: TransformersEngine) -> None:
-    assert run(engine, PROMPTS, seed=5) == run(engine, PROMPTS, seed=5)
-    assert run(engine, PROMPTS, seed=5) != run(engine, PROMPTS, seed=6)
+    tokens = [[one.token_ids for one in run(engine, PROMPTS, seed=seed)] for seed in (5, 5, 6)]
+    assert tokens[0] == tokens[1] != tokens[2]
 
 
-def test_a_row_ends_at_its_end_token_or_its_limit_and_is_given_out_at_once_with_those_that_end_with_it(
+def test_a_sample_does_not_depend_on_what_is_sampled_beside_it(engine: TransformersEngine) -> None:
+    together = run(engine, PROMPTS * 20, temperature=1.5)
+    for place in (0, 7, 42, 99):
+        request = Request((PROMPTS * 20)[place], 12, 1.5, place)
+        [alone] = sample_all(engine, [request])
+        assert alone.token_ids == together[place].token_ids
+
+
+def test_a_row_ends_at_its_end_token_or_its_limit(engine: TransformersEngine) -> None:
+    limits = [3, 40, 1, 6]
+    end = engine.tokenizer.eos_token_id
+    requests = [
+        Request([1, 2], limit, seed=100 * seed + place)
+        for seed in range(30)
+        for place, limit in enumerate(limits)
+    ]
+    reasons = set()
+    for request, completion in zip(requests, sample_all(engine, requests), strict=True):
+        stopped = completion.token_ids[-1] == end
+        assert end not in completion.token_ids[:-1]
+        assert completion.finish_reason == ("stop" if stopped else "length")
+        assert stopped or len(completion.token_ids) == min(request.max_new_tokens, 30)
+        reasons.add((request.max_new_tokens, completion.finish_reason))
+    assert {(40, "stop"), (6, "stop"), (6, "length"), (1, "length")} <= reasons
+
+
+def test_a_prompt_that_does_not_fit_is_refused(engine: TransformersEngine) -> None:
+    assert len(run(engine, [[1] * 31])) == 1
+    for length in (0, 32):
+        with pytest.raises(PromptTooLong, match=f"A prompt of {length} tokens does not fit"):
+            run(engine, [[1] * length])
+
+
+def test_a_response_is_given_out_while_longer_ones_go_on_and_another_takes_its_place(
     engine: TransformersEngine,
 ) -> None:
-    limits = [3, 40, 1, 6]
-    requests = [Request([1, 2], limit) for limit in limits]
-    end = engine.tokenizer.eos_token_id
-    seeds = range(30)
-    reasons = set()
-    for seed in seeds:
-        together = list(engine.generate(requests, temperature=1.0, seed=seed))
-        lengths = [{len(completion.token_ids) for completion in ended} for ended in together]
-        assert {len(lengths_of_one) for lengths_of_one in lengths} == {1}
-        ends = [min(lengths_of_one) for lengths_of_one in lengths]
-        assert ends == sorted(set(ends))
-        for completion in (completion for ended in together for completion in ended):
-            stopped = completion.token_ids[-1] == end
-            assert end not in completion.token_ids[:-1]
-            assert completion.finish_reason == ("stop" if stopped else "length")
-            assert stopped or len(completion.token_ids) == min(limits[completion.index], 30)
-            reasons.add((completion.index, completion.finish_reason))
-    assert {(1, "stop"), (3, "stop"), (3, "length"), (2, "length")} <= reasons
+    """A row that ended does not wait for the rest of its batch, nor a new request for its end."""
+    ended: list[str] = []
+
+    async def one(name: str, request: Request) -> None:
+        await engine.generate(request)
+        ended.append(name)
+
+    async def scenario() -> None:
+        long = asyncio.create_task(one("long", replace(greedy, max_new_tokens=endless)))
+        await one("short", Request([1], 1))
+        for number in range(3):
+            await one(f"later {number}", Request([2, 3], 2))
+        assert not long.done()
+        long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
+        await one("after a response that was given up", Request([4], 2))
+
+    engine._end_tokens = frozenset()
+    engine.context = endless = 100_000
+    engine._max_tokens = 100 * endless
+    greedy = Request([1], 0)
+    asyncio.run(scenario())
+    assert ended == ["short", "later 0", "later 1", "later 2", "after a response that was given up"]
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(engine: TransformersEngine) -> None:
-    assert engine.fits([1] * 31)
-    assert not engine.fits([1] * 32)
-    assert not engine.fits([])
-    with pytest.raises(PromptTooLong, match="32 tokens does not fit"):
-        engine.generate([Request([1], 1), Request([1] * 32, 1)], temperature=1.0, seed=0)
-
-
-def test_generation_stops_between_two_tokens_when_asked_to(engine: TransformersEngine) -> None:
-    answers = iter([False, False, True])
-    requests = [Request([1], 1), Request([1], 2), Request([1], 20), Request([2], 20)]
-    done = list(engine.generate(requests, temperature=1.0, seed=1, should_stop=lambda: next(answers)))
-    assert [completion.index for ended in done for completion in ended] == [0, 1]
-
-
-def test_tokens_after_a_weight_update_carry_the_new_version(
-    engine: TransformersEngine, model_folder: Path
+def test_more_requests_than_there_is_memory_for_wait(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    completions = engine.generate([Request([1], 1), Request([1], 3)], temperature=0.0, seed=0)
-    [first] = next(completions)
-    engine.load(model_folder, version=5)
-    [[second]] = completions
-    assert (first.versions, second.versions) == ([4], [4, 5, 5])
+    engine = TransformersEngine("cpu", max_tokens=60)
+    load(engine, model_folder, 1)
+    sizes = []
+    advance = TransformersEngine._advance
+
+    def watched(engine: TransformersEngine, batch: Any, positions: torch.Tensor) -> None:
+        advance(engine, batch, positions)
+        sizes.append(len(batch.rows) * max(row.longest for row in batch.rows))
+
+    monkeypatch.setattr(TransformersEngine, "_advance", watched)
+    assert len(run(engine, [[1, 2, 3]] * 40)) == 40
+    assert max(sizes) <= 60
+    engine.close()
+
+
+def test_tokens_after_a_weight_update_are_sampled_by_the_new_weights_over_the_whole_context(
+    engine: TransformersEngine, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_scratch(ScratchConfig(alphabet="0123456789", hidden_size=32, context=32), 8, tmp_path)
+    engine._end_tokens = frozenset()
+    decode, steps = TransformersEngine._decode, asyncio.Semaphore(0)
+
+    async def scenario() -> list[Completion]:
+        loop = asyncio.get_running_loop()
+
+        def counted(engine: TransformersEngine, batch: Any) -> None:
+            decode(engine, batch)
+            loop.call_soon_threadsafe(steps.release)
+
+        monkeypatch.setattr(TransformersEngine, "_decode", counted)
+        requests = [Request(prompt, 20, 1.0, place) for place, prompt in enumerate(PROMPTS)]
+        asked = [asyncio.create_task(engine.generate(request)) for request in requests]
+        for _ in range(3):
+            await steps.acquire()
+        await engine.load(tmp_path, version=5)
+        return await asyncio.gather(*asked)
+
+    models = {4: load_model(model_folder, "cpu"), 5: load_model(tmp_path, "cpu")}
+    for prompt, completion in zip(PROMPTS, asyncio.run(scenario()), strict=True):
+        assert completion.versions == sorted(completion.versions)
+        assert set(completion.versions) == {4, 5}
+        with torch.no_grad():
+            logprobs = {
+                version: model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0].log_softmax(-1)
+                for version, model in models.items()
+            }
+        expected = [
+            logprobs[version][len(prompt) - 1 + place, token].item()
+            for place, (token, version) in enumerate(
+                zip(completion.token_ids, completion.versions, strict=True)
+            )
+        ]
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_engine_that_fails_says_so_to_all_that_wait_and_to_those_that_come(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(TransformersEngine, "_advance", fails)
+    for _ in range(2):
+        with pytest.raises(EngineFailed, match="out of memory"):
+            run(engine, PROMPTS)
 
 
 def test_loading_again_takes_the_new_weights(
@@ -160,9 +257,9 @@ def test_loading_again_takes_the_new_weights(
 ) -> None:
     build_scratch(ScratchConfig(alphabet="0123456789", hidden_size=32, context=32), 8, tmp_path)
     fresh = TransformersEngine("cpu")
-    fresh.load(tmp_path, version=5)
+    load(fresh, tmp_path, version=5)
     before = run(engine, PROMPTS, temperature=0.0)
-    engine.load(tmp_path, version=5)
+    load(engine, tmp_path, version=5)
     assert run(engine, PROMPTS, temperature=0.0) == run(fresh, PROMPTS, temperature=0.0) != before
 
 
@@ -176,21 +273,9 @@ def test_a_folder_that_is_pruned_while_it_is_loaded_leaves_an_engine_that_takes_
     with monkeypatch.context() as patch:
         patch.setattr("trinity_db.explorer.transformers_engine.load_tokenizer", pruned)
         with pytest.raises(ConfigError, match="holds no tokenizer"):
-            engine.load(model_folder, version=1)
-    engine.load(model_folder, version=2)
+            load(engine, model_folder, version=1)
+    load(engine, model_folder, version=2)
     assert len(run(engine, PROMPTS)) == len(PROMPTS)
-    assert engine.fits([1, 2])
-
-
-def test_a_completion_becomes_a_payload_whose_response_is_trained(engine: TransformersEngine) -> None:
-    (completion,) = run(engine, [[1, 2]], max_new_tokens=3)
-    payload = completion.payload([1, 2])
-    assert payload.token_ids.tolist() == [1, 2, *completion.token_ids]
-    assert payload.action_mask.tolist() == [False, False] + [True] * len(completion.token_ids)
-    assert payload.versions is not None
-    assert payload.versions.tolist() == completion.versions
-    assert payload.logprobs is not None
-    assert payload.logprobs.tolist() == pytest.approx(completion.logprobs)
 
 
 def test_a_model_that_is_saved_by_other_names_takes_the_weights_of_each_version(
@@ -210,10 +295,62 @@ def test_a_model_that_is_saved_by_other_names_takes_the_weights_of_each_version(
         torch.manual_seed(version)
         transformers.Gemma3ForConditionalGeneration(config).save_pretrained(folder)
         load_tokenizer(model_folder).save_pretrained(folder)
-        engine.load(folder, version)
+        load(engine, folder, version)
         assert engine.context == 24
         (completion,) = run(engine, [[1, 2, 3]], max_new_tokens=4)
         with torch.no_grad():
             logits = load_model(folder, "cpu")(torch.tensor([[1, 2, 3]])).logits[0, -1]
         first = torch.log_softmax(logits, dim=-1)[completion.token_ids[0]].item()
         assert completion.logprobs[0] == pytest.approx(first, abs=1e-4)
+
+
+HYBRID = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 16, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Gemma3TextConfig", {"sliding_window": 4}),
+        (
+            "Qwen3NextConfig",
+            {
+                "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+            },
+        ),
+        ("Lfm2Config", {"layer_types": ["conv", "full_attention"] * 2}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rows_of_every_kind_of_cache_come_and_go_and_change_nothing_of_one_another(
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: dict[str, Any],
+    is_known: bool,
+) -> None:
+    import transformers
+
+    if not is_known:
+        monkeypatch.setattr(kv_cache, "is_known", lambda cache: False)
+    torch.manual_seed(0)
+    config = getattr(transformers, name)(**HYBRID, **options)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    load_tokenizer(model_folder).save_pretrained(tmp_path)
+    engine = TransformersEngine("cpu", max_tokens=200)
+    load(engine, tmp_path, 1)
+    model = load_model(tmp_path, "cpu")
+    requests = [Request(prompt, 2 + 5 * (place % 4), 1.0, place) for place, prompt in enumerate(PROMPTS * 4)]
+    for request, completion in zip(requests, sample_all(engine, requests), strict=True):
+        tokens = [*request.prompt_ids, *completion.token_ids]
+        with torch.no_grad():
+            logprobs = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        first = len(request.prompt_ids) - 1
+        expected = [logprobs[first + place, token].item() for place, token in enumerate(completion.token_ids)]
+        assert completion.logprobs == pytest.approx(expected, abs=1e-3)
+    engine.close()

@@ -1,5 +1,6 @@
 """One optimizer step: what it computes, and what must not change it."""
 
+import asyncio
 import math
 from copy import deepcopy
 from pathlib import Path
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
+from tests import sampled
 from tests.recipes import recipe
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.engine import Request
+from trinity_db.explorer.engine import Request, sample_all
 from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch, load_model
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
@@ -128,11 +130,12 @@ def test_sft_has_the_loss_that_transformers_computes(model: Path) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_freshly_sampled_rows_have_a_ratio_of_one(model: Path, temperature: float) -> None:
     engine = TransformersEngine("cpu")
-    engine.load(model, 0)
-    prompts = [[1, 2, 3], [4], [5, 6, 7, 8]]
-    requests = [Request(p, 9) for p in prompts]
-    done = [c for ended in engine.generate(requests, temperature=temperature, seed=0) for c in ended]
-    payloads = [completion.payload(prompts[completion.index]) for completion in done]
+    asyncio.run(engine.load(model, 0))
+    requests = [
+        Request(prompt, 9, temperature, seed) for seed, prompt in enumerate([[1, 2, 3], [4], [5, 6, 7, 8]])
+    ]
+    payloads = [sampled.payload(*one) for one in zip(requests, sample_all(engine, requests), strict=True)]
+    engine.close()
     one = Learner(
         TrainerConfig(), recipe("grpo"), model, total_steps=1, temperature=temperature, device="cpu"
     )

@@ -102,8 +102,8 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(read: Any) -> None:
 
 
 def test_what_is_merged_may_be_changed(read: Any) -> None:
-    config = read("explorer: {<<: {group_size: 2, batch_size: 3}, batch_size: 4}\n" + ONLINE)
-    assert (config.explorer.group_size, config.explorer.batch_size) == (2, 4)
+    config = read("explorer: {<<: {group_size: 2, concurrency: 3}, concurrency: 4}\n" + ONLINE)
+    assert (config.explorer.group_size, config.explorer.concurrency) == (2, 4)
 
 
 def test_a_file_becomes_typed_settings(read: Any) -> None:
@@ -138,7 +138,9 @@ def test_an_unknown_key_of_an_algorithm_is_compared_with_those_of_that_algorithm
 
 def test_an_unknown_key_that_is_near_to_none_lists_those_there_are(read: Any) -> None:
     said = mistake(read, ONLINE + "explorer: {zzz: 1}\n")
-    assert "known keys: batch_size, group_size, max_new_tokens, order, temperature" in said
+    assert (
+        "known keys: attempt_seconds, concurrency, engine, group_size, max_new_tokens, order, retries" in said
+    )
 
 
 @pytest.mark.parametrize(

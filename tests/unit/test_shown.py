@@ -17,7 +17,7 @@ from tests.documents import LINKED, ROOT, Block, blocks, inline_commands, of_pag
 from trinity_db import settings
 from trinity_db.cli import app
 from trinity_db.cli.configuration import RunConfig
-from trinity_db.explorer import workflow
+from trinity_db.explorer import engines, workflow
 from trinity_db.processors import lists
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.recipes import RECIPES
@@ -68,6 +68,7 @@ def test_a_function_that_a_configuration_names_is_on_its_page_and_fits(
         steps = [step.name for of_list in lists.load(config.processors).values() for step in of_list]
         assert steps == [step.name for name in lists.LISTS for step in getattr(config.processors, name)]
         assert callable(workflow.load(config.explorer.workflow))
+        engines.check(config.explorer.engine)
         create(config.algorithm)
 
 

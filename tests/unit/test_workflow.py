@@ -1,9 +1,9 @@
-"""Workflows: found by name or in a file, and what the one that comes with the project yields."""
+"""Workflows: found by name or in a file, and what becomes of one attempt, whatever happens in it."""
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import pytest
 from tests.echo import Echo
 from trinity_db.arrays import Payload
 from trinity_db.errors import ConfigError
+from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engine import Completion, Request
-from trinity_db.explorer.workflow import load, single_turn
+from trinity_db.explorer.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.workflow import Workflow, load, single_turn
 from trinity_db.store.groups import ClaimedGroup, Rollout, Step
 
 OWN = """
@@ -28,80 +30,151 @@ from dataclasses import dataclass
 class State:
     turns: int
 
-def mine(engine, groups, *, template, config, seed, should_stop):
-    yield [State(seed)]
+async def mine(task, policy):
+    return State(3).turns
+
+class Game:
+    async def __call__(self, task, policy):
+        return 4
+
+game = Game()
 
 def of_an_older_kind(engine, groups, template):
     yield []
+
+def no_coroutine(task, policy):
+    return 1
 """
 
 
-def group(number: int, prompt: str) -> ClaimedGroup:
-    return ClaimedGroup(number, attempt=1, task={"prompt": prompt}, members=[0, 2])
+def group(prompt: str = "12", greedy: int | None = None) -> ClaimedGroup:
+    return ClaimedGroup(1, attempt=1, task={"prompt": prompt}, members=[0, 2], greedy=greedy)
 
 
-def attempt(groups: Sequence[ClaimedGroup], answers: Iterator[bool] | None = None) -> list[list[Rollout]]:
-    return list(
-        single_turn(
-            Echo(version=7),
-            groups,
-            template="{prompt}",
-            config=ExplorerConfig(),
-            seed=0,
-            should_stop=lambda: next(answers) if answers else False,
-        )
-    )
+def attempt(
+    workflow: Workflow,
+    claimed: ClaimedGroup | None = None,
+    engine: Echo | None = None,
+    member: int = 0,
+    **options: Any,
+) -> Rollout:
+    """What one attempt of a member comes to."""
+    attempts = Attempts(workflow, engine or Echo(7), ExplorerConfig(**options), "{prompt}", seed=0)
+    return asyncio.run(attempts.make(claimed or group(), member))
 
 
-def test_rollouts_that_end_together_are_yielded_together() -> None:
-    yielded = attempt([group(1, "123"), group(2, "4"), group(3, "567")])
-    assert [[(r.group.id, r.member, r.response) for r in ended] for ended in yielded] == [
-        [(2, 0, "4"), (2, 2, "4")],
-        [(1, 0, "321"), (1, 2, "321"), (3, 0, "765"), (3, 2, "765")],
-    ]
-    [one, *_] = yielded[0]
-    assert one.payload is not None
-    assert one.payload.versions is not None
-    assert one.payload.versions.tolist() == [7]
+def test_a_single_turn_is_a_prompt_and_a_response() -> None:
+    made = attempt(single_turn, member=2)
+    assert (made.member, made.prompt, made.response, made.finish_reason) == (2, "12", "21", "stop")
+    assert made.payload is not None
+    assert made.payload.versions is not None
+    assert made.payload.versions.tolist() == [7, 7]
+    assert made.started_at <= made.finished_at
 
 
-def test_the_greedy_member_of_a_group_is_asked_for_greedily() -> None:
-    asked: list[tuple[list[int], bool]] = []
-
-    class Listening(Echo):
-        def generate(self, requests: Sequence[Request], **options: Any) -> Iterator[list[Completion]]:
-            asked.extend(([*request.prompt_ids], request.greedy) for request in requests)
-            return super().generate(requests, **options)
-
-    groups = [replace(group(1, "12"), greedy=2), group(2, "4")]
-    options: Any = {"template": "{prompt}", "config": ExplorerConfig(), "should_stop": lambda: False}
-    list(single_turn(Listening(), groups, seed=0, **options))
-    assert asked == [([1, 2], False), ([1, 2], True), ([4], False), ([4], False)]
+def test_the_greedy_member_of_a_group_is_sampled_at_temperature_0() -> None:
+    engine = Echo()
+    for member in (0, 2):
+        attempt(single_turn, group(greedy=2), engine, member, temperature=0.7)
+    assert [request.temperature for request in engine.asked] == [0.7, 0.0]
 
 
-def test_a_prompt_that_does_not_fit_fails_the_members_of_its_group_and_no_other() -> None:
-    failed, finished = attempt([group(1, "12345"), group(2, "6")])
-    assert {(r.group.id, r.member, r.error) for r in failed} == {
-        (1, member, "prompt of 5 tokens does not fit the context of 5") for member in (0, 2)
-    }
-    assert {(r.group.id, r.error) for r in finished} == {(2, None)}
+@pytest.mark.parametrize(
+    ("task", "error"),
+    [
+        ({"prompt": "12345"}, "prompt of 5 tokens does not fit the context of 5"),
+        (
+            {"messages": [{"role": "system", "content": "6"}]},
+            "The chat template refuses the conversation: no system, please",
+        ),
+    ],
+)
+def test_a_prompt_that_the_policy_refuses_fails_its_attempt_and_is_not_tried_again(
+    task: Mapping[str, Any], error: str
+) -> None:
+    tried = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        tried.append(task)
+        await single_turn(task, policy)
+
+    made = attempt(workflow, ClaimedGroup(1, 1, dict(task), [0]), retries=3)
+    assert (made.error, made.payload, len(tried)) == (error, None, 1)
 
 
-def test_a_conversation_that_the_chat_template_refuses_fails_its_group_and_no_other() -> None:
-    conversations = [[{"role": role, "content": "6"}] for role in ("system", "user")]
-    groups = [
-        replace(group(number, ""), task={"messages": messages})
-        for number, messages in enumerate(conversations, 1)
-    ]
-    failed, finished = attempt(groups)
-    assert [(r.group.id, r.member, r.prompt) for r in failed] == [(1, 0, ""), (1, 2, "")]
-    assert {r.error for r in failed} == {"The chat template refuses the conversation: no system, please"}
-    assert [(r.group.id, r.response) for r in finished] == [(2, "6"), (2, "6")]
+def test_an_error_costs_its_attempt_and_is_named_with_its_place() -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        await single_turn(task, policy)
+        raise ValueError("my bug")
+
+    made = attempt(workflow)
+    assert made.error is not None
+    assert made.error.startswith("ValueError: my bug (")
+    assert "test_workflow.py, line" in made.error
+    assert made.payload is None
 
 
-def test_what_has_not_ended_when_it_shall_stop_is_not_yielded() -> None:
-    yielded = attempt([group(1, "123"), group(2, "4")], iter([False, True]))
-    assert [[r.group.id for r in ended] for ended in yielded] == [[2, 2]]
+def test_an_attempt_that_raised_is_made_again_as_often_as_it_may_with_nothing_of_the_first() -> None:
+    seeds = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        seeds.append(policy.seed)
+        await single_turn(task, policy)
+        if len(seeds) < 3:
+            raise OSError("the environment does not start")
+        return 1.0
+
+    assert (attempt(workflow, retries=1).error or "").startswith("OSError: the environment does not start")
+    made = attempt(workflow, retries=1)
+    assert [step.reward for step in made.all_steps] == [1.0]
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
+def test_an_attempt_that_takes_too_long_fails() -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        await asyncio.Event().wait()
+
+    assert attempt(workflow, attempt_seconds=0.01).error == "took longer than 0.01 s"
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("1", "the workflow returned str, neither a number nor None"),
+        (float("nan"), "The reward of a step is nan"),
+        (1e101, "The reward of a step is 1e+101"),
+    ],
+)
+def test_what_is_no_reward_fails_the_attempt(returned: Any, said: str) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> Any:
+        await single_turn(task, policy)
+        return returned
+
+    assert said in (attempt(workflow).error or "")
+
+
+def test_an_attempt_that_asked_the_policy_for_nothing_fails() -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        return 1.0
+
+    assert "asked the policy for nothing" in (attempt(workflow).error or "")
+
+
+def test_an_engine_that_failed_is_not_the_attempts_fault_whatever_the_workflow_makes_of_it() -> None:
+    class Broken(Echo):
+        async def generate(self, request: Request) -> Completion:
+            raise EngineFailed("out of memory")
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        try:
+            await single_turn(task, policy)
+        except Exception:
+            return 0.0
+        return 1.0
+
+    for one in (workflow, single_turn):
+        with pytest.raises(EngineFailed, match="out of memory"):
+            attempt(one, engine=Broken())
 
 
 def test_the_workflow_that_comes_with_the_project_is_known_by_its_name() -> None:
@@ -116,15 +189,21 @@ def test_an_unknown_workflow_names_the_nearest() -> None:
 def test_a_workflow_of_ones_own_is_loaded_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "json.py"  # also one that is called like a module
     path.write_text(OWN)
-    options: Any = dict.fromkeys(("template", "config", "should_stop"))
-    [[state]] = load(f"{path}:mine")(Echo(), [], seed=3, **options)
-    assert vars(state) == {"turns": 3}
+    policy: Any = None
+    assert asyncio.run(_returned(load(f"{path}:mine"), policy)) == 3
+    assert asyncio.run(_returned(load(f"{path}:game"), policy)) == 4
     with pytest.raises(ConfigError, match=r"Workflow .* has no function 'mime'; did you mean 'mine'\?"):
         load(f"{path}:mime")
-    with pytest.raises(ConfigError, match=r"Workflow .*unexpected keyword.*called with \(engine, groups, \*"):
+    with pytest.raises(ConfigError, match=r"Workflow .*missing a required.*called with \(task, policy\)"):
         load(f"{path}:of_an_older_kind")
+    with pytest.raises(ConfigError, match=r"Workflow .* is no coroutine; define it with: async def"):
+        load(f"{path}:no_coroutine")
     with pytest.raises(ConfigError, match="there is no file"):
         load(f"{tmp_path}/other.py:mine")
+
+
+async def _returned(workflow: Workflow, policy: Policy) -> float | None:
+    return await workflow({}, policy)
 
 
 def test_a_file_that_cannot_be_loaded_is_named_with_its_error(tmp_path: Path) -> None:
@@ -149,11 +228,11 @@ def test_a_rollout_has_sampled_tokens_or_an_error() -> None:
     one = Step("1", "2", sampled)
     for payload, error, steps in ((None, None, ()), (sampled, "failed", ()), (sampled, None, [one])):
         with pytest.raises(ValueError, match="a payload, or steps that each have one, or an error"):
-            Rollout(group(1, "1"), 0, now, now, payload=payload, error=error, steps=steps)
+            Rollout(group(), 0, now, now, payload=payload, error=error, steps=steps)
     for payload, steps in ((written, []), (None, [one, Step("1", "2", written)])):
         with pytest.raises(ValueError, match="log-probability and version"):
-            Rollout(group(1, "1"), 0, now, now, payload=payload, steps=steps)
-    assert Rollout(group(1, "1"), 0, now, now, "1", "2", sampled).all_steps == [one]
+            Rollout(group(), 0, now, now, payload=payload, steps=steps)
+    assert Rollout(group(), 0, now, now, "1", "2", sampled).all_steps == [one]
 
 
 @pytest.mark.parametrize("earned", [float("nan"), float("inf"), -1e101])

@@ -213,6 +213,7 @@ _DEFAULTS: dict[str, Any] = {
     "data": [],
     "holdout": 0.0,
     "metrics": MetricsConfig().model_dump(mode="json"),
+    "explorer": ExplorerConfig().model_dump(mode="json"),
     "processors": ProcessorsConfig().model_dump(mode="json"),
     "trainer": TrainerConfig().model_dump(mode="json"),
 }

@@ -42,7 +42,7 @@ GRPO: dict[str, Any] = {
     "taskset": "reverse-tasks",
     "max_staleness": 1,
     "algorithm": {"name": "grpo", "clip_high": 0.28},
-    "explorer": {"group_size": 8, "batch_size": 32, "max_new_tokens": LENGTH + 1},
+    "explorer": {"group_size": 8, "max_new_tokens": LENGTH + 1},
     "processors": {"score": ["position_match"]},
     "trainer": {
         "steps": 400,
@@ -156,7 +156,9 @@ def _supervise(path: Path) -> None:
 
 def _accuracy(database: Any, run_name: str, tasks: Iterable[dict[str, str]]) -> float:
     """Share of tasks that the run's latest policy solves when it takes the likeliest token."""
-    from trinity_db.explorer.engine import Request
+    import asyncio
+
+    from trinity_db.explorer.engine import Request, sample_all
     from trinity_db.explorer.transformers_engine import TransformersEngine
     from trinity_db.store import policies, runs
 
@@ -164,21 +166,21 @@ def _accuracy(database: Any, run_name: str, tasks: Iterable[dict[str, str]]) -> 
         policy = policies.newest(tx, runs.find(tx, run_name).id)
     assert policy is not None
     engine = TransformersEngine()
-    engine.load(policy.checkpoint, policy.version)
+    asyncio.run(engine.load(policy.checkpoint, policy.version))
     tasks = list(tasks)
     requests = [
         Request(
             engine.tokenizer.encode(TEMPLATE.replace("{prompt}", task["prompt"]), add_special_tokens=False),
             LENGTH + 1,
+            temperature=0.0,
         )
         for task in tasks
     ]
-    solved = 0
-    for completions in engine.generate(requests, temperature=0.0, seed=SEED):
-        for completion in completions:
-            text = engine.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-            solved += text == tasks[completion.index]["answer"]
-    return solved / len(tasks)
+    completions = sample_all(engine, requests)
+    engine.close()
+    texts = [engine.tokenizer.decode(one.token_ids, skip_special_tokens=True) for one in completions]
+    solved = sum(text == task["answer"] for text, task in zip(texts, tasks, strict=True))
+    return float(solved) / len(tasks)
 
 
 def _counts(database: Any, run_name: str) -> dict[str, int]:

@@ -101,12 +101,14 @@ def check_fits(config: RunConfig) -> None:
         TrinityError: the model, the workflow, a step of the processors or a part of the algorithm does not
             exist or does not fit, or an extra is missing.
     """
+    from trinity_db.explorer import engines
     from trinity_db.explorer.workflow import load
     from trinity_db.models import check_source
     from trinity_db.processors import lists
 
     check_source(config.model)
     load(config.explorer.workflow)
+    engines.check(config.explorer.engine)
     lists.check(config.processors, config.model)
     if _may_not_fit(config):
         _trainer_setup(config)
@@ -157,12 +159,13 @@ def explore(config: RunConfig, change: bool = False) -> None:
     from trinity_db.models import check_source
 
     check_source(config.model)  # before the imports: it says which extra is missing
+    from trinity_db.explorer import engines
     from trinity_db.explorer.service import Explorer
-    from trinity_db.explorer.transformers_engine import TransformersEngine
     from trinity_db.explorer.workflow import load
 
-    # Before the run is created: these find a workflow or a part of the user's own that does not fit.
+    # Before the run is created: these find what is the user's own and does not fit.
     workflow = load(config.explorer.workflow)
+    engine = engines.create(config.explorer.engine)
     if _has_own_parts(config):
         from trinity_db.trainer.algorithms.compositions import create
 
@@ -177,12 +180,13 @@ def explore(config: RunConfig, change: bool = False) -> None:
         run,
         config.explorer,
         workflow,
-        TransformersEngine(),
+        engine,
         groups.Pace(config.max_staleness, config.trainer.batch_size * (config.trainer.publish_every or 1)),
         groups.Selection(taskset_id, config.explorer.order == "shuffle", config.seed),
         config.model.prompt_template,
         greedy,
     ).serve()
+    engine.close()
 
 
 def compares_with_greedy(algorithm: AlgorithmConfig) -> bool:

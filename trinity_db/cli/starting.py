@@ -37,7 +37,7 @@ CONTENTS: dict[str, tuple[str, dict[str, Any]]] = {
             "taskset": "my-tasks",
             "algorithm": "grpo",
             "max_staleness": 1,
-            "explorer": {"group_size": 8, "batch_size": 8, "max_new_tokens": 64},
+            "explorer": {"group_size": 8, "concurrency": 64, "max_new_tokens": 64},
             "processors": {"score": ["exact_match"]},
             "trainer": {"steps": 100, "batch_size": 8, "learning_rate": 0.0001, "keep_checkpoints": 3},
         },
@@ -62,7 +62,7 @@ CONTENTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "agent": (
-        """A model learns to act in several steps, in a workflow that you write: the function attempt in
+        """A model learns to act in several steps, in a workflow that you write: the coroutine attempt in
         my_agent.py. The page docs/start/agent.md of the documents has a whole one.
         Import the tasks first:
           trinity-db import tasks.jsonl --as tasks --name my-tasks""",
@@ -74,7 +74,7 @@ CONTENTS: dict[str, tuple[str, dict[str, Any]]] = {
             "explorer": {
                 "workflow": "my_agent.py:attempt",
                 "group_size": 8,
-                "batch_size": 8,
+                "concurrency": 64,
                 "max_new_tokens": 64,
             },
             "processors": {"score": []},

@@ -1,0 +1,92 @@
+"""One attempt from its start to a rollout that can be written, whatever happens in it."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from trinity_db.errors import TrinityError
+from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.engine import Engine
+from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.workflow import Workflow
+from trinity_db.functions import describe_error
+from trinity_db.store.groups import ClaimedGroup, Rollout, Step
+
+
+class _TookTooLong(Exception):
+    """The attempt's own time is over."""
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Makes attempts: what all of a run's have in common."""
+
+    workflow: Workflow
+    engine: Engine
+    config: ExplorerConfig
+    template: str
+    seed: int
+
+    async def make(self, group: ClaimedGroup, member: int) -> Rollout:
+        """Attempt a member's task, and once more after an error as often as the configuration says.
+
+        Raises:
+            EngineFailed: the attempt could not go on, and no other can.
+        """
+        started_at = datetime.now(UTC)
+        for number in range(self.config.retries + 1):
+            policy = self._policy(group, member, number)
+            try:
+                steps = await self._steps(group, policy)
+            except TrinityError as problem:  # what the policy refuses, it refuses again
+                error = str(problem)
+                break
+            except _TookTooLong as problem:
+                error = str(problem)
+            except Exception as problem:  # a workflow is a user's own code
+                error = describe_error(problem)
+            else:
+                return _finished(group, member, started_at, steps, policy.finish_reason)
+            finally:
+                if policy.failure is not None:
+                    raise policy.failure
+        return Rollout(group, member, started_at, datetime.now(UTC), error=error)
+
+    async def _steps(self, group: ClaimedGroup, policy: Policy) -> list[Step]:
+        seconds = self.config.attempt_seconds
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                reward = await self.workflow(group.task, policy)
+        except TimeoutError:
+            if not limit.expired():  # another one, of the workflow's own
+                raise
+            raise _TookTooLong(f"took longer than {seconds:g} s") from None
+        if reward is not None and not isinstance(reward, int | float | np.floating):
+            raise TypeError(f"the workflow returned {type(reward).__name__}, neither a number nor None")
+        steps = policy.steps(None if reward is None else float(reward))
+        if not steps:
+            raise ValueError("the workflow asked the policy for nothing")
+        return steps
+
+    def _policy(self, group: ClaimedGroup, member: int, number: int) -> Policy:
+        seed = np.random.SeedSequence([self.seed, group.id, group.attempt, member, number])
+        return Policy(
+            self.engine,
+            template=self.template,
+            temperature=0.0 if member == group.greedy else self.config.temperature,
+            max_new_tokens=self.config.max_new_tokens,
+            seed=int(seed.generate_state(1)[0]),
+        )
+
+
+def _finished(
+    group: ClaimedGroup, member: int, started_at: datetime, steps: list[Step], finish_reason: str | None
+) -> Rollout:
+    now = datetime.now(UTC)
+    first = steps[0]
+    if len(steps) == 1 and first.reward is None and first.state is None:
+        texts = first.prompt, first.response
+        return Rollout(group, member, started_at, now, *texts, first.payload, finish_reason)
+    return Rollout(group, member, started_at, now, finish_reason=finish_reason, steps=steps)

@@ -1,0 +1,82 @@
+"""Rows of a transformers cache: keeping some, and joining those of two caches.
+
+Rows are padded on the left, so that their newest tokens stand in one column. Shapes: B rows, H heads,
+L cached columns, D the size of a head.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+_KNOWN = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+"""Layers whose every tensor is handled here. A subclass may hold more, so classes are compared exactly."""
+
+
+def is_known(cache: Any) -> bool:
+    """Whether rows of this cache can be selected and joined; others have to be computed anew."""
+    return all(type(layer) in _KNOWN for layer in cache.layers)
+
+
+def select(cache: Any, rows: Tensor, padding: int) -> None:
+    """Keep some rows, and drop `padding` columns on the left, in which none of them has a token."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionLayer):
+            for states in (layer.conv_states, layer.recurrent_states):
+                states.update({place: one[rows] for place, one in states.items() if one is not None})
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            length = layer.get_seq_length() - padding
+            kept = _cached(layer, length)
+            layer.keys, layer.values = (
+                one[rows, :, one.shape[2] - kept :] for one in (layer.keys, layer.values)
+            )
+            _set_length(layer, length)
+
+
+def join(first: Any, second: Any) -> None:
+    """Add the rows of the second cache to the first; the shorter rows are padded on the left."""
+    for mine, other in zip(first.layers, second.layers, strict=True):
+        if isinstance(mine, LinearAttentionLayer):
+            for states, more in (
+                (mine.conv_states, other.conv_states),
+                (mine.recurrent_states, other.recurrent_states),
+            ):
+                states.update(
+                    {place: torch.cat([one, more[place]]) for place, one in states.items() if one is not None}
+                )
+        if isinstance(mine, DynamicLayer) and mine.is_initialized:
+            length = max(mine.get_seq_length(), other.get_seq_length())
+            width = _cached(mine, length)
+            mine.keys = torch.cat([_widened(mine.keys, width), _widened(other.keys, width)])
+            mine.values = torch.cat([_widened(mine.values, width), _widened(other.values, width)])
+            _set_length(mine, length)
+
+
+def _cached(layer: DynamicLayer, length: int) -> int:
+    """How many columns a layer keeps of so many: a sliding window keeps one less than its size."""
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        return min(length, int(layer.sliding_window) - 1)
+    return length
+
+
+def _set_length(layer: DynamicLayer, length: int) -> None:
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        layer.cumulative_length = length
+
+
+def _widened(values: Tensor, width: int) -> Tensor:
+    """[B, H, L, D] with zeros on the left up to `width` columns; the attention mask hides them."""
+    return torch.nn.functional.pad(values, (0, 0, width - values.shape[2], 0))

@@ -1,0 +1,203 @@
+"""The policy as one attempt sees it: it answers prompts, and records what it sampled.
+
+A workflow never assembles what is trained. It asks the policy, and each call's tokens are recorded as they
+were sampled. A call whose prompt begins with all tokens of an earlier call, response included, is joined with
+it: an attempt of several turns becomes one sequence, in which only sampled tokens are trained. A prompt that
+rewrites what came before begins another sequence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trinity_db.arrays import Payload
+from trinity_db.explorer.engine import Completion, Engine, EngineFailed, Request
+from trinity_db.prompts import encode, prompt_ids, prompt_text
+from trinity_db.store.groups import Step
+
+
+@dataclass
+class _Sequence:
+    """Tokens of calls that were joined."""
+
+    prompt: str
+    """The text of the first prompt."""
+    token_ids: list[int]
+    """Of prompts and responses, in order."""
+    mask: list[bool]
+    """True for a token that the policy sampled."""
+    first_response: int
+    """Where the first response begins."""
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def add(self, prompt_ids: Sequence[int], completion: Completion) -> None:
+        """Add a call whose prompt begins with the tokens that are here."""
+        self.token_ids += [*prompt_ids[len(self.token_ids) :], *completion.token_ids]
+        self.mask += [False] * (len(prompt_ids) - len(self.mask)) + [True] * len(completion.token_ids)
+        self.logprobs += completion.logprobs
+        self.versions += completion.versions
+
+    @property
+    def payload(self) -> Payload:
+        return Payload(
+            np.array(self.token_ids, np.int32),
+            np.array(self.mask, np.bool_),
+            np.array(self.logprobs, np.float32),
+            np.array(self.versions, np.int32),
+        )
+
+
+class Policy:
+    """What an attempt may ask.
+
+    Args:
+        temperature: of every call; 0 in the greedy attempt of a group.
+        max_new_tokens: of a call that names no other limit.
+        seed: differs between attempts, and is the same for the same attempt of another process.
+    """
+
+    def __init__(
+        self, engine: Engine, *, template: str, temperature: float, max_new_tokens: int, seed: int
+    ) -> None:
+        self.template = template
+        """The text around a plain prompt, `model.prompt_template`."""
+        self.seed = seed
+        """For what an environment leaves to chance."""
+        self.failure: EngineFailed | None = None
+        """Why the engine cannot go on; the explorer ends by it, whatever the workflow makes of it."""
+        self.finish_reason: str | None = None
+        """Of the last call."""
+        self._engine = engine
+        self._temperature = temperature
+        self._max_new_tokens = max_new_tokens
+        self._calls = 0
+        self._open: list[_Sequence] = []
+        """Sequences that calls may still be joined with."""
+        self._steps: list[Step] = []
+        self._said: list[tuple[str, list[int]]] = []
+        """Conversations so far, as text and as tokens, each up to the end of a response."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The run's tokenizer, of the transformers library."""
+        return self._engine.tokenizer
+
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens, prompt and response together."""
+        return self._engine.context
+
+    async def sample(
+        self, token_ids: Sequence[int], *, max_new_tokens: int | None = None, prompt: str | None = None
+    ) -> Completion:
+        """Continue tokens.
+
+        Args:
+            prompt: their text, where it is known; else they are decoded.
+
+        Raises:
+            PromptTooLong: they are none, or fill the context.
+        """
+        # Each call has a seed of its own, so that two calls with one prompt differ.
+        seed = np.random.SeedSequence([self.seed, self._calls]).generate_state(1, np.uint64)
+        self._calls += 1
+        limit = self._max_new_tokens if max_new_tokens is None else max_new_tokens
+        request = Request(list(token_ids), limit, self._temperature, int(seed[0]))
+        try:
+            completion = await self._engine.generate(request)
+        except EngineFailed as error:
+            self.failure = error
+            raise
+        self.finish_reason = completion.finish_reason
+        self._record(request.prompt_ids, prompt, completion)
+        return completion
+
+    async def complete(self, prompt: str, *, max_new_tokens: int | None = None) -> str:
+        """Continue a text, as it is: the text of the response.
+
+        Raises:
+            PromptTooLong: its tokens fill the context.
+            UntokenizableText: the tokenizer does not know one of its characters.
+        """
+        ids = prompt_ids(prompt, self.tokenizer)
+        completion = await self.sample(ids, max_new_tokens=max_new_tokens, prompt=prompt)
+        return self._text(completion.token_ids)
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int | None = None) -> str:
+        """Answer a conversation, by the tokenizer's chat template: the text of the answer.
+
+        A conversation that goes on from an earlier answer keeps that answer's tokens as they were sampled,
+        where the template leaves its text as it was.
+
+        Raises:
+            PromptTooLong: the conversation fills the context.
+            UntokenizableText: the template refuses the conversation, or the tokenizer a character.
+        """
+        text = prompt_text({"messages": messages}, self.template, self.tokenizer)
+        known, ids = max(
+            ((said, ids) for said, ids in self._said if text.startswith(said)),
+            key=lambda one: len(one[0]),
+            default=("", []),
+        )
+        rest = text[len(known) :]
+        ids = [*ids, *encode(rest, self.tokenizer)] if known else prompt_ids(text, self.tokenizer)
+        completion = await self.sample(ids, max_new_tokens=max_new_tokens, prompt=text)
+        spoken = self.tokenizer.decode(completion.token_ids, skip_special_tokens=False)
+        self._said.append((text + spoken, [*ids, *completion.token_ids]))
+        return self._text(completion.token_ids)
+
+    def step(self, *, reward: float | None = None, state: str | None = None) -> None:
+        """Make a step of what was sampled since the last one: a row of its own, with a reward of its own.
+
+        For algorithms that compare steps, as multi_step_grpo and gigpo. Later calls are not joined with it.
+
+        Args:
+            state: of the environment in which the policy acted, for algorithms that compare what was done in
+                equal states.
+
+        Raises:
+            ValueError: nothing was sampled since, or the reward is no number.
+        """
+        if not self._open:
+            raise ValueError("The attempt has sampled nothing since its last step.")
+        *first, last = self._open
+        self._steps += [Step(*self._texts(one), one.payload, state=state) for one in first]
+        self._steps.append(Step(*self._texts(last), last.payload, reward, state))
+        self._open, self._said = [], []
+
+    def steps(self, reward: float | None) -> list[Step]:
+        """What was sampled, with what the attempt as a whole earned.
+
+        Where the workflow made steps, the last one earns it besides its own reward; else each sequence does,
+        since it is the attempt that is judged.
+        """
+        rest = [Step(*self._texts(one), one.payload, reward) for one in self._open]
+        if reward is None or rest or not self._steps:
+            return [*self._steps, *rest]
+        *before, last = self._steps
+        return [
+            *before,
+            Step(last.prompt, last.response, last.payload, (last.reward or 0) + reward, last.state),
+        ]
+
+    def _record(self, prompt_ids: Sequence[int], prompt: str | None, completion: Completion) -> None:
+        for sequence in self._open:
+            length = len(sequence.token_ids)
+            if length <= len(prompt_ids) and sequence.token_ids == prompt_ids[:length]:
+                sequence.add(prompt_ids, completion)
+                return
+        text = self.tokenizer.decode(prompt_ids) if prompt is None else prompt
+        sequence = _Sequence(text, [], [], len(prompt_ids))
+        sequence.add(prompt_ids, completion)
+        self._open.append(sequence)
+
+    def _texts(self, sequence: _Sequence) -> tuple[str, str]:
+        """The first prompt, and all that follows."""
+        return sequence.prompt, self._text(sequence.token_ids[sequence.first_response :])
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text

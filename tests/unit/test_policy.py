@@ -1,0 +1,191 @@
+"""What the policy records of an attempt: tokens as they were sampled, joined where a call follows another."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.echo import Echo
+from trinity_db.explorer.engine import Completion, Request
+from trinity_db.explorer.policy import Policy
+from trinity_db.prompts import PromptTooLong, UntokenizableText
+from trinity_db.store.groups import Step
+
+
+class Twelve(Echo):
+    """An engine that says 12 as one token, whatever it is asked."""
+
+    async def generate(self, request: Request) -> Completion:
+        await super().generate(request)
+        return Completion([12], [-0.5], [self.version], "stop")
+
+
+def policy(engine: Echo | None = None, temperature: float = 1.0, seed: int = 0) -> Policy:
+    return Policy(
+        engine or Echo(context=50), template="{prompt}", temperature=temperature, max_new_tokens=9, seed=seed
+    )
+
+
+def made(attempt: Callable[[Policy], Awaitable[object]], reward: float | None = None) -> list[Step]:
+    """The steps of an attempt."""
+    asked = policy()
+    asyncio.run(_run(attempt, asked))
+    return asked.steps(reward)
+
+
+async def _run(attempt: Callable[[Policy], Awaitable[object]], asked: Policy) -> None:
+    await attempt(asked)
+
+
+def tokens(step: Step) -> list[tuple[int, bool]]:
+    return list(zip(step.payload.token_ids.tolist(), step.payload.action_mask.tolist(), strict=True))
+
+
+def test_a_call_is_recorded_as_it_was_sampled() -> None:
+    async def attempt(asked: Policy) -> None:
+        assert await asked.complete("123") == "321"
+
+    [step] = made(attempt)
+    assert (step.prompt, step.response, step.reward) == ("123", "321", None)
+    assert tokens(step) == [(1, False), (2, False), (3, False), (3, True), (2, True), (1, True)]
+    assert step.payload.logprobs is not None
+    assert step.payload.logprobs.tolist() == pytest.approx([-0.7] * 3)
+
+
+def test_a_call_that_goes_on_from_another_is_one_sequence_with_it() -> None:
+    async def attempt(asked: Policy) -> None:
+        first = await asked.sample([1, 2])
+        await asked.sample([1, 2, *first.token_ids, 7])
+
+    [step] = made(attempt)
+    sampled = [(2, True), (1, True)]
+    again = [(7, True), (1, True), (2, True), (2, True), (1, True)]
+    assert tokens(step) == [(1, False), (2, False), *sampled, (7, False), *again]
+    assert (step.prompt, step.response) == ("12", "21" + "7" + "71221")
+    assert step.payload.versions is not None
+    assert len(step.payload.versions) == 7
+
+
+@pytest.mark.parametrize("second", [[1, 2], [1, 2, 2, 9], [3], [1, 2, 2]])
+def test_a_call_with_another_history_is_a_sequence_of_its_own(second: list[int]) -> None:
+    """Also one that was asked twice, and one that shares only a part of what was sampled."""
+
+    async def attempt(asked: Policy) -> None:
+        await asked.sample([1, 2])
+        await asked.sample(second)
+
+    first, other = made(attempt)
+    assert tokens(first) == [(1, False), (2, False), (2, True), (1, True)]
+    assert tokens(other) == [
+        *((token, False) for token in second),
+        *((token, True) for token in second[::-1]),
+    ]
+
+
+def test_what_two_branches_share_is_trained_once() -> None:
+    async def attempt(asked: Policy) -> None:
+        trunk = [1, 2, *(await asked.sample([1, 2])).token_ids]
+        await asked.sample([*trunk, 5])
+        await asked.sample([*trunk, 6])
+
+    first, second = made(attempt)
+    assert sum(first.payload.action_mask) == 2 + 5
+    assert tokens(second)[:5] == [(1, False), (2, False), (2, False), (1, False), (6, False)]
+    assert sum(second.payload.action_mask) == 5
+
+
+def test_an_answer_stays_in_the_conversation_as_it_was_sampled() -> None:
+    """Written again, the answer 12 would be two tokens."""
+    asked = policy(Twelve(context=50))
+
+    async def attempt() -> None:
+        messages = [{"role": "user", "content": "3"}]
+        for question in ("4", "5"):
+            answer = await asked.chat(messages)
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+        await asked.chat(messages)
+
+    asyncio.run(attempt())
+    [step] = asked.steps(None)
+    assert tokens(step) == [(3, False), (12, True), (4, False), (12, True), (5, False), (12, True)]
+    assert step.prompt == "3"
+
+
+def test_a_conversation_that_was_rewritten_is_written_anew() -> None:
+    asked = policy(Twelve(context=50))
+
+    async def attempt() -> None:
+        answer = await asked.chat([{"role": "user", "content": "3"}])
+        await asked.chat([{"role": "user", "content": "8"}, {"role": "assistant", "content": answer}])
+
+    asyncio.run(attempt())
+    first, second = asked.steps(None)
+    assert [token for token, _ in tokens(second)] == [8, 1, 2, 12]
+    assert sum(first.payload.action_mask) == sum(second.payload.action_mask) == 1
+
+
+def test_a_step_is_a_row_of_its_own_with_a_reward_and_a_state() -> None:
+    async def attempt(asked: Policy) -> None:
+        first = await asked.sample([1])
+        asked.step(reward=0.5, state="hall")
+        await asked.sample([1, *first.token_ids])
+        asked.step(state="cell")
+
+    first, second = made(attempt, reward=2.0)
+    assert [(step.reward, step.state) for step in (first, second)] == [(0.5, "hall"), (2.0, "cell")]
+    assert tokens(second) == [(1, False), (1, False), (1, True), (1, True)]
+    with pytest.raises(ValueError, match="has sampled nothing since its last step"):
+        policy().step()
+
+
+@pytest.mark.parametrize(("reward", "earned"), [(None, [None, None]), (1.0, [1.0, 1.0])])
+def test_each_sequence_of_an_attempt_has_what_the_attempt_earned(
+    reward: float | None, earned: list[float | None]
+) -> None:
+    async def attempt(asked: Policy) -> None:
+        await asyncio.gather(asked.sample([1]), asked.sample([2]))
+
+    assert [step.reward for step in made(attempt, reward)] == earned
+
+
+def test_calls_differ_in_their_seeds_and_a_repeated_attempt_has_the_same() -> None:
+    def seeds(seed: int) -> list[int]:
+        engine = Echo()
+        asked = policy(engine, seed=seed)
+
+        async def attempt() -> None:
+            await asked.sample([1])
+            await asked.sample([1])
+
+        asyncio.run(attempt())
+        return [request.seed for request in engine.asked]
+
+    assert seeds(3) == seeds(3)
+    assert len({*seeds(3), *seeds(4)}) == 4
+
+
+def test_the_temperature_and_the_limit_go_with_each_call() -> None:
+    engine = Echo()
+    asked = policy(engine, temperature=0.0)
+
+    async def attempt() -> None:
+        await asked.complete("1")
+        await asked.complete("1", max_new_tokens=3)
+
+    asyncio.run(attempt())
+    assert [(one.temperature, one.max_new_tokens) for one in engine.asked] == [(0.0, 9), (0.0, 3)]
+
+
+def test_what_the_policy_refuses_is_not_recorded() -> None:
+    asked = policy(Echo(context=3))
+
+    async def attempt() -> None:
+        with pytest.raises(PromptTooLong):
+            await asked.complete("123")
+        with pytest.raises(UntokenizableText):
+            await asked.complete("a")
+        with pytest.raises(UntokenizableText, match="no system, please"):
+            await asked.chat([{"role": "system", "content": "1"}])
+
+    asyncio.run(attempt())
+    assert asked.steps(None) == []
