@@ -58,7 +58,7 @@ def ended(store: Store, mine: Path) -> Ended:
     )
 
 
-def test_a_run_with_steps_of_ones_own_ends_well(ended: Ended, store: Store) -> None:
+def test_a_run_with_steps_of_the_users_own_ends_well(ended: Ended, store: Store) -> None:
     assert ended.code == 0, ended.stderr
     assert ended.error_lines == []
     assert store.value("SELECT count(*) FROM batch WHERE state = 'committed'") == STEPS

@@ -68,7 +68,7 @@ class Crew:
     places: list[Member] = field(default_factory=list)
     """Who works now, by place."""
     members: list[Member] = field(default_factory=list)
-    """Everybody who ever did."""
+    """All that ever did."""
 
     def start(self) -> None:
         """Fill every place."""
@@ -93,7 +93,7 @@ class Crew:
         return [member for member in self.places if member.role == role and member.can_be_disturbed]
 
     def stop(self) -> None:
-        """Ask everybody to end, and wait until they have."""
+        """Ask all processes to end, and wait until they have."""
         for member in self.places:
             member.process.signal(signal.SIGTERM)
         for member in self.members:

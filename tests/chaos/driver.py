@@ -174,10 +174,18 @@ class Driver:
         self._tell("cut", f"cut {len(chosen)} of {len(backends)} connections", len(chosen))
 
     def _crash(self, disturbance: Disturbance) -> None:
-        """Kill one of the server's processes; it disconnects everybody then, and recovers."""
+        """Kill one of the server's processes; it disconnects all clients then, and recovers."""
+
+        def kill() -> bool:
+            backends = self._backends()
+            try:
+                os.kill(backends[disturbance.victim % len(backends)], signal.SIGKILL)
+            except ProcessLookupError:  # its client has left since the server was asked
+                return False
+            return True
+
         self._await_work(disturbance)
-        backends = self._backends()
-        os.kill(backends[disturbance.victim % len(backends)], signal.SIGKILL)
+        wait_until(kill, "a process of the server is killed")
         self._tell("crash", "killed a process of the server")
 
     def _restart(self, mode: str, disturbance: Disturbance) -> None:

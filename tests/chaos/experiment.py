@@ -102,7 +102,7 @@ def go_through(
         driver.play(plan(seed, seconds, POOLER if variant.pooled else ()))
         driver.settle(SETTLE_BATCHES)
         crew.stop()
-        say("everybody has stopped")
+        say("all processes have stopped")
     finally:
         crew.release()
     return Aftermath(

@@ -1,7 +1,7 @@
 """Two explorers, two processors and a trainer, disturbed in every way we know: what must hold afterwards.
 
 Each fact is asked of the store in SQL, and of the journal that the explorers' workflow kept beside it, after
-everybody has stopped. `make chaos` runs this. A failure leaves store, journal and logs in a folder.
+all processes have stopped. `make chaos` runs this. A failure leaves store, journal and logs in a folder.
 """
 
 import atexit
@@ -80,7 +80,7 @@ def test_no_process_gave_up(after: Aftermath) -> None:
     assert not [f"{member.name}: {member.ended}" for member in gave_up]
 
 
-def test_everybody_stopped_at_sigterm_with_0(after: Aftermath) -> None:
+def test_every_process_stopped_at_sigterm_with_0(after: Aftermath) -> None:
     stopped = {member.name: member.ended and member.ended.code for member in after.crew.places}
     assert set(stopped.values()) == {0}, stopped
 

@@ -156,7 +156,7 @@ def test_each_step_was_committed_once_and_is_in_the_version_that_says_so(killed:
     assert batches == [{"step": step, "included": True} for step in range(1, STEPS + 1)]
 
 
-def test_nothing_is_held_by_anybody(killed: Lives) -> None:
+def test_no_worker_holds_anything(killed: Lives) -> None:
     held = """
         SELECT (SELECT count(*) FROM experience WHERE state = 'leased' OR worker_id IS NOT NULL)
              + (SELECT count(*) FROM batch WHERE state = 'leased')

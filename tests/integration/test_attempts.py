@@ -302,7 +302,7 @@ def test_a_group_whose_greedy_member_failed_is_compared_with_its_others(scene: S
     assert draw(scene, recipe("remax")) == [(0, 0, 1.0, 1.0, 1.0), (1, 0, 0.0, -1.0, 1.0)]
 
 
-def test_an_advantage_of_ones_own_reads_what_it_names(scene: Scene, tmp_path: Path) -> None:
+def test_an_advantage_of_the_users_own_reads_what_it_names(scene: Scene, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "def mine(rewards, steps, greedy, rollouts): return rewards * (1.0 - greedy) + 100.0 * steps"

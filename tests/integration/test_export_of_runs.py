@@ -101,7 +101,7 @@ def test_a_conversation_stays_one(scene: Scene, export: Export) -> None:
     assert export(run, "preferences") == [{"prompt": [USER], "chosen": right, "rejected": wrong, "margin": 1}]
 
 
-def test_a_workflow_of_ones_own_asked_what_it_asked(scene: Scene, export: Export) -> None:
+def test_a_workflow_of_the_users_own_asked_what_it_asked(scene: Scene, export: Export) -> None:
     run = conversations(run_with(scene, OWN))
     explore(run, RENDERED)
     assert [(row["prompt"], row["response"]) for row in export(run, "trajectories")] == [

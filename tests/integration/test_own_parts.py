@@ -1,4 +1,4 @@
-"""Algorithms in a trainer of this process, over live groups: recipes, parts of one's own."""
+"""Algorithms in a trainer of this process, over live groups: recipes, and parts that users write."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def own(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_loss_of_ones_own_trains(bench: Bench, own: Path) -> None:
+def test_a_loss_of_the_users_own_trains(bench: Bench, own: Path) -> None:
     loss = {"name": f"{own}:mine", "scale": 0.5}
     trainer = bench.start(recipe("policy_gradient", advantage="reward", loss=loss))
     bench.explore()
@@ -86,7 +86,7 @@ def test_a_loss_of_ones_own_trains(bench: Bench, own: Path) -> None:
     ) == [1]
 
 
-def test_a_loss_of_ones_own_that_cannot_be_called_stops_the_trainer_at_its_start(
+def test_a_loss_of_the_users_own_that_cannot_be_called_stops_the_trainer_at_its_start(
     bench: Bench, own: Path
 ) -> None:
     with pytest.raises(ConfigError, match="unknown key 'scael'; did you mean 'scale'"):

@@ -107,7 +107,7 @@ def test_a_refused_rollout_that_had_failed_ended_with_its_error(scene: Scene) ->
     assert scene.value("SELECT failed FROM trinity.rollout_group") == 0
 
 
-def test_a_write_without_a_lease_is_refused_before_anybody_claims_the_group(scene: Scene) -> None:
+def test_a_write_without_a_lease_is_refused_before_another_worker_claims_the_group(scene: Scene) -> None:
     [group] = scene.claim(1)
     scene.lose(scene.explorer)
     assert scene.write(members(group)) == 2

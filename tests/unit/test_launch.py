@@ -62,7 +62,7 @@ def configured(algorithm: Any, **trainer: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize("command", [launch.train, launch.check])
-def test_a_part_of_ones_own_that_does_not_fit_is_found_before_the_run_is_created(
+def test_a_part_of_the_users_own_that_does_not_fit_is_found_before_the_run_is_created(
     command: Any, losses: Path
 ) -> None:
     with pytest.raises(ConfigError, match="has no function 'typo'"):
@@ -93,7 +93,7 @@ def online(algorithm: Any) -> RunConfig:
     return RunConfig.model_validate(ONLINE | {"algorithm": algorithm})
 
 
-def test_an_explorer_finds_a_part_of_ones_own_that_does_not_fit_before_the_run_is_created(
+def test_an_explorer_finds_a_part_of_the_users_own_that_does_not_fit_before_the_run_is_created(
     losses: Path,
 ) -> None:
     with pytest.raises(ConfigError, match="has no function 'typo'"):
@@ -110,7 +110,7 @@ def test_an_explorer_knows_of_each_recipe_whether_it_compares_with_a_greedy_atte
     assert found == ("greedy" in create(RECIPES[name]).compares) == (name == "remax")
 
 
-def test_an_explorer_knows_it_of_an_advantage_of_ones_own(losses: Path) -> None:
+def test_an_explorer_knows_it_of_an_advantage_of_the_users_own(losses: Path) -> None:
     assert launch.compares_with_greedy(recipe("grpo", advantage=f"{losses}:baseline"))
     assert not launch.compares_with_greedy(recipe("grpo", advantage=f"{losses}:advantage"))
 

@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch(draws: str, has_experts: bool) -> Batch:
-    """Four rows of two groups with everything that anybody reads, and perhaps two of an expert."""
+    """Four rows of two groups with every column that a metric reads, and perhaps two of an expert."""
     rng = np.random.default_rng(0)
     size = 6 if has_experts else 4
     mask = np.array([False, True, True, True])

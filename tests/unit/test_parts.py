@@ -75,12 +75,12 @@ def own(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_loss_of_ones_own_says_by_its_signature_what_it_needs(own: Path) -> None:
+def test_a_loss_of_the_users_own_says_by_its_signature_what_it_needs(own: Path) -> None:
     algorithm = create(recipe("policy_gradient", loss={"name": f"{own}:mine", "mode": "a"}))
     assert set(algorithm.needs) == {"advantages", "mask"}
 
 
-def test_a_loss_of_ones_own_is_called_with_its_options(own: Path) -> None:
+def test_a_loss_of_the_users_own_is_called_with_its_options(own: Path) -> None:
     function = Own(function=f"{own}:mine", options={"scale": 3, "mode": "a"})
     loss = part("policy loss", function)(
         {"logprobs": torch.ones(2, 3), "advantages": torch.ones(2, 1), "mask": torch.ones(2, 3).bool()}
@@ -126,7 +126,7 @@ def test_what_is_imported_for_type_checkers_may_stand_beside_what_a_part_reads(t
         ("options", {}, r"it takes \*\*others; name its options"),
     ],
 )
-def test_what_is_wrong_with_a_loss_of_ones_own_is_said_before_the_first_step(
+def test_what_is_wrong_with_a_loss_of_the_users_own_is_said_before_the_first_step(
     own: Path, name: str, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as error:
@@ -142,13 +142,13 @@ def test_what_is_wrong_with_a_loss_of_ones_own_is_said_before_the_first_step(
         ("wrong", r"must return a dict with 'loss', a.* shape \[2, 3\]"),
     ],
 )
-def test_a_loss_of_ones_own_that_fails_is_named(own: Path, name: str, message: str) -> None:
+def test_a_loss_of_the_users_own_that_fails_is_named(own: Path, name: str, message: str) -> None:
     loss = part("policy loss", Own(function=f"{own}:{name}"))
     with pytest.raises(TrinityError, match=message):
         loss({"logprobs": torch.ones(2, 3), "mask": torch.ones(2, 3).bool()})
 
 
-def test_every_kind_of_part_can_be_ones_own(tmp_path: Path) -> None:
+def test_every_kind_of_part_can_be_the_users_own(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
         "def advantage(rewards, groups): return rewards\n"

@@ -125,7 +125,7 @@ def test_losses_of_pairs_may_be_several() -> None:
     )
 
 
-def test_a_part_of_ones_own_has_its_options_beside_it() -> None:
+def test_a_part_of_the_users_own_has_its_options_beside_it() -> None:
     changed = read({"name": "grpo", "loss": {"name": "a/b.py:mine", "scale": 2}, "advantage": "a/b.py:best"})
     assert isinstance(changed, PolicyGradientConfig)
     assert changed.loss == Own(function="a/b.py:mine", options={"scale": 2})

@@ -101,7 +101,7 @@ def test_options_that_a_function_does_not_take_are_refused_before_the_first_row(
         load("score", {"name": "overlong_penalty", "max_response_length": 20})
 
 
-def test_a_function_of_ones_own_imports_what_lies_beside_its_file(tmp_path: Path) -> None:
+def test_a_function_of_the_users_own_imports_what_lies_beside_its_file(tmp_path: Path) -> None:
     (tmp_path / "length_of_text.py").write_text("def measure(text): return len(text)")
     mine = tmp_path / "mine.py"
     mine.write_text(
@@ -110,13 +110,13 @@ def test_a_function_of_ones_own_imports_what_lies_beside_its_file(tmp_path: Path
     assert value(f"{mine}:length", row("four")) == 4
 
 
-def test_a_function_of_ones_own_is_given_the_length_where_it_asks_for_it(tmp_path: Path) -> None:
+def test_a_function_of_the_users_own_is_given_the_length_where_it_asks_for_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def share(response, task, response_length, of):\n    return response_length / of\n")
     assert value(f"{path}:share", row("", 6), of=8) == 0.75
 
 
-def test_a_function_of_ones_own_is_loaded_from_its_file(tmp_path: Path) -> None:
+def test_a_function_of_the_users_own_is_loaded_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def short(response, task, limit=3):\n    return float(len(response) <= limit)\n")
     assert [value(f"{path}:short", row(text), limit=5) for text in ("12345", "123456")] == [1.0, 0.0]
@@ -157,7 +157,7 @@ def test_a_function_that_was_written_for_another_trainer_is_told_how_ours_look(
         ("return helper(response)", r"raised ValueError: two lines \(.*mine.py, line 3, in helper\)$"),
     ],
 )
-def test_what_is_wrong_with_a_function_of_ones_own_is_said_with_its_place(
+def test_what_is_wrong_with_a_function_of_the_users_own_is_said_with_its_place(
     tmp_path: Path, body: str, said: str
 ) -> None:
     path = tmp_path / "mine.py"

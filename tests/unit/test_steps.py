@@ -86,7 +86,7 @@ def test_a_row_that_a_step_drops_is_not_shown_to_the_next(own: Any) -> None:
     ]
 
 
-def test_a_step_of_ones_own_has_options_with_types_and_a_version(own: Any) -> None:
+def test_a_step_of_the_users_own_has_options_with_types_and_a_version(own: Any) -> None:
     name = own(
         "from trinity_db.processors.step import step\n"
         "@step(version=3)\n"

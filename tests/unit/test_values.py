@@ -148,14 +148,14 @@ def compared(rewards, groups):
 """
 
 
-def test_values_go_with_an_advantage_of_the_users_that_is_the_reward_itself(tmp_path: Path) -> None:
+def test_values_go_with_an_advantage_of_the_users_own_that_is_the_reward_itself(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     assert "values" in create(recipe("ppo", advantage=f"{tmp_path}/own.py:halved")).needs
     with pytest.raises(ConfigError, match=r"compared with its value, not by .*:compared' as well"):
         create(recipe("ppo", advantage=f"{tmp_path}/own.py:compared"))
 
 
-def test_an_estimate_of_ones_own_reads_rewards_values_and_mask(tmp_path: Path) -> None:
+def test_an_estimate_of_the_users_own_reads_rewards_values_and_mask(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
         "def mine(token_rewards, values, *, scale: float): return scale * (token_rewards - values)\n"

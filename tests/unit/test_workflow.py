@@ -186,7 +186,7 @@ def test_an_unknown_workflow_names_the_nearest() -> None:
         load("single_trun")
 
 
-def test_a_workflow_of_ones_own_is_loaded_from_its_file(tmp_path: Path) -> None:
+def test_a_workflow_of_the_users_own_is_loaded_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "json.py"  # also one that is called like a module
     path.write_text(OWN)
     policy: Any = None
