@@ -1,18 +1,23 @@
 """One attempt from its start to a rollout that can be written, whatever happens in it."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engine import Engine
-from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.policy import Policy, seed_of
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.functions import describe_error
+from trinity_db.prompts import prompt_ids
 from trinity_db.store.groups import ClaimedGroup, Rollout, Step
+
+PROMPTS = 1024  # whose tokens are kept
 
 
 class _TookTooLong(Exception):
@@ -71,14 +76,19 @@ class Attempts:
         return steps
 
     def _policy(self, group: ClaimedGroup, member: int, number: int) -> Policy:
-        seed = np.random.SeedSequence([self.seed, group.id, group.attempt, member, number])
         return Policy(
             self.engine,
+            self._prompt_ids,
             template=self.template,
             temperature=0.0 if member == group.greedy else self.config.temperature,
             max_new_tokens=self.config.max_new_tokens,
-            seed=int(seed.generate_state(1)[0]),
+            seed=seed_of(self.seed, group.id, group.attempt, member, number),
         )
+
+    @cached_property
+    def _prompt_ids(self) -> Callable[[str], Sequence[int]]:
+        """The tokens of a prompt; the members of a group mostly ask with the same one."""
+        return lru_cache(PROMPTS)(lambda prompt: tuple(prompt_ids(prompt, self.engine.tokenizer)))
 
 
 def _finished(

@@ -6,15 +6,16 @@ it: an attempt of several turns becomes one sequence, in which only sampled toke
 rewrites what came before begins another sequence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from trinity_db.arrays import Payload
 from trinity_db.explorer.engine import Completion, Engine, EngineFailed, Request
-from trinity_db.prompts import encode, prompt_ids, prompt_text
+from trinity_db.prompts import encode, prompt_text
 from trinity_db.store.groups import Step
 
 
@@ -54,13 +55,21 @@ class Policy:
     """What an attempt may ask.
 
     Args:
+        prompt_ids: the tokens of a text that a conversation begins with.
         temperature: of every call; 0 in the greedy attempt of a group.
         max_new_tokens: of a call that names no other limit.
         seed: differs between attempts, and is the same for the same attempt of another process.
     """
 
     def __init__(
-        self, engine: Engine, *, template: str, temperature: float, max_new_tokens: int, seed: int
+        self,
+        engine: Engine,
+        prompt_ids: Callable[[str], Sequence[int]],
+        *,
+        template: str,
+        temperature: float,
+        max_new_tokens: int,
+        seed: int,
     ) -> None:
         self.template = template
         """The text around a plain prompt, `model.prompt_template`."""
@@ -71,6 +80,7 @@ class Policy:
         self.finish_reason: str | None = None
         """Of the last call."""
         self._engine = engine
+        self._prompt_ids = prompt_ids
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
         self._calls = 0
@@ -101,11 +111,9 @@ class Policy:
         Raises:
             PromptTooLong: they are none, or fill the context.
         """
-        # Each call has a seed of its own, so that two calls with one prompt differ.
-        seed = np.random.SeedSequence([self.seed, self._calls]).generate_state(1, np.uint64)
-        self._calls += 1
+        self._calls += 1  # each call has a seed of its own, so that two calls with one prompt differ
         limit = self._max_new_tokens if max_new_tokens is None else max_new_tokens
-        request = Request(list(token_ids), limit, self._temperature, int(seed[0]))
+        request = Request(list(token_ids), limit, self._temperature, seed_of(self.seed, self._calls))
         try:
             completion = await self._engine.generate(request)
         except EngineFailed as error:
@@ -122,7 +130,7 @@ class Policy:
             PromptTooLong: its tokens fill the context.
             UntokenizableText: the tokenizer does not know one of its characters.
         """
-        ids = prompt_ids(prompt, self.tokenizer)
+        ids = self._prompt_ids(prompt)
         completion = await self.sample(ids, max_new_tokens=max_new_tokens, prompt=prompt)
         return self._text(completion.token_ids)
 
@@ -143,7 +151,7 @@ class Policy:
             default=("", []),
         )
         rest = text[len(known) :]
-        ids = [*ids, *encode(rest, self.tokenizer)] if known else prompt_ids(text, self.tokenizer)
+        ids = [*ids, *encode(rest, self.tokenizer)] if known else [*self._prompt_ids(text)]
         completion = await self.sample(ids, max_new_tokens=max_new_tokens, prompt=text)
         spoken = self.tokenizer.decode(completion.token_ids, skip_special_tokens=False)
         self._said.append((text + spoken, [*ids, *completion.token_ids]))
@@ -201,3 +209,8 @@ class Policy:
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed of 64 bits that follows from these numbers and from nothing else."""
+    return int.from_bytes(blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")

@@ -74,15 +74,18 @@ class Explorer(Service):
         """Lets the event loop look for news."""
         self._store = ThreadPoolExecutor(1, "store")
         """A thread with a connection of its own, so that attempts go on while a transaction waits."""
+        self._runner = asyncio.Runner()
         self._num_tokens = 0
         self._measured_at = 0.0
 
     def work(self) -> bool:
         """Explore until no group can be claimed and all attempts have ended; False when there were none."""
-        return asyncio.run(self._explore())
+        return self._runner.run(self._explore())
 
     def release(self) -> None:
         """Close the connection of the thread that writes; the next transaction opens it again."""
+        self._runner.close()
+        self._runner = asyncio.Runner()
         self._store.submit(self.database.close).result()
 
     def wake(self) -> None:

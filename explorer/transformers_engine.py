@@ -10,9 +10,9 @@ Shapes: B rows in the batch, L columns of the longest of them, V the vocabulary.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,9 @@ class _Row:
     limit: int
     """Tokens that it may have."""
     random: np.random.Generator
-    done: Future[Completion] = field(default_factory=Future)
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Completion]
+    """Of the loop, in whose thread it is given."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -99,6 +101,8 @@ class TransformersEngine:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._closed = False
+        self._is_waking = False
+        """Whether the thread will be woken for what it was asked last."""
 
     async def load(self, path: Path, version: int) -> None:
         """The first call builds the model; later ones read `model.safetensors` into it, which is fast."""
@@ -114,12 +118,14 @@ class TransformersEngine:
                 f"A prompt of {length} tokens does not fit: this model takes 1 to {self.context - 1}."
             )
         limit = min(request.max_new_tokens, self.context - length)
-        row = _Row(request, limit, np.random.Generator(np.random.Philox(request.seed)))
+        loop = asyncio.get_running_loop()
+        random = np.random.Generator(np.random.Philox(key=request.seed))
+        row = _Row(request, limit, random, loop, loop.create_future())
         with self._asking():
             self._waiting.append(row)
             self._unanswered.add(row)
         try:
-            return await asyncio.wrap_future(row.done)
+            return await row.answer
         finally:
             row.ended = True
             self._unanswered.discard(row)
@@ -134,7 +140,11 @@ class TransformersEngine:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Within a `with`, the caller may put work before the thread, which is started and woken."""
+        """Within a `with`, the caller may put work before the thread, which is started and woken.
+
+        It is woken when the event loop has gone through all that is ready, so that requests which many
+        attempts make at once are taken into the batch together.
+        """
         with self._changed:
             if self._failure is not None:
                 raise EngineFailed(f"The engine has failed: {self._failure}") from self._failure
@@ -142,6 +152,13 @@ class TransformersEngine:
                 self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
                 self._thread.start()
             yield
+            if not self._is_waking:
+                self._is_waking = True
+                asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._is_waking = False
             self._changed.notify()
 
     def _run(self) -> None:
@@ -170,13 +187,14 @@ class TransformersEngine:
         with self._changed:
             self._failure = error
             rows = [row for row in list(self._unanswered) if not row.ended]
-            asked: list[Future[Any]] = [*(row.done for row in rows), *(one.done for one in self._loads)]
+            loads = list(self._loads)
             self._waiting.clear()
             self._loads.clear()
             self._batch = None
-        for done in asked:
-            if done.set_running_or_notify_cancel():
-                done.set_exception(EngineFailed(f"The engine has failed: {error}"))
+        failure = EngineFailed(f"The engine has failed: {error}")
+        _give(dict.fromkeys(rows, failure))
+        for loading in loads:
+            loading.done.set_exception(failure)
 
     def _load_what_is_asked(self) -> None:
         with self._changed:
@@ -278,11 +296,15 @@ class TransformersEngine:
         ).logits[:, -1]
         batch.tokens, logprobs = _sample(logits, batch.rows)
         new = zip(batch.rows, batch.tokens[:, 0].tolist(), logprobs[:, 0].tolist(), strict=True)
+        answers: dict[_Row, Completion | Exception] = {}
         for row, token, logprob in new:
-            if not row.ended:
-                self._append(row, token, logprob)
+            if not row.ended and (completion := self._append(row, token, logprob)):
+                row.ended = True
+                answers[row] = completion
+        _give(answers)
 
-    def _append(self, row: _Row, token: int, logprob: float) -> None:
+    def _append(self, row: _Row, token: int, logprob: float) -> Completion | None:
+        """Add a token to a row; its completion, where that is the last one."""
         row.token_ids.append(token)
         row.logprobs.append(logprob)
         row.versions.append(self.version)
@@ -292,10 +314,8 @@ class TransformersEngine:
         elif len(row.token_ids) >= row.limit:
             reason = "length"
         else:
-            return
-        row.ended = True
-        if row.done.set_running_or_notify_cancel():
-            row.done.set_result(Completion(row.token_ids, row.logprobs, row.versions, reason))
+            return None
+        return Completion(row.token_ids, row.logprobs, row.versions, reason)
 
     def _drop_ended(self, batch: _Batch) -> None:
         """Keep the rows that go on, and the columns in which one of them has a token."""
@@ -316,6 +336,24 @@ class TransformersEngine:
             tokens[row, width - len(prompt) :] = prompt
             mask[row, width - len(prompt) :] = 1
         return torch.from_numpy(tokens).to(self.device), torch.from_numpy(mask).to(self.device)
+
+
+def _give(answers: Mapping[_Row, Completion | Exception]) -> None:
+    """Answer requests, each loop's all at once: waking a loop costs more than an answer."""
+
+    def give(rows: Sequence[_Row]) -> None:
+        for row in rows:
+            if row.answer.done():  # given up
+                continue
+            answer = answers[row]
+            if isinstance(answer, Exception):
+                row.answer.set_exception(answer)
+            else:
+                row.answer.set_result(answer)
+
+    for loop in {row.loop for row in answers}:
+        with suppress(RuntimeError):  # the loop has ended, and its callers with it
+            loop.call_soon_threadsafe(give, [row for row in answers if row.loop is loop])
 
 
 def _join(batch: _Batch, more: _Batch) -> None:

@@ -13,8 +13,9 @@ class Digits:
     It writes "12" as two tokens, and reads it as one, which a policy may sample.
     """
 
-    bos_token = None
-    chat_template = "..."
+    bos_token: str | None = None
+    eos_token_id: int | None = None
+    chat_template: str | None = "..."
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
         if messages[0]["role"] == "system":

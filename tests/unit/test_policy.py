@@ -8,7 +8,7 @@ import pytest
 from tests.echo import Echo
 from trinity_db.explorer.engine import Completion, Request
 from trinity_db.explorer.policy import Policy
-from trinity_db.prompts import PromptTooLong, UntokenizableText
+from trinity_db.prompts import PromptTooLong, UntokenizableText, prompt_ids
 from trinity_db.store.groups import Step
 
 
@@ -21,8 +21,14 @@ class Twelve(Echo):
 
 
 def policy(engine: Echo | None = None, temperature: float = 1.0, seed: int = 0) -> Policy:
+    engine = engine or Echo(context=50)
     return Policy(
-        engine or Echo(context=50), template="{prompt}", temperature=temperature, max_new_tokens=9, seed=seed
+        engine,
+        lambda prompt: prompt_ids(prompt, engine.tokenizer),
+        template="{prompt}",
+        temperature=temperature,
+        max_new_tokens=9,
+        seed=seed,
     )
 
 
