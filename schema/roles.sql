@@ -140,12 +140,48 @@ DROP POLICY IF EXISTS others_move ON trinity.rollout_group;
 CREATE POLICY others_move ON trinity.rollout_group FOR UPDATE TO trinity_processor, trinity_trainer, trinity_labeller
     USING (true);
 
+-- An explorer writes rollouts of its login's workers alone: into groups that they hold, or, where they came too late, as
+-- refused ones. It refuses none in the place of another login's worker that holds the group.
+ALTER TABLE trinity.rollout ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.rollout;
+CREATE POLICY is_read ON trinity.rollout FOR SELECT USING (true);
+DROP POLICY IF EXISTS explorer_writes ON trinity.rollout;
+CREATE POLICY explorer_writes ON trinity.rollout FOR INSERT TO trinity_explorer
+    WITH CHECK (
+        worker_id = ANY (ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user))
+        AND EXISTS (SELECT FROM trinity.rollout_group g
+                    WHERE g.id = group_id AND g.run_id = rollout.run_id
+                      AND CASE rollout.state
+                          WHEN 'refused' THEN g.worker_id IS NULL OR g.attempt <> rollout.attempt OR g.worker_id = ANY (
+                              ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user))
+                          ELSE g.state = 'open' AND g.worker_id = rollout.worker_id AND g.attempt = rollout.attempt END));
+DROP POLICY IF EXISTS is_own ON trinity.rollout;
+CREATE POLICY is_own ON trinity.rollout FOR UPDATE TO trinity_explorer
+    USING (worker_id = ANY (ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user)));
+
+-- The statement that writes a rollout also writes its first step, and sees no rollout yet: so a rollout that is seen gets
+-- no other first step. A later step belongs to a rollout of the login's own.
 -- An explorer gives back rows of workers that are gone, and takes none.
 ALTER TABLE trinity.experience ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS is_read ON trinity.experience;
 CREATE POLICY is_read ON trinity.experience FOR SELECT USING (true);
 DROP POLICY IF EXISTS explorer_writes ON trinity.experience;
-CREATE POLICY explorer_writes ON trinity.experience FOR INSERT TO trinity_explorer WITH CHECK (state IN ('raw', 'dropped'));
+CREATE POLICY explorer_writes ON trinity.experience FOR INSERT TO trinity_explorer
+    WITH CHECK (
+        CASE WHEN step = 0 THEN
+            NOT EXISTS (SELECT FROM trinity.rollout r WHERE r.id = rollout_id)
+            AND EXISTS (SELECT FROM trinity.rollout_group g
+                        WHERE g.id = group_id AND g.run_id = experience.run_id
+                          AND (experience.state = 'dropped'
+                               OR experience.state = 'raw' AND g.state = 'open' AND g.worker_id = ANY (
+                                   ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user))))
+        ELSE
+            EXISTS (SELECT FROM trinity.rollout r
+                    WHERE r.id = rollout_id AND r.group_id = experience.group_id AND r.run_id = experience.run_id
+                      AND r.worker_id = ANY (ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user))
+                      AND experience.state = CASE r.state WHEN 'finished' THEN 'raw' WHEN 'refused' THEN 'dropped' END
+                                             ::trinity.experience_state)
+        END);
 DROP POLICY IF EXISTS trainer_adopts ON trinity.experience;
 CREATE POLICY trainer_adopts ON trinity.experience FOR INSERT TO trinity_trainer WITH CHECK (source_id IS NOT NULL);
 DROP POLICY IF EXISTS explorer_gives_back ON trinity.experience;
@@ -159,3 +195,16 @@ CREATE POLICY explorer_gives_back ON trinity.experience FOR UPDATE TO trinity_ex
 DROP POLICY IF EXISTS others_move ON trinity.experience;
 CREATE POLICY others_move ON trinity.experience FOR UPDATE TO trinity_processor, trinity_trainer, trinity_labeller
     USING (true);
+
+-- An explorer writes arrays in the statement that writes their row, which does not see the row yet. Imported rows have no
+-- arrays until the trainer gives them some. Texts need no policy: each row that is written or imported has one at once.
+ALTER TABLE trinity.payload ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.payload;
+CREATE POLICY is_read ON trinity.payload FOR SELECT USING (true);
+DROP POLICY IF EXISTS explorer_writes ON trinity.payload;
+CREATE POLICY explorer_writes ON trinity.payload FOR INSERT TO trinity_explorer
+    WITH CHECK (NOT EXISTS (SELECT FROM trinity.experience e WHERE e.id = experience_id));
+DROP POLICY IF EXISTS trainer_encodes ON trinity.payload;
+CREATE POLICY trainer_encodes ON trinity.payload FOR INSERT TO trinity_trainer WITH CHECK (true);
+DROP POLICY IF EXISTS processor_archives ON trinity.payload;
+CREATE POLICY processor_archives ON trinity.payload FOR UPDATE TO trinity_processor USING (true);

@@ -40,6 +40,12 @@ REFUSED = {
         "UPDATE trinity.worker SET role = 'train'",
         "LOCK TABLE trinity.worker IN ACCESS EXCLUSIVE MODE",
         "DELETE FROM trinity.rollout",
+        "INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, state, worker_id)"
+        " SELECT run_id, group_id, 99, 1, 'finished', worker_id FROM trinity.rollout LIMIT 1",
+        "INSERT INTO trinity.experience (run_id, group_id, rollout_id, state)"
+        " SELECT run_id, group_id, nextval('trinity.rollout_id_seq'), 'raw' FROM trinity.rollout LIMIT 1",
+        "INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)"
+        " SELECT id, '', 1, '' FROM trinity.experience LIMIT 1",
         "INSERT INTO trinity.worker (run_id, role, setting_id, host, pid)"
         " SELECT run_id, 'train', id, 'here', 1 FROM trinity.run_setting",
         "INSERT INTO trinity.worker (run_id, role, setting_id, host, pid, login)"
