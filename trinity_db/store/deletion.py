@@ -101,6 +101,10 @@ def empty(tx: Transaction, run_id: int) -> None:
         tx.execute(query(part.statement), {"run_id": run_id, "limit": None, "after": 0, "until": LAST_ID})
 
 
+NEXT_EXPERIENCE = "next_experience"
+"""The statement that `ranges` asks where ids of experiences are meant. Pruning goes by them too."""
+
+
 def ranges(database: Database, next_row: str, size: int) -> Iterator[int]:
     """The ids after which ranges of ids begin, up to the last row of any run that there is at the beginning.
 
@@ -129,7 +133,7 @@ def _ranges(database: Database, part: Part) -> Iterator[dict[str, int]]:
     if not part.by_id:
         yield {"limit": part.size}
         return
-    for after in ranges(database, "next_experience", part.size):
+    for after in ranges(database, NEXT_EXPERIENCE, part.size):
         yield {"after": after, "until": after + part.size}
 
 

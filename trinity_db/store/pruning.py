@@ -32,9 +32,11 @@ class Family:
     """Ids that one transaction looks at: some tenths of a second, and few enough that locks stall no role."""
 
 
-PAYLOADS = Family("payloads", "prunable_payloads", "prune_payloads", "next_experience", 5_000)
+PAYLOADS = Family("payloads", "prunable_payloads", "prune_payloads", deletion.NEXT_EXPERIENCE, 5_000)
 METRICS = Family("metrics", "prunable_metrics", "prune_metrics", "next_metric", 10_000)
-PROCESSING = Family("processing records", "prunable_processing", "prune_processing", "next_experience", 5_000)
+PROCESSING = Family(
+    "processing records", "prunable_processing", "prune_processing", deletion.NEXT_EXPERIENCE, 5_000
+)
 
 
 @dataclass(frozen=True)
