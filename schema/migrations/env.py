@@ -17,7 +17,9 @@ from typing import Any
 from alembic import context
 from alembic.operations import MigrationScript
 from alembic.util import CommandError
+from psycopg.errors import InvalidSchemaName
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 from trinity_db import database
@@ -50,7 +52,14 @@ def migrate(connection: Connection) -> None:
         compare_server_default=True,
         process_revision_directives=_number,
     )
-    context.run_migrations()
+    try:
+        context.run_migrations()
+    except ProgrammingError as error:
+        if isinstance(error.orig, InvalidSchemaName):
+            raise CommandError(
+                "the store has no tables yet; make them first: alembic upgrade head"
+            ) from error
+        raise
     reached = context.get_context().get_current_revision()
     if moves and reached is not None and reached == context.get_head_revision():
         connection.exec_driver_sql(_views("create"))

@@ -488,6 +488,9 @@ def test_alembic_itself_moves_a_store_and_says_where_it_is(place: tuple[str, str
     with new_database(place[0], "template0") as url:
         assert alembic(url, "current") == "", "there is nothing yet, and to look makes nothing"
         assert catalogue(url) == {}
+        with pytest.raises(AssertionError, match="the store has no tables yet; make them first") as ended:
+            alembic(url, "revision", "--autogenerate", "-m", "too early")
+        assert "Traceback" not in str(ended.value)
         alembic(url, "upgrade", "head")
         assert alembic(url, "current") == f"{schema.HEAD} (head)\n"
         assert {name for kind, name in catalogue(url) if kind == "view"} == VIEWS
