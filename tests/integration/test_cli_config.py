@@ -16,7 +16,7 @@ from trinity_db.imports.dataset import open_writer
 from trinity_db.store import runs
 from trinity_db.trainer.recipes import RECIPES, LabelsConfig
 
-AGENT = "def attempt(engine, groups, *, template, config, seed, should_stop):\n    yield []\n"
+AGENT = "async def attempt(task, policy):\n    await policy.complete(task['prompt'])\n"
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from tests.recipes import recipe
 from trinity_db.cli.configuration import PER_PROCESS, RunConfig
 from trinity_db.config import ModelConfig
 from trinity_db.errors import ConfigError
+from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.settings import Change, Kept, Settings, rule, sections_below, validate
 from trinity_db.trainer.config import (
@@ -81,6 +82,7 @@ def test_a_run_may_go_on_in_another_folder_of_checkpoints(monkeypatch: pytest.Mo
 
 
 OTHERS: dict[str, Any] = {
+    "explorer.engine": {"name": "mine.py:Engine", "size": 3},
     "metrics": {"tensorboard": "runs"},
     "processors.archive": {},
     "processors.claim_size": 1,
@@ -98,7 +100,8 @@ OTHERS: dict[str, Any] = {
 def test_a_run_goes_on_with_another_value_of_what_may_change(key: str) -> None:
     section, _, name = key.rpartition(".")
     change = {section: {name: OTHERS[key]}} if section else {name: OTHERS[key]}
-    before, after = (validate(RunConfig, OFFLINE | more, "run.yaml") for more in ({}, change))
+    kind = ONLINE if section == "explorer" else OFFLINE
+    before, after = (validate(RunConfig, kind | more, "run.yaml") for more in ({}, change))
     assert before != after
     assert after.stored() == before.stored()
     # The run may be older, from when this was compared.
@@ -108,6 +111,7 @@ def test_a_run_goes_on_with_another_value_of_what_may_change(key: str) -> None:
 def test_the_text_of_a_key_says_whether_it_may_change() -> None:
     sections: dict[str, type[Settings]] = {
         "": RunConfig,
+        "explorer.": ExplorerConfig,
         "processors.": ProcessorsConfig,
         "trainer.": TrainerConfig,
     }
