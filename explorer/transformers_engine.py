@@ -91,6 +91,8 @@ class TransformersEngine:
         self.device = device or default_device()
         self._max_tokens = max_tokens
         self._model: Any = None
+        self._vocabulary = 0
+        """Tokens that the model knows."""
         self._end_tokens: frozenset[int] = frozenset()
         self._batch: _Batch | None = None
         self._changed = threading.Condition()
@@ -116,6 +118,10 @@ class TransformersEngine:
         if not 0 < length < self.context:
             raise PromptTooLong(
                 f"A prompt of {length} tokens does not fit: this model takes 1 to {self.context - 1}."
+            )
+        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._vocabulary:
+            raise ValueError(
+                f"The prompt has a token that is none of this model's: 0 to {self._vocabulary - 1}."
             )
         limit = min(request.max_new_tokens, self.context - length)
         loop = asyncio.get_running_loop()
@@ -216,6 +222,7 @@ class TransformersEngine:
             self._model = None  # rather than two in memory
             model, self.tokenizer = load_model(path, self.device), load_tokenizer(path)
             self.context = context_of(model.config)
+            self._vocabulary = model.get_input_embeddings().num_embeddings
             self._end_tokens = _end_tokens(model, self.tokenizer)
             self._model = model  # last: a folder that is pruned meanwhile leaves no model without tokenizer
         self.version = version
@@ -260,7 +267,7 @@ class TransformersEngine:
         if self._batch is None:
             self._batch = fresh
         else:
-            self._drop_ended(self._batch)
+            self._keep(self._batch, running)
             _join(self._batch, fresh)
 
     def _begun(self, rows: list[_Row]) -> _Batch:
@@ -273,15 +280,15 @@ class TransformersEngine:
     @torch.inference_mode()
     def _decode(self, batch: _Batch) -> None:
         """One more token for each row."""
-        unfinished = sum(not row.ended for row in batch.rows)
-        if not unfinished:
+        running = [row for row in batch.rows if not row.ended]  # asked once: callers may give up at any time
+        if not running:
             self._batch = None
             return
-        if 2 * unfinished <= len(batch.rows):  # dropping rows copies the cache, so it waits until it halves
+        if 2 * len(running) <= len(batch.rows):  # dropping rows copies the cache, so it waits until it halves
             if not kv_cache.is_known(batch.cache):
-                self._batch = self._begun([row for row in batch.rows if not row.ended])
+                self._batch = self._begun(running)
                 return
-            self._drop_ended(batch)
+            self._keep(batch, running)
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.rows), 1)], dim=1)
         self._advance(batch, batch.mask.sum(1, keepdim=True) - 1)
 
@@ -317,14 +324,15 @@ class TransformersEngine:
             return None
         return Completion(row.token_ids, row.logprobs, row.versions, reason)
 
-    def _drop_ended(self, batch: _Batch) -> None:
-        """Keep the rows that go on, and the columns in which one of them has a token."""
-        kept = [place for place, row in enumerate(batch.rows) if not row.ended]
+    def _keep(self, batch: _Batch, running: Sequence[_Row]) -> None:
+        """Keep these rows, and the columns in which one of them has a token."""
+        going_on = set(running)
+        kept = [place for place, row in enumerate(batch.rows) if row in going_on]
         rows = torch.tensor(kept, dtype=torch.long, device=self.device)
         mask = batch.mask[rows]
         padding = int(mask.any(0).int().argmax())
         kv_cache.select(batch.cache, rows, padding)
-        batch.rows = [batch.rows[place] for place in kept]
+        batch.rows = [*running]
         batch.tokens, batch.mask = batch.tokens[rows], mask[:, padding:]
 
     def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -383,7 +391,8 @@ def _sample(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
         summed = logprobs[places].double().exp().cumsum(dim=-1)
         total = summed[:, -1:]
         marks = torch.minimum(numbers.to(logits.device) * total, total.nextafter(torch.zeros_like(total)))
-        tokens[places] = torch.searchsorted(summed, marks, right=True)
+        # Weights that are not finite have no token to sample: then its place lies beyond the last one.
+        tokens[places] = torch.searchsorted(summed, marks, right=True).clamp(max=logits.shape[1] - 1)
     return tokens, logprobs.gather(-1, tokens)
 
 

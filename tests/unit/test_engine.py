@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer import kv_cache
 from trinity_db.explorer.engine import Completion, EngineFailed, Request, sample_all
-from trinity_db.explorer.transformers_engine import TransformersEngine
+from trinity_db.explorer.transformers_engine import TransformersEngine, _Row
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
 
@@ -152,6 +153,52 @@ def test_a_prompt_that_does_not_fit_is_refused(engine: TransformersEngine) -> No
     for length in (0, 32):
         with pytest.raises(PromptTooLong, match=f"A prompt of {length} tokens does not fit"):
             run(engine, [[1] * length])
+
+
+@pytest.mark.parametrize("token", [-1, 12])
+def test_a_token_that_the_model_does_not_know_is_refused_and_the_engine_goes_on(
+    engine: TransformersEngine, token: int
+) -> None:
+    with pytest.raises(ValueError, match="is none of this model's: 0 to 11"):
+        run(engine, [[1, token]])
+    assert len(run(engine, [[1, 11]])) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_not_finite_give_log_probabilities_that_say_so(
+    engine: TransformersEngine, model_folder: Path, temperature: float
+) -> None:
+    with torch.no_grad():
+        engine._model.get_input_embeddings().weight.fill_(float("nan"))
+    (completion,) = run(engine, [[1]], temperature, max_new_tokens=2)
+    assert np.isnan(completion.logprobs).all()
+    load(engine, model_folder, version=5)
+    assert np.isfinite(run(engine, [[1]])[0].logprobs).all()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rows_that_are_given_up_while_the_batch_is_made_smaller_end_no_engine(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """Their callers are in another thread, so this may happen between any two statements."""
+    rows: list[Any] = []
+
+    def asked(cache: Any) -> bool:
+        for row in rows:
+            row.ended = True
+        return is_known
+
+    monkeypatch.setattr(kv_cache, "is_known", asked)
+    random = np.random.default_rng(0)
+    with torch.inference_mode():
+        for _ in range(2):
+            loop: Any = None
+            rows.append(_Row(Request([1, 2], 9), 9, random, loop, loop))
+        engine._end_tokens = frozenset()
+        batch = engine._begun([*rows])
+        rows[0].ended = True
+        engine._decode(batch)
+    assert (engine._batch or batch).rows == [rows[1]]
 
 
 def test_a_response_is_given_out_while_longer_ones_go_on_and_another_takes_its_place(
