@@ -9,6 +9,8 @@ rewrites what came before begins another sequence.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import isfinite
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -110,17 +112,23 @@ class Policy:
 
         Raises:
             PromptTooLong: they are none, or fill the context.
+            TypeError: they are no whole numbers.
+            ValueError: `max_new_tokens` is below 1, or the engine gave what cannot be trained on.
         """
         self._calls += 1  # each call has a seed of its own, so that two calls with one prompt differ
         limit = self._max_new_tokens if max_new_tokens is None else max_new_tokens
-        request = Request(list(token_ids), limit, self._temperature, seed_of(self.seed, self._calls))
+        if limit < 1:
+            raise ValueError(f"max_new_tokens is {limit}; the policy samples at least one token.")
+        prompt_ids = [index(token) for token in token_ids]
+        request = Request(prompt_ids, limit, self._temperature, seed_of(self.seed, self._calls))
         try:
             completion = await self._engine.generate(request)
         except EngineFailed as error:
             self.failure = error
             raise
+        _check(completion)
         self.finish_reason = completion.finish_reason
-        self._record(request.prompt_ids, prompt, completion)
+        self._record(prompt_ids, prompt, completion)
         return completion
 
     async def complete(self, prompt: str, *, max_new_tokens: int | None = None) -> str:
@@ -143,7 +151,10 @@ class Policy:
         Raises:
             PromptTooLong: the conversation fills the context.
             UntokenizableText: the template refuses the conversation, or the tokenizer a character.
+            ValueError: the conversation is empty.
         """
+        if not messages:
+            raise ValueError("The conversation is empty.")
         text = prompt_text({"messages": messages}, self.template, self.tokenizer)
         known, ids = max(
             ((said, ids) for said, ids in self._said if text.startswith(said)),
@@ -167,6 +178,7 @@ class Policy:
                 equal states.
 
         Raises:
+            TypeError: the state is no text.
             ValueError: nothing was sampled since, or the reward is no number.
         """
         if not self._open:
@@ -209,6 +221,29 @@ class Policy:
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
+
+
+def _check(completion: Completion) -> None:
+    """Refuse what could be stored and not trained on; an engine may be a user's own.
+
+    Raises:
+        TypeError: a token or a version is no whole number.
+        ValueError: naming what is wrong.
+    """
+    numbers = [len(one) for one in (completion.token_ids, completion.logprobs, completion.versions)]
+    if not 0 < numbers[0] == numbers[1] == numbers[2]:
+        tokens, logprobs, versions = numbers
+        raise ValueError(
+            f"The engine gave {tokens} tokens, {logprobs} log-probabilities and {versions} versions."
+        )
+    if min(map(index, completion.token_ids)) < 0 or min(map(index, completion.versions)) < 0:
+        raise ValueError("The engine gave a negative token or version.")
+    if not all(map(isfinite, completion.logprobs)):
+        raise ValueError("The engine gave a log-probability that is not finite.")
+    if completion.finish_reason not in ("stop", "length"):
+        raise ValueError(
+            f"The engine gave the finish reason {completion.finish_reason!r}: not stop or length."
+        )
 
 
 def seed_of(*numbers: int) -> int:

@@ -195,3 +195,60 @@ def test_what_the_policy_refuses_is_not_recorded() -> None:
 
     asyncio.run(attempt())
     assert asked.steps(None) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda asked: asked.sample([1], max_new_tokens=0), ValueError, "max_new_tokens is 0"),
+        (lambda asked: asked.sample({"input_ids": [1]}), TypeError, "'str' object cannot be"),
+        (lambda asked: asked.sample([[1, 2]]), TypeError, "'list' object cannot be"),
+        (lambda asked: asked.sample([1.5]), TypeError, "'float' object cannot be"),
+        (lambda asked: asked.chat([]), ValueError, "conversation is empty"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused_before_the_engine_is_asked(
+    call: Callable[[Policy], Awaitable[object]], error: type[Exception], words: str
+) -> None:
+    engine = Echo()
+    with pytest.raises(error, match=words):
+        asyncio.run(_run(call, policy(engine)))
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("completion", "error", "words"),
+    [
+        (Completion([], [], [], "stop"), ValueError, "gave 0 tokens"),
+        (Completion([1, 2], [-1.0], [0, 0], "stop"), ValueError, "2 tokens, 1 log-probabilities and 2 v"),
+        (Completion([1, 2], [-1.0] * 2, [0], "stop"), ValueError, "2 log-probabilities and 1 versions"),
+        (Completion([1], [float("nan")], [0], "stop"), ValueError, "is not finite"),
+        (Completion([1], [float("-inf")], [0], "stop"), ValueError, "is not finite"),
+        (Completion([-1], [-1.0], [0], "stop"), ValueError, "negative token or version"),
+        (Completion([1], [-1.0], [-1], "stop"), ValueError, "negative token or version"),
+        (Completion([1.5], [-1.0], [0], "stop"), TypeError, "'float' object cannot be"),  # type: ignore[list-item]
+        (Completion([1], [-1.0], [0], "abort"), ValueError, "finish reason 'abort'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_an_engine_gives_and_could_not_be_trained_on_is_refused(
+    completion: Completion, error: type[Exception], words: str
+) -> None:
+    class Wrong(Echo):
+        async def generate(self, request: Request) -> Completion:
+            return completion
+
+    asked = policy(Wrong())
+    with pytest.raises(error, match=words):
+        asyncio.run(_run(lambda asked: asked.sample([1]), asked))
+    assert asked.steps(None) == []
+
+
+def test_a_step_has_texts() -> None:
+    async def attempt(asked: Policy) -> None:
+        await asked.sample([1])
+        asked.step(state=5)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="The state of a step is int, no text"):
+        made(attempt)
+    with pytest.raises(TypeError, match="The prompt of a step is int, no text"):
+        made(lambda asked: asked.sample([1], prompt=1))  # type: ignore[arg-type]

@@ -70,6 +70,9 @@ class Step:
     equal states of one task (GiGPO). None: what stands in the prompt."""
 
     def __post_init__(self) -> None:
+        for name, text in (("prompt", self.prompt), ("state", self.state)):
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"The {name} of a step is {type(text).__name__}, no text.")
         if self.reward is not None and not abs(self.reward) <= MAX_REWARD:
             raise ValueError(f"The reward of a step is {self.reward}, no number up to {MAX_REWARD:g}.")
 
