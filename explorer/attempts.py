@@ -50,8 +50,12 @@ class Attempts:
                 break
             except _TookTooLong as problem:
                 error = str(problem)
-            except Exception as problem:  # a workflow is a user's own code
+            except (Exception, SystemExit) as problem:  # a workflow is a user's own code
                 error = describe_error(problem)
+            except asyncio.CancelledError as problem:
+                if _is_cancelled():  # by the explorer
+                    raise
+                error = describe_error(problem)  # the workflow awaited something that it had cancelled
             else:
                 return _finished(group, member, started_at, steps, policy.finish_reason)
             finally:
@@ -67,8 +71,9 @@ class Attempts:
         except TimeoutError:
             if not limit.expired():  # another one, of the workflow's own
                 raise
-            raise _TookTooLong(f"took longer than {seconds:g} s") from None
-        if reward is not None and not isinstance(reward, int | float | np.floating):
+        if limit.expired():  # also when the workflow caught the cancellation and returned
+            raise _TookTooLong(f"took longer than {seconds:g} s")
+        if reward is not None and not isinstance(reward, int | float | np.integer | np.floating | np.bool_):
             raise TypeError(f"the workflow returned {type(reward).__name__}, neither a number nor None")
         steps = policy.steps(None if reward is None else float(reward))
         if not steps:
@@ -89,6 +94,12 @@ class Attempts:
     def _prompt_ids(self) -> Callable[[str], Sequence[int]]:
         """The tokens of a prompt; the members of a group mostly ask with the same one."""
         return lru_cache(PROMPTS)(lambda prompt: tuple(prompt_ids(prompt, self.engine.tokenizer)))
+
+
+def _is_cancelled() -> bool:
+    """Whether the attempt itself was cancelled, and not only something that it awaited."""
+    attempt = asyncio.current_task()
+    return attempt is not None and attempt.cancelling() > 0
 
 
 def _finished(

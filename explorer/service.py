@@ -141,14 +141,14 @@ class Explorer(Service):
         enough = max(size, self._config.concurrency // CLAIM_SHARE)
         if not self._may_claim or (self._under_way and free < enough):
             return True
+        self._may_claim = False  # first: news that arrive from here on are of something not seen below
         is_finished, policy = await self._in_store(self._newest)
         if is_finished:
             return False
-        self._may_claim = False
         if policy is None or not await self._load(policy):
             return True
         claimed = await self._in_store(lambda: self._claim(policy.version, max(1, free // size)))
-        self._may_claim = bool(claimed)
+        self._may_claim |= bool(claimed)
         for group in claimed:
             for member in group.members:
                 attempt = asyncio.create_task(self._attempts.make(group, member))
@@ -209,6 +209,7 @@ class Explorer(Service):
                 raise ConfigError(
                     f"{policy.checkpoint}: its files are not those that were published; restore them."
                 )
+            self._loaded = None  # a load that fails may leave the engine without the weights of before
             await self._engine.load(policy.checkpoint, policy.version)
         except (ConfigError, OSError) as error:
             if policy.version == 0:

@@ -57,13 +57,20 @@ def check_call(
         raise ConfigError(f"{name}: {error}; it is called with {how}.") from None
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """What a user's function raised, in one line, with the user's file, line and function.
 
     The place is the deepest one in the user's own files, so that an error inside a library names the line
-    that called it. There is none where only our code and libraries were at work.
+    that called it. There is none where only our code and libraries were at work. Of several errors at once,
+    as an `asyncio.TaskGroup` raises them, it is the first.
     """
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    try:
+        message = str(error)
+    except Exception:  # the class is a user's own code as well
+        message = "its message cannot be shown"
+    text = " ".join(f"{type(error).__name__}: {message}".split())
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

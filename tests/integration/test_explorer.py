@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.echo import Echo
 from tests.postgres import cluster_18, discard, start
 from tests.rows import Scene, members
 from trinity_db.database import Database, connect, upgrade
-from trinity_db.errors import TrinityError
+from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engine import Completion, EngineFailed, Request
 from trinity_db.explorer.policy import Policy
@@ -23,6 +23,7 @@ from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
+from trinity_db.service import POLL_SECONDS
 from trinity_db.store.groups import Pace
 
 STOP_SECONDS = 20.0  # a stop without a database: two attempts to connect, one of them the goodbye's
@@ -312,3 +313,112 @@ def test_another_checkpoint_under_the_number_that_is_loaded_is_loaded(
         role._pace = Pace(max_staleness=0, per_version=groups)
         assert role.work()
     assert loaded == [b"weights", b"set back"]
+
+
+async def awaits_what_it_cancelled(task: Mapping[str, Any], policy: Policy) -> None:
+    tool = asyncio.create_task(asyncio.sleep(60))
+    tool.cancel()
+    await tool
+
+
+async def exits(task: Mapping[str, Any], policy: Policy) -> None:
+    raise SystemExit(0)
+
+
+async def raises_what_cannot_be_shown(task: Mapping[str, Any], policy: Policy) -> None:
+    class Unclear(Exception):
+        def __str__(self) -> str:
+            return self.args[0]  # type: ignore[no-any-return]
+
+    raise Unclear(5)
+
+
+async def raises_several(task: Mapping[str, Any], policy: Policy) -> None:
+    async with asyncio.TaskGroup() as calls:
+        calls.create_task(raises_what_cannot_be_shown(task, policy))
+
+
+async def ignores_the_time_limit(task: Mapping[str, Any], policy: Policy) -> None:
+    await policy.sample([1, 2])
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(60)
+
+
+async def gives_a_state_that_is_no_text(task: Mapping[str, Any], policy: Policy) -> None:
+    await policy.sample([1, 2])
+    policy.step(state=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("workflow", "error"),
+    [
+        (awaits_what_it_cancelled, "CancelledError: ("),
+        (exits, "SystemExit: 0 ("),
+        (raises_what_cannot_be_shown, "Unclear: its message cannot be shown ("),
+        (raises_several, "Unclear: its message cannot be shown ("),
+        (ignores_the_time_limit, "took longer than 0.05 s"),
+        (gives_a_state_that_is_no_text, "TypeError: The state of a step is int, no text. ("),
+    ],
+)
+def test_whatever_an_attempt_raises_is_a_failed_rollout(
+    explorer: Explorers, scene: Scene, workflow: Workflow, error: str
+) -> None:
+    assert explorer(scene, workflow, attempt_seconds=0.05).work()
+    assert [row[2] for row in stored(scene)] == ["failed"] * 4
+    assert scene.values("SELECT state FROM trinity.rollout_group") == ["complete"] * 2
+    [written] = set(scene.values("SELECT error FROM trinity.rollout"))
+    assert written.startswith(error)
+
+
+def test_the_version_of_before_is_loaded_again_when_the_next_one_could_not_be(
+    explorer: Explorers, scene: Scene, starting_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else attempts would wait for an engine that has given up the weights of before."""
+    loaded: list[int] = []
+
+    async def load(engine: Echo, path: Path, version: int) -> None:
+        loaded.append(version)
+        if version == 1:
+            raise ConfigError("there is no tokenizer")
+
+    monkeypatch.setattr(Echo, "load", load)
+    role = explorer(scene, answers, groups=1)
+    assert role.work()
+    publish(scene, 1, starting_model)
+    role._pace = Pace(max_staleness=0, per_version=2)
+    assert not role.work()
+    with scene.database.transaction() as tx:
+        tx.execute("DELETE FROM trinity.policy_version WHERE version = 1")
+    assert role.work()
+    assert loaded == [0, 1, 0]
+
+
+def test_news_that_arrive_while_nothing_can_be_claimed_yet_are_not_lost(
+    explorer: Explorers, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer may make room between the moment a claim has counted and the moment it is answered."""
+    claimed: list[int] = []
+    waiting: list[bool] = []
+
+    async def goes_on(task: Mapping[str, Any], policy: Policy) -> None:
+        await policy.sample([1, 2])
+        if not waiting:
+            waiting.append(True)
+            await until(lambda: len(claimed) >= 3)
+
+    role = explorer(scene, goes_on, groups=1)
+    claim = role._claim
+
+    def and_then_room(version: int, limit: int) -> list[Any]:
+        groups = claim(version, limit)
+        claimed.append(len(groups))
+        if len(claimed) == 2:
+            role._pace = Pace(max_staleness=0, per_version=2)
+            role.wake()
+        return groups
+
+    monkeypatch.setattr(role, "_claim", and_then_room)
+    began = time.monotonic()
+    assert role.work()
+    assert claimed[:3] == [1, 0, 1]
+    assert time.monotonic() - began < POLL_SECONDS
