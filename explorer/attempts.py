@@ -1,6 +1,7 @@
 """One attempt from its start to a rollout that can be written, whatever happens in it."""
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,9 +54,9 @@ class Attempts:
             except (Exception, SystemExit) as problem:  # a workflow is a user's own code
                 error = describe_error(problem)
             except asyncio.CancelledError as problem:
-                if _is_cancelled():  # by the explorer
-                    raise
-                error = describe_error(problem)  # the workflow awaited something that it had cancelled
+                error = describe_error(problem)
+                if _is_cancelled():  # by the explorer, which writes nothing of it, or by its own code
+                    break
             else:
                 return _finished(group, member, started_at, steps, policy.finish_reason)
             finally:
@@ -93,7 +94,8 @@ class Attempts:
     @cached_property
     def _prompt_ids(self) -> Callable[[str], Sequence[int]]:
         """The tokens of a prompt; the members of a group mostly ask with the same one."""
-        return lru_cache(PROMPTS)(lambda prompt: tuple(prompt_ids(prompt, self.engine.tokenizer)))
+        # An array has 4 bytes for a token, a tuple 36: prompts may be long.
+        return lru_cache(PROMPTS)(lambda prompt: array("i", prompt_ids(prompt, self.engine.tokenizer)))
 
 
 def _is_cancelled() -> bool:

@@ -6,6 +6,7 @@ it: an attempt of several turns becomes one sequence, in which only sampled toke
 rewrites what came before begins another sequence.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -115,6 +116,8 @@ class Policy:
             TypeError: they are no whole numbers.
             ValueError: `max_new_tokens` is below 1, or the engine gave what cannot be trained on.
         """
+        if self.failure is not None:  # a workflow that tries again and again would never end
+            raise asyncio.CancelledError(str(self.failure))
         self._calls += 1  # each call has a seed of its own, so that two calls with one prompt differ
         limit = self._max_new_tokens if max_new_tokens is None else max_new_tokens
         if limit < 1:

@@ -195,6 +195,27 @@ def test_an_engine_that_fails_ends_the_explorer_and_its_attempts_are_not_failed(
     assert [row[2] for row in stored(scene)] == ["finished"]
 
 
+def test_an_engine_that_fails_ends_an_attempt_that_would_ask_it_for_ever(
+    explorer: Explorers, scene: Scene
+) -> None:
+    class Broken(Echo):
+        async def generate(self, request: Request) -> Completion:
+            raise EngineFailed("out of memory")
+
+    asked: list[bool] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        while len(asked) < 1000:
+            asked.append(True)
+            with suppress(Exception):
+                await policy.sample([1, 2])
+
+    with pytest.raises(EngineFailed, match="out of memory"):
+        explorer(scene, workflow, engine=Broken()).work()
+    assert len(asked) == 8  # of each attempt twice
+    assert stored(scene) == []
+
+
 def test_what_came_too_late_is_kept_as_refused(explorer: Explorers, scene: Scene) -> None:
     lost: list[bool] = []
 
@@ -321,6 +342,13 @@ async def awaits_what_it_cancelled(task: Mapping[str, Any], policy: Policy) -> N
     await tool
 
 
+async def cancels_itself(task: Mapping[str, Any], policy: Policy) -> None:
+    attempt = asyncio.current_task()
+    assert attempt is not None
+    attempt.cancel()
+    await asyncio.sleep(60)
+
+
 async def exits(task: Mapping[str, Any], policy: Policy) -> None:
     raise SystemExit(0)
 
@@ -353,6 +381,7 @@ async def gives_a_state_that_is_no_text(task: Mapping[str, Any], policy: Policy)
     ("workflow", "error"),
     [
         (awaits_what_it_cancelled, "CancelledError: ("),
+        (cancels_itself, "CancelledError: ("),
         (exits, "SystemExit: 0 ("),
         (raises_what_cannot_be_shown, "Unclear: its message cannot be shown ("),
         (raises_several, "Unclear: its message cannot be shown ("),
