@@ -54,6 +54,20 @@ class _Sequence:
         )
 
 
+@dataclass
+class _Conversation:
+    """A conversation up to its latest answer. Its earlier answers are kept as places in it, not as copies."""
+
+    text: str
+    token_ids: list[int]
+    ends: list[tuple[int, int]]
+    """Where each answer ends: so many characters, so many tokens."""
+
+    def begins(self, text: str) -> tuple[int, int]:
+        """The last of its ends up to which a text is the same; zeros where there is none."""
+        return next((end for end in reversed(self.ends) if text.startswith(self.text[: end[0]])), (0, 0))
+
+
 class Policy:
     """What an attempt may ask.
 
@@ -90,8 +104,8 @@ class Policy:
         self._open: list[_Sequence] = []
         """Sequences that calls may still be joined with."""
         self._steps: list[Step] = []
-        self._said: list[tuple[str, list[int]]] = []
-        """Conversations so far, as text and as tokens, each up to the end of a response."""
+        self._said: list[_Conversation] = []
+        """Conversations so far, none the beginning of another."""
 
     @property
     def tokenizer(self) -> Any:
@@ -159,16 +173,19 @@ class Policy:
         if not messages:
             raise ValueError("The conversation is empty.")
         text = prompt_text({"messages": messages}, self.template, self.tokenizer)
-        known, ids = max(
-            ((said, ids) for said, ids in self._said if text.startswith(said)),
-            key=lambda one: len(one[0]),
-            default=("", []),
-        )
-        rest = text[len(known) :]
-        ids = [*ids, *encode(rest, self.tokenizer)] if known else [*self._prompt_ids(text)]
+        begun = max(self._said, key=lambda one: one.begins(text), default=_Conversation("", [], []))
+        end = begun.begins(text)
+        if end[0]:
+            ids = [*begun.token_ids[: end[1]], *encode(text[end[0] :], self.tokenizer)]
+        else:
+            ids = [*self._prompt_ids(text)]
         completion = await self.sample(ids, max_new_tokens=max_new_tokens, prompt=text)
         spoken = self.tokenizer.decode(completion.token_ids, skip_special_tokens=False)
-        self._said.append((text + spoken, [*ids, *completion.token_ids]))
+        if end not in begun.ends[-1:]:  # another beginning, or another branch
+            begun = _Conversation("", [], [])
+            self._said.append(begun)
+        begun.text, begun.token_ids = text + spoken, [*ids, *completion.token_ids]
+        begun.ends.append((len(begun.text), len(begun.token_ids)))
         return self._text(completion.token_ids)
 
     def step(self, *, reward: float | None = None, state: str | None = None) -> None:

@@ -130,6 +130,26 @@ def test_a_conversation_that_was_rewritten_is_written_anew() -> None:
     assert sum(first.payload.action_mask) == sum(second.payload.action_mask) == 1
 
 
+def test_a_conversation_may_branch_at_every_answer_and_takes_room_only_for_its_branches() -> None:
+    asked = policy(Twelve(context=500))
+
+    async def attempt() -> None:
+        trunk: list[dict[str, str]] = []
+        for question in "3456":
+            trunk.append({"role": "user", "content": question})
+            trunk.append({"role": "assistant", "content": await asked.chat(trunk)})
+        for turns in (4, 2, 6):
+            await asyncio.gather(
+                *(asked.chat([*trunk[:turns], {"role": "user", "content": other}]) for other in "78")
+            )
+
+    asyncio.run(attempt())
+    trunk, *branches = ([token for token, _ in tokens(step)] for step in asked.steps(None))
+    assert trunk == [3, 12, 4, 12, 5, 12, 6, 12]
+    assert branches == [[*trunk[:turns], other, 12] for turns in (4, 2, 6) for other in (7, 8)]
+    assert len(asked._said) == 1 + len(branches)
+
+
 def test_a_step_is_a_row_of_its_own_with_a_reward_and_a_state() -> None:
     async def attempt(asked: Policy) -> None:
         first = await asked.sample([1])
