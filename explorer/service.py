@@ -139,12 +139,15 @@ class Explorer(Service):
         free = self._config.concurrency - len(self._under_way)
         size = self._config.group_size + self._greedy
         enough = max(size, self._config.concurrency // CLAIM_SHARE)
-        if not self._may_claim or (self._under_way and free < enough):
+        if not self._may_claim:
             return True
         self._may_claim = False  # first: news that arrive from here on are of something not seen below
         is_finished, policy = await self._in_store(self._newest)
         if is_finished:
             return False
+        if self._under_way and free < enough:
+            self._may_claim = True  # as soon as there is room
+            return True
         if policy is None or not await self._load(policy):
             return True
         claimed = await self._in_store(lambda: self._claim(policy.version, max(1, free // size)))
@@ -176,8 +179,12 @@ class Explorer(Service):
 
     def _newest(self) -> tuple[bool, policies.PolicyVersion | None]:
         """Whether the run is finished, and its newest version."""
-        with self.database.transaction() as tx:
-            return runs.is_finished(tx, self.run.id), policies.newest(tx, self.run.id)
+
+        def newest() -> tuple[bool, policies.PolicyVersion | None]:
+            with self.database.transaction() as tx:
+                return runs.is_finished(tx, self.run.id), policies.newest(tx, self.run.id)
+
+        return self.database.retry(newest, give_up=lambda: self.stopping)
 
     def _claim(self, version: int, limit: int) -> list[groups.ClaimedGroup]:
         with self.database.transaction() as tx:

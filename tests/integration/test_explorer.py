@@ -256,6 +256,24 @@ def test_a_stop_keeps_what_ended_and_gives_back_what_did_not(
     ]
 
 
+def test_a_run_that_is_finished_ends_attempts_that_would_not_end(explorer: Explorers, scene: Scene) -> None:
+    """Also while all places are taken, and no group could be claimed."""
+    begun = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        begun.append(task)
+        await policy.sample([1, 2])
+        if len(begun) == 2:
+            with scene.database.transaction() as tx:
+                tx.execute("UPDATE trinity.run SET state = 'finished', finished_at = now()")
+            await asyncio.wait_for(asyncio.Event().wait(), 4 * POLL_SECONDS)
+
+    began = time.monotonic()
+    assert explorer(scene, workflow, concurrency=2).work()
+    assert time.monotonic() - began < 3 * POLL_SECONDS
+    assert stored(scene) == [(0, 1, "finished")]
+
+
 def test_a_stop_ends_also_while_there_is_no_database(
     explorer: Explorers, handlers: None, starting_model: Path
 ) -> None:
