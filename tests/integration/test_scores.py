@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests import steps as steps_of
 from tests.recipes import recipe
-from tests.rows import UNLIMITED, Scene, finish_rows, import_records, preference, rollout
+from tests.rows import Scene, finish_rows, import_records, preference, rollout
 from trinity_db.arrays import Payload
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError, LeaseLost, NotFound
@@ -27,6 +27,7 @@ from trinity_db.processors.step import Step
 from trinity_db.processors.steps.teacher import Ask, Teacher
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import payloads, processing, runs, scores, workers
+from trinity_db.store.groups import Pace
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.rows import precompute
 from trinity_db.trainer.service import Trainer, TrainerSetup
@@ -185,7 +186,7 @@ class Distillation:
         engine, scene = TransformersEngine("cpu"), self.scene
         role = Explorer(
             *(scene.database, scene.run, config, workflow.single_turn, engine),
-            *(UNLIMITED, scene.selection, "{prompt}"),
+            *(Pace(max_staleness=0, per_version=2), scene.selection, "{prompt}"),
         )
         role.worker_id = scene.explorer
         return role
@@ -214,6 +215,7 @@ def test_a_run_learns_from_its_teacher_alone(scene: Scene, tmp_path: Path) -> No
         assert explorer.work()
         process(run.scene, Asked(scores.Model("teacher", "seven"), 64, run.teacher.scores), **config)
         assert trainer.work()
+    explorer.release()
     assert len(run.scene.values(SCORED, "teacher")) == 6
     distances = run.scene.values(METRIC, run.scene.run.id, "teacher_kl")
     norms = run.scene.values(METRIC, run.scene.run.id, "grad_norm")
