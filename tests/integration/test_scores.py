@@ -215,6 +215,7 @@ def test_a_run_learns_from_its_teacher_alone(scene: Scene, tmp_path: Path) -> No
         assert explorer.work()
         process(run.scene, Asked(scores.Model("teacher", "seven"), 64, run.teacher.scores), **config)
         assert trainer.work()
+        trainer.release()  # publishes, so that the explorer may go on
     explorer.release()
     assert len(run.scene.values(SCORED, "teacher")) == 6
     distances = run.scene.values(METRIC, run.scene.run.id, "teacher_kl")
