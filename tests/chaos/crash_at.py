@@ -34,6 +34,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CALLED: tuple[str, ...] = (
     "trinity_db.store.",
     "trinity_db.database",
+    "trinity_db.durable",
     "trinity_db.trainer.checkpoints.checkpoint",
     "trinity_db.trainer.checkpoints.folder",
     "trinity_db.models",

@@ -126,7 +126,7 @@ def test_every_point_of_an_undisturbed_run_was_survived(killed: Lives, undisturb
         "Trainer._record: include_batches",
         "Trainer._record: prune_checkpoints, after COMMIT",
         "Trainer._publish: shutil.rmtree",
-        "recover: reopen_experiences",
+        "_go_on_from: reopen_experiences",
         "clear_leftovers: shutil.rmtree",
     ):
         assert point in died_at
