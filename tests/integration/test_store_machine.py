@@ -20,7 +20,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from tests.machine.history import Batch, Name
 from tests.machine.snapshot import ONLINE
 from tests.machine.store import Store
-from tests.machine.trainer import HEARD, TIMES, WHICH, Machine, look_for_failures, pick
+from tests.machine.trainer import HEARD, TIMES, WHICH, Machine, assert_no_failures, pick
 from tests.rows import centered, reward, rollout
 from trinity_db.database import Database, Transaction
 from trinity_db.schema.queries import query
@@ -380,4 +380,4 @@ class OnlineRun(Machine):
 @pytest.mark.slow
 @pytest.mark.timeout(600 * TIMES)  # of a failure the shortest form is looked for, for five minutes
 def test_an_online_run_equals_the_model(shared_database: Database) -> None:
-    look_for_failures(OnlineRun, shared_database, examples=80, steps=40)
+    assert_no_failures(OnlineRun, shared_database, examples=80, steps=40)

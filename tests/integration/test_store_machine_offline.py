@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, rule
 
 from tests.machine.history import Batch, History
 from tests.machine.snapshot import PAIRS, ROWS
-from tests.machine.trainer import SEED, TIMES, Machine, look_for_failures
+from tests.machine.trainer import SEED, TIMES, Machine, assert_no_failures
 from tests.rows import demonstration, import_records, preference
 from trinity_db.database import Database, Transaction
 from trinity_db.store import batches
@@ -88,4 +88,4 @@ def test_an_offline_run_draws_what_an_undisturbed_one_would(
     shared_database: Database, machine: type[OfflineRun], record: Callable[[int], object]
 ) -> None:
     import_records(shared_database, machine.source, [record(number) for number in range(NUM_RECORDS)])
-    look_for_failures(machine, shared_database, examples=25, steps=30)
+    assert_no_failures(machine, shared_database, examples=25, steps=30)

@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from tests.machine.history import Batch
 from tests.machine.passes import Fact, Pair, Passes
 from tests.machine.snapshot import ROWS_AND_PAIRS
-from tests.machine.trainer import SEED, TIMES, Machine, look_for_failures, pick
+from tests.machine.trainer import SEED, TIMES, Machine, assert_no_failures, pick
 from tests.rows import import_records, payload, preference, trajectory
 from trinity_db.database import Database, Transaction
 from trinity_db.schema.queries import query
@@ -161,4 +161,4 @@ def test_draws_are_in_the_order_that_is_defined(
     ]
     import_records(shared_database, "attempts", attempts)
     import_records(shared_database, "pairs", [preference(number) for number in range(8)])
-    look_for_failures(machine, shared_database, examples=25, steps=30)
+    assert_no_failures(machine, shared_database, examples=25, steps=30)

@@ -259,7 +259,7 @@ def said(verb: Callable[[], Result]) -> Result | type[LeaseLost]:
         return LeaseLost
 
 
-def look_for_failures(machine: type[Machine], database: Database, examples: int, steps: int) -> None:
+def assert_no_failures(machine: type[Machine], database: Database, examples: int, steps: int) -> None:
     """Let Hypothesis run the machine; raises its shortest failure."""
     Machine.database = database
     run_state_machine_as_test(
