@@ -11,7 +11,7 @@ import numpy as np
 
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engine import Engine
+from trinity_db.explorer.engines.engine import Engine
 from trinity_db.explorer.policy import Policy, seed_of
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.functions import describe_error

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from trinity_db.arrays import Payload
-from trinity_db.explorer.engine import Completion, Engine, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request
 from trinity_db.prompts import encode, prompt_text
 from trinity_db.store.groups import Step
 

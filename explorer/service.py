@@ -16,7 +16,7 @@ from trinity_db.database import Database
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engine import Engine
+from trinity_db.explorer.engines.engine import Engine
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trinity_db.explorer.engine import Completion, Request
+from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.prompts import PromptTooLong
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trinity_db.arrays import Payload
-from trinity_db.explorer.engine import Completion, Request
+from trinity_db.explorer.engines.engine import Completion, Request
 
 
 def payload(asked: Request, completion: Completion) -> Payload:

@@ -104,7 +104,9 @@ CASES = {
         "is no coroutine; define it with: async def",
         GRPO | {"explorer": {"workflow": "{folder}/rewards.py:fussy"}},
     ),
-    "unknown engine": Case("explorer.engine: no engine 'vlm'", GRPO | {"explorer": {"engine": "vlm"}}),
+    "unknown engine": Case(
+        "explorer.engine: there is no engine 'vlm'", GRPO | {"explorer": {"engine": "vlm"}}
+    ),
     "unknown option of an engine": Case(
         "unknown key 'sise'; did you mean 'size'?",
         GRPO | {"explorer": {"engine": {"name": "{folder}/engine.py:Mine", "sise": 3}}},

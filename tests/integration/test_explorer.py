@@ -17,7 +17,7 @@ from tests.rows import Scene, members
 from trinity_db.database import Database, connect, upgrade
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import Workflow

@@ -17,8 +17,8 @@ from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError, LeaseLost, NotFound
 from trinity_db.explorer import workflow
 from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.explorer.service import Explorer
-from trinity_db.explorer.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch
 from trinity_db.models.frozen_model import FrozenModel
 from trinity_db.processors import lists

@@ -10,8 +10,8 @@ import yaml
 
 from tests.acceptance.command import Store
 from trinity_db.cli.demo import DIGITS, GRPO, LENGTH, NUM_HELD_OUT, TEMPLATE, WARMUP
-from trinity_db.explorer.engine import Request, sample_all
-from trinity_db.explorer.transformers_engine import TransformersEngine
+from trinity_db.explorer.engines.engine import Request, sample_all
+from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 
 __all__ = ["DEMONSTRATIONS", "GRPO", "HELD_OUT", "LENGTH", "TEMPLATE", "TRAINING", "WARMUP", "WARM_START"]
 

@@ -16,8 +16,8 @@ from tests.acceptance.command import Store
 from tests.learning import task
 from tests.recipes import recipe
 from tests.sampled import payload
-from trinity_db.explorer.engine import sample_all
-from trinity_db.explorer.transformers_engine import TransformersEngine
+from trinity_db.explorer.engines.engine import sample_all
+from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.processors.steps.rewards import position_match
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch

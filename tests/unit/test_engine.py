@@ -12,9 +12,9 @@ import torch
 
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer import kv_cache
-from trinity_db.explorer.engine import Completion, EngineFailed, Request, sample_all
-from trinity_db.explorer.transformers_engine import TransformersEngine, _Row
+from trinity_db.explorer.engines import kv_cache
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, sample_all
+from trinity_db.explorer.engines.transformers_engine import TransformersEngine, _Row
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
 
@@ -318,7 +318,7 @@ def test_a_folder_that_is_pruned_while_it_is_loaded_leaves_an_engine_that_takes_
 
     engine = TransformersEngine("cpu")
     with monkeypatch.context() as patch:
-        patch.setattr("trinity_db.explorer.transformers_engine.load_tokenizer", pruned)
+        patch.setattr("trinity_db.explorer.engines.transformers_engine.load_tokenizer", pruned)
         with pytest.raises(ConfigError, match="holds no tokenizer"):
             load(engine, model_folder, version=1)
     load(engine, model_folder, version=2)

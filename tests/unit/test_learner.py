@@ -15,8 +15,8 @@ from tests.recipes import recipe
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.engine import Request, sample_all
-from trinity_db.explorer.transformers_engine import TransformersEngine
+from trinity_db.explorer.engines.engine import Request, sample_all
+from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.models import build_scratch, load_model
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch

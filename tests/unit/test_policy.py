@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.echo import Echo
-from trinity_db.explorer.engine import Completion, Request
+from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.explorer.policy import Policy
 from trinity_db.prompts import PromptTooLong, UntokenizableText, prompt_ids
 from trinity_db.store.groups import Step

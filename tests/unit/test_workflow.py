@@ -16,7 +16,7 @@ from trinity_db.arrays import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.workflow import Workflow, load, single_turn
 from trinity_db.store.groups import ClaimedGroup, Rollout, Step

@@ -73,7 +73,7 @@ def demo(
     started = time.monotonic()
     # Loading torch takes seconds, which the warm start covers.
     threading.Thread(
-        target=importlib.import_module, args=("trinity_db.explorer.transformers_engine",), daemon=True
+        target=importlib.import_module, args=("trinity_db.explorer.engines.transformers_engine",), daemon=True
     ).start()
     database = open_database()
     folder = home() / "demo"
@@ -158,8 +158,8 @@ def _accuracy(database: Any, run_name: str, tasks: Iterable[dict[str, str]]) -> 
     """Share of tasks that the run's latest policy solves when it takes the likeliest token."""
     import asyncio
 
-    from trinity_db.explorer.engine import Request, sample_all
-    from trinity_db.explorer.transformers_engine import TransformersEngine
+    from trinity_db.explorer.engines.engine import Request, sample_all
+    from trinity_db.explorer.engines.transformers_engine import TransformersEngine
     from trinity_db.store import policies, runs
 
     with database.transaction() as tx:

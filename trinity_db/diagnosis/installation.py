@@ -11,7 +11,7 @@ from trinity_db import __version__, cores
 from trinity_db.diagnosis.finding import Finding, fail, ok, size, warn
 from trinity_db.settings import home, lance_uri
 
-EXTRAS = {"train": ("torch", "transformers", "safetensors", "tokenizers", "peft", "matplotlib")}
+EXTRAS = {"train": ("torch", "transformers", "safetensors", "tokenizers", "peft", "aiohttp", "matplotlib")}
 """The packages that the roles, and commands that draw pictures, import. The doctor imports none of them: that
 takes seconds."""
 

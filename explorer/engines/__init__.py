@@ -2,7 +2,7 @@
 
 from trinity_db import functions, signatures
 from trinity_db.explorer.config import OwnEngineConfig, TransformersConfig
-from trinity_db.explorer.engine import Engine
+from trinity_db.explorer.engines.engine import Engine
 
 
 def check(config: TransformersConfig | OwnEngineConfig) -> None:
@@ -25,7 +25,7 @@ def create(config: TransformersConfig | OwnEngineConfig) -> Engine:
         engine, name = _own(config)
         made: Engine = engine(**signatures.options(engine, name, config.options, ()))
         return made
-    from trinity_db.explorer.transformers_engine import TransformersEngine
+    from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine(max_tokens=config.max_tokens)
 

@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from trinity_db.errors import ConfigError
-from trinity_db.explorer import kv_cache
-from trinity_db.explorer.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines import kv_cache
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.models import context_of, default_device, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
 
