@@ -89,6 +89,7 @@ class Attempts:
             temperature=0.0 if member == group.greedy else self.config.temperature,
             max_new_tokens=self.config.max_new_tokens,
             seed=seed_of(self.seed, group.id, group.attempt, member, number),
+            group_seed=seed_of(self.seed, group.id),
         )
 
     @cached_property

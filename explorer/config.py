@@ -1,8 +1,8 @@
 """Settings of the explorer."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from trinity_db.settings import Change, Kept, Settings
 
@@ -51,12 +51,42 @@ EngineConfig = Annotated[
 """The settings of one engine, told apart by their `name`."""
 
 
+class EnvironmentConfig(Settings):
+    """An environment that the policy acts in, in place of a workflow. The other keys are its options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """path/to/file.py:Class. With a method `step` it is a text environment as in Gymnasium; else its public
+    methods are tools that the policy may call."""
+    turns: int = Field(20, ge=1, le=100_000)
+    """Most responses of an attempt. The attempt then ends with what it has earned."""
+    steps: bool = False
+    """Whether each action in a text environment is a rollout step: a row with its own reward, in which the
+    policy reads one observation alone. Else the attempt is one sequence. For gigpo and multi_step_grpo."""
+    call_seconds: Annotated[float | None, Change.DATED] = Field(300.0, gt=0, le=1e9)
+    """Longest time of one call of the environment in seconds, its start included. None: no limit."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What its class is given."""
+        return self.model_extra or {}
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
 class ExplorerConfig(Settings):
     """How rollouts are produced."""
 
     workflow: Annotated[str, Kept("it says what a rollout of the run is")] = "single_turn"
     """How a task is attempted: single_turn (one prompt, one response), or a coroutine of your own as
     path/to/file.py:name."""
+    environment: Annotated[
+        EnvironmentConfig | None, BeforeValidator(_named), Kept("it says what a rollout of the run is")
+    ] = None
+    """What the policy acts in, in place of a workflow: a class of your own as path/to/file.py:Class."""
     engine: Annotated[EngineConfig, Change.PER_PROCESS] = TransformersConfig()
     """What samples responses: transformers, in the explorer's process, or a class of your own as
     path/to/file.py:Class. May change during a run."""
@@ -80,3 +110,14 @@ class ExplorerConfig(Settings):
     retries: Annotated[int, Change.DATED] = Field(0, ge=0, le=1000)
     """How often an attempt that raised an error, or took too long, is made again before it is a failed
     rollout."""
+
+    @model_validator(mode="after")
+    def an_environment_is_the_workflow(self) -> Self:
+        if self.environment is not None and self.workflow != "single_turn":
+            raise ValueError("an environment takes the place of a workflow: leave out one of the two")
+        return self
+
+    @property
+    def has_own_reward(self) -> bool:
+        """Whether a workflow or an environment may say what an attempt earned."""
+        return ".py:" in self.workflow or self.environment is not None

@@ -76,6 +76,7 @@ class Policy:
         temperature: of every call; 0 in the greedy attempt of a group.
         max_new_tokens: of a call that names no other limit.
         seed: differs between attempts, and is the same for the same attempt of another process.
+        group_seed: of all attempts of one rollout group.
     """
 
     def __init__(
@@ -87,11 +88,15 @@ class Policy:
         temperature: float,
         max_new_tokens: int,
         seed: int,
+        group_seed: int = 0,
     ) -> None:
         self.template = template
         """The text around a plain prompt, `model.prompt_template`."""
         self.seed = seed
         """For what an environment leaves to chance."""
+        self.group_seed = group_seed
+        """The same for all attempts that are compared with one another: for what makes the task itself, as
+        the secret word of a game."""
         self.failure: EngineFailed | None = None
         """Why the engine cannot go on; the explorer ends by it, whatever the workflow makes of it."""
         self.finish_reason: str | None = None

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from trinity_db import functions
 from trinity_db.errors import ConfigError
+from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.policy import Policy
 from trinity_db.prompts import prompt_text
 
@@ -31,6 +32,19 @@ class Workflow(Protocol):
         Returns:
             what the attempt earned, to which reward functions add theirs; None: they alone say it.
         """
+
+
+def of(config: ExplorerConfig) -> Workflow:
+    """The workflow of a configuration; an environment is one that is made from its class.
+
+    Raises:
+        ConfigError: there is no such function or class, or it does not fit.
+    """
+    if config.environment is None:
+        return load(config.workflow)
+    from trinity_db.explorer.environments import Environment
+
+    return Environment(config.environment)
 
 
 def load(name: str) -> Workflow:

@@ -150,11 +150,11 @@ class RunConfig(Settings):
                 "leave it out of processors.score"
             )
         reads = not isinstance(self.algorithm, PolicyGradientConfig) or self.algorithm.reads_rewards
-        told = processors.may_reward or self.requires_reward or ".py:" in self.explorer.workflow
+        told = processors.may_reward or self.requires_reward or self.explorer.has_own_reward
         if self.is_online and reads and not told:
             raise ValueError(
                 f"algorithm {name} learns from rewards, and nothing gives any: name a step under "
-                "processors.score, a source under requires_reward, or a workflow of your own"
+                "processors.score, a source under requires_reward, or a workflow or environment of your own"
             )
         return self
 

@@ -102,12 +102,12 @@ def check_fits(config: RunConfig) -> None:
             exist or does not fit, or an extra is missing.
     """
     from trinity_db.explorer import engines
-    from trinity_db.explorer.workflow import load
+    from trinity_db.explorer.workflow import of
     from trinity_db.models import check_source
     from trinity_db.processors import lists
 
     check_source(config.model)
-    load(config.explorer.workflow)
+    of(config.explorer)
     engines.check(config.explorer.engine)
     lists.check(config.processors, config.model)
     if _may_not_fit(config):
@@ -161,10 +161,10 @@ def explore(config: RunConfig, change: bool = False) -> None:
     check_source(config.model)  # before the imports: it says which extra is missing
     from trinity_db.explorer import engines
     from trinity_db.explorer.service import Explorer
-    from trinity_db.explorer.workflow import load
+    from trinity_db.explorer.workflow import of
 
     # Before the run is created: these find what is the user's own and does not fit.
-    workflow = load(config.explorer.workflow)
+    workflow = of(config.explorer)
     engine = engines.create(config.explorer.engine)
     if _has_own_parts(config):
         from trinity_db.trainer.algorithms.compositions import create

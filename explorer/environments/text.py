@@ -1,0 +1,125 @@
+"""An attempt in a text environment: the policy reads an observation, and its response is the action."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trinity_db.explorer.environments.instance import Instance
+from trinity_db.explorer.policy import Policy
+from trinity_db.prompts import PromptTooLong, encode, prompt_ids, prompt_text
+
+SEEDS = 2**31  # random generators of some libraries take no larger ones
+
+
+async def play(
+    environment: Instance, task: Mapping[str, Any], policy: Policy, turns: int, steps: bool
+) -> float | None:
+    """Act until the environment comes to its end, the context is full, or all turns are taken.
+
+    Args:
+        steps: each action is a rollout step with its own reward, and the policy reads its observation alone;
+            else it reads all that came before, and the attempt is one sequence.
+
+    Returns:
+        what the attempt earned, where its actions are no rollout steps.
+    """
+    began = await environment.call("reset", seed=_seed(task, policy), options=dict(task))
+    observation, info = _unpacked(environment, "reset", began, ("observation", "info"))
+    reader = _Reader(task, policy)
+    earned = 0.0
+    for turn in range(turns):
+        try:
+            action = await (reader.answer_alone if steps else reader.answer)(_text(environment, observation))
+        except PromptTooLong:
+            if turn == 0:  # the task itself does not fit
+                raise
+            break
+        came = await environment.call("step", action)
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        observation, gained, terminated, truncated, next_info = _unpacked(environment, "step", came, names)
+        reward = _number(environment, gained)
+        if steps:
+            policy.step(reward=reward, state=info.get("state"))
+        earned, info = earned + reward, next_info
+        if terminated or truncated:
+            break
+    return None if steps else earned
+
+
+def _seed(task: Mapping[str, Any], policy: Policy) -> int:
+    seed = task.get("seed")
+    if seed is None:
+        seed = policy.group_seed
+    if not isinstance(seed, int):
+        raise TypeError(f"the task's column 'seed' is {seed!r:.80}, not a whole number")
+    return seed % SEEDS
+
+
+class _Reader:
+    """How the policy reads observations: as messages where there is a chat template, else as plain text."""
+
+    def __init__(self, task: Mapping[str, Any], policy: Policy) -> None:
+        self._policy = policy
+        self._messages: list[dict[str, Any]] = [dict(message) for message in task.get("messages") or ()]
+        self._is_chat = bool(self._messages or policy.tokenizer.chat_template)
+        self._token_ids: list[int] = []
+
+    async def answer_alone(self, observation: str) -> str:
+        """The response to an observation, and to nothing that came before."""
+        if self._is_chat:
+            return await self._policy.chat(with_user(self._messages, observation))
+        return await self._policy.complete(self._prompt(observation))
+
+    async def answer(self, observation: str) -> str:
+        """The response to an observation, after all earlier ones and their responses."""
+        if self._is_chat:
+            self._messages = with_user(self._messages, observation)
+            said = await self._policy.chat(self._messages)
+            self._messages.append({"role": "assistant", "content": said})
+            return said
+        tokenizer, text = self._policy.tokenizer, self._prompt(observation)
+        self._token_ids += encode(text, tokenizer) if self._token_ids else prompt_ids(text, tokenizer)
+        completion = await self._policy.sample(self._token_ids)
+        self._token_ids += completion.token_ids
+        spoken: str = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        return spoken
+
+    def _prompt(self, observation: str) -> str:
+        return prompt_text({"prompt": observation}, self._policy.template, None)
+
+
+def with_user(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The conversation with a text of the user's, which is added to a last message of the user's."""
+    if messages and messages[-1]["role"] == "user":
+        *before, last = messages
+        return [*before, {**last, "content": last["content"] + text}]
+    return [*messages, {"role": "user", "content": text}]
+
+
+def _unpacked(environment: Instance, method: str, value: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """What a method returned, where it is as many values as it must be.
+
+    Raises:
+        TypeError: naming the environment and what it returns.
+    """
+    if not isinstance(value, tuple | list) or len(value) != len(names):
+        size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+        raise TypeError(
+            f"{environment.name}: {method} returned {type(value).__name__}{size}, not ({', '.join(names)})"
+        )
+    if not isinstance(value[-1], Mapping):
+        raise TypeError(f"{environment.name}: {method} returned {value[-1]!r:.80} as info, not a dict")
+    return tuple(value)
+
+
+def _text(environment: Instance, observation: Any) -> str:
+    if not isinstance(observation, str):
+        raise TypeError(f"{environment.name}: an observation is {type(observation).__name__}, not a text")
+    return observation
+
+
+def _number(environment: Instance, reward: Any) -> float:
+    if not isinstance(reward, int | float | np.integer | np.floating):
+        raise TypeError(f"{environment.name}: a reward is {type(reward).__name__}, not a number")
+    return float(reward)
