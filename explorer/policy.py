@@ -8,7 +8,7 @@ rewrites what came before begins another sequence.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import isfinite
 from operator import index
@@ -18,7 +18,8 @@ import numpy as np
 
 from trinity_db.arrays import Payload
 from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request
-from trinity_db.prompts import encode, prompt_text
+from trinity_db.explorer.tools import Tool, ToolCall, answer, parse, schemas_of, tools_of
+from trinity_db.prompts import encode, plain, prompt_text
 from trinity_db.store.groups import Step
 
 
@@ -68,6 +69,25 @@ class _Conversation:
         return next((end for end in reversed(self.ends) if text.startswith(self.text[: end[0]])), (0, 0))
 
 
+class Answer(str):
+    """The text of an answer without its tool calls, which stand beside it."""
+
+    tool_calls: Sequence[ToolCall]
+
+    def __new__(cls, text: str, tool_calls: Sequence[ToolCall] = ()) -> "Answer":
+        made = super().__new__(cls, text)
+        made.tool_calls = tool_calls
+        return made
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As a message of the OpenAI protocol, with which a conversation goes on."""
+        message: dict[str, Any] = {"role": "assistant", "content": str(self)}
+        if self.tool_calls:
+            message["tool_calls"] = [call.openai for call in self.tool_calls]
+        return message
+
+
 class Policy:
     """What an attempt may ask.
 
@@ -109,6 +129,8 @@ class Policy:
         self._open: list[_Sequence] = []
         """Sequences that calls may still be joined with."""
         self._steps: list[Step] = []
+        self._with_calls: dict[str, tuple[Answer, str]] = {}
+        """Answers with tool calls and their texts as they were sampled, by the id of the first call."""
         self._said: list[_Conversation] = []
         """Conversations so far, none the beginning of another."""
 
@@ -164,20 +186,34 @@ class Policy:
         completion = await self.sample(ids, max_new_tokens=max_new_tokens, prompt=prompt)
         return self._text(completion.token_ids)
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int | None = None) -> str:
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Callable[..., Any] | Tool | Mapping[str, Any]] = (),
+        max_new_tokens: int | None = None,
+    ) -> Answer:
         """Answer a conversation, by the tokenizer's chat template: the text of the answer.
 
         A conversation that goes on from an earlier answer keeps that answer's tokens as they were sampled,
-        where the template leaves its text as it was.
+        where the template leaves its text as it was. An answer with tool calls keeps its text too, as long as
+        its `message` comes back unchanged.
+
+        Args:
+            tools: what the model may call: functions with a docstring, or JSON schemas.
 
         Raises:
+            ConfigError: a tool is no function that a model can call.
             PromptTooLong: the conversation fills the context.
-            UntokenizableText: the template refuses the conversation, or the tokenizer a character.
+            UntokenizableText: the template refuses the conversation, the tokenizer a character, or a message
+                has an image.
             ValueError: the conversation is empty.
         """
         if not messages:
             raise ValueError("The conversation is empty.")
-        text = prompt_text({"messages": messages}, self.template, self.tokenizer)
+        schemas = schemas_of(tools)
+        as_said = [self._as_said(message) for message in messages]
+        text = prompt_text({"messages": as_said}, self.template, self.tokenizer, schemas)
         begun = max(self._said, key=lambda one: one.begins(text), default=_Conversation("", [], []))
         end = begun.begins(text)
         if end[0]:
@@ -191,7 +227,43 @@ class Policy:
             self._said.append(begun)
         begun.text, begun.token_ids = text + spoken, [*ids, *completion.token_ids]
         begun.ends.append((len(begun.text), len(begun.token_ids)))
-        return self._text(completion.token_ids)
+        return self._answer(text, completion, schemas)
+
+    async def act(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Callable[..., Any] | Tool],
+        *,
+        turns: int = 8,
+        max_new_tokens: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Answer a conversation, and call what the answers ask for, until one asks for nothing.
+
+        Calls are made in their order, one after the other. What goes wrong in one is told to the model.
+
+        Args:
+            turns: answers at most; the last one's calls are not made.
+
+        Returns:
+            The messages that follow: answers and what tools gave. The last one is an answer.
+
+        Raises:
+            ValueError: `turns` is below 1.
+            what `chat` raises.
+        """
+        if turns < 1:
+            raise ValueError(f"turns is {turns}; the policy answers at least once.")
+        known = tools_of(tools)
+        added: list[dict[str, Any]] = []
+        for turn in range(turns):
+            said = await self.chat(
+                [*messages, *added], tools=[*known.values()], max_new_tokens=max_new_tokens
+            )
+            added.append(said.message)
+            if not said.tool_calls or turn + 1 == turns:
+                break
+            added += [await answer(call, known) for call in said.tool_calls]
+        return added
 
     def step(self, *, reward: float | None = None, state: str | None = None) -> None:
         """Make a step of what was sampled since the last one: a row of its own, with a reward of its own.
@@ -227,6 +299,36 @@ class Policy:
             *before,
             Step(last.prompt, last.response, last.payload, (last.reward or 0) + reward, last.state),
         ]
+
+    def _answer(self, prompt: str, completion: Completion, schemas: Sequence[Mapping[str, Any]]) -> Answer:
+        text = self._text(completion.token_ids)
+        if not schemas:
+            return Answer(text)
+        content, calls = parse(completion.token_ids, prompt, self.tokenizer, schemas)
+        number = len(self._with_calls)
+        named = [
+            replace(call, id=f"call_{seed_of(self.seed, number, place):016x}")
+            for place, call in enumerate(calls)
+        ]
+        said = Answer(content, named)
+        if named:
+            self._with_calls[named[0].id] = said, text
+        return said
+
+    def _as_said(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message; an answer of the policy's with tool calls has the text that was sampled.
+
+        A template that writes the calls again may put a space elsewhere, and so begin another sequence.
+        """
+        if not message.get("tool_calls"):
+            return message
+        given = plain(message)
+        said, text = self._with_calls.get(given["tool_calls"][0].get("id"), (None, ""))
+        if said is None:
+            return message
+        same = plain(said.message)
+        is_same = all(given[key] == same[key] for key in ("content", "tool_calls"))
+        return {"role": "assistant", "content": text} if is_same else message
 
     def _record(self, prompt_ids: Sequence[int], prompt: str | None, completion: Completion) -> None:
         for sequence in self._open:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.prompts import PromptTooLong
@@ -17,7 +18,7 @@ class Digits:
     eos_token_id: int | None = None
     chat_template: str | None = "..."
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         if messages[0]["role"] == "system":
             raise RuntimeError("no system, please")
         return "".join(message["content"] for message in messages)

@@ -33,9 +33,7 @@ class NoSystem:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         if messages[0]["role"] == "system":
             raise RuntimeError("System role not supported")
         return "".join(message["content"] for message in messages)

@@ -23,7 +23,12 @@ class Letters:
         return [98] * add_special_tokens + ids
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        tokenize: bool,
+        add_generation_prompt: bool,
     ) -> str:
         assert not tokenize
         assert add_generation_prompt
@@ -40,6 +45,45 @@ def test_messages_go_through_the_chat_template_or_become_lines() -> None:
     assert prompt_text(task, "{prompt}", tokenizer) == "system: be\nuser: hi\nassistant:"
     tokenizer.chat_template = "..."
     assert prompt_text(task, "{prompt}", tokenizer) == "<s>behi"
+
+
+def test_messages_of_the_openai_protocol_are_written_as_templates_read_them() -> None:
+    seen: list[Mapping[str, Any]] = []
+
+    class Template(Letters):
+        chat_template: str | None = "..."
+
+        def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+            seen.extend(messages)
+            return ""
+
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    prompt_text({"messages": messages}, "{prompt}", Template())
+    function = {"name": "add", "arguments": {"a": 1}}
+    assert seen[0] == {"role": "user", "content": "ab"}
+    assert seen[1] == {"role": "assistant", "content": "", "tool_calls": [{**call, "function": function}]}
+
+
+@pytest.mark.parametrize(
+    "content", [[{"type": "image_url", "image_url": {"url": "data:"}}], {"type": "image_url"}]
+)
+def test_an_image_is_refused_in_one_line(content: object) -> None:
+    with pytest.raises(
+        UntokenizableText, match="of type 'image_url'; the policy reads texts only, no images"
+    ):
+        prompt_text({"messages": [{"role": "user", "content": content}]}, "{prompt}", Letters())
+
+
+def test_tools_need_a_chat_template() -> None:
+    with pytest.raises(UntokenizableText, match="no chat template to show them by"):
+        prompt_text(
+            {"messages": [{"role": "user", "content": "a"}]}, "{prompt}", Letters(), [{"type": "function"}]
+        )
 
 
 def test_a_begin_token_is_not_added_twice() -> None:
@@ -68,7 +112,7 @@ def test_a_conversation_that_the_chat_template_refuses_is_text_that_cannot_be_to
     class Strict(Letters):
         chat_template: str | None = "..."
 
-        def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: bool) -> str:
+        def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
             raise RuntimeError("System role not supported")
 
     with pytest.raises(UntokenizableText, match="template refuses the conversation: System role not supp"):
