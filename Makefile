@@ -8,6 +8,7 @@ BIN    := $(VENV)/bin
 BENCH  := .venv-bench
 PEERS  := .venv-peers
 SINKS  := .venv-sinks
+VLLM   := .venv-vllm
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -64,7 +65,7 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 	$(BIN)/alembic revision --autogenerate -m "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
-	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from trinity_db.models.canary import Canary
 from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.distribution.ranks import Ranks
@@ -72,10 +73,10 @@ class Leader(Learner):
         return super().evaluate(batch)
 
     @contextmanager
-    def ready_to_save(self) -> Iterator[dict[str, Any]]:
+    def ready_to_save(self) -> Iterator[tuple[dict[str, Any], Canary | None]]:
         self.ranks.broadcast(("ready_to_save",))
-        with super().ready_to_save() as state:
-            yield state
+        with super().ready_to_save() as parts:
+            yield parts
 
 
 def lead(setup: LearnerSetup, ranks: Ranks, should_stop: Callable[[], bool]) -> Leader:

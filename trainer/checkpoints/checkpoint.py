@@ -28,11 +28,13 @@ STATE_FILE = "trainer_state.pt"
 
 def save(folder: Path, learner: Learner, tokenizer: Any) -> str:
     """Write a checkpoint by `write_folder`, and return its digest."""
-    with learner.ready_to_save() as state:
+    with learner.ready_to_save() as (state, canary):
 
         def write(aside: Path) -> None:
             learner.policy.save(aside)
             tokenizer.save_pretrained(aside)
+            if canary is not None:
+                canary.save(aside)
             # torch gets an open file. If torch opens it, a full disk is reported as "unexpected pos" only.
             with (aside / STATE_FILE).open("wb") as file:
                 torch.save(state, file)

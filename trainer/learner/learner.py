@@ -20,6 +20,7 @@ import torch
 
 from trinity_db.arrays import Payload
 from trinity_db.errors import TrinityError
+from trinity_db.models.canary import Canary
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.interface import Columns, Shares
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
@@ -152,14 +153,14 @@ class Learner:
         }
 
     @contextmanager
-    def ready_to_save(self) -> Iterator[dict[str, Any]]:
-        """Within this `with`, the first rank can save the policy; the value is `state_dict`.
+    def ready_to_save(self) -> Iterator[tuple[dict[str, Any], Canary | None]]:
+        """Within this `with`, the first rank can save the policy; the values are `state_dict` and its canary.
 
         All ranks enter it together.
         """
-        state = self.state_dict()
+        state, canary = self.state_dict(), self.policy.canary()
         with self.policy.whole_weights():
-            yield state
+            yield state, canary
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. The weights come from the checkpoint's model."""

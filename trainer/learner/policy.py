@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trinity_db.arrays import Payload
 from trinity_db.models import context_of, default_device, load_model
+from trinity_db.models.canary import Canary, sequence
 from trinity_db.models.forward import Forward
 from trinity_db.models.layers import recompute
 from trinity_db.trainer.config import TrainerConfig
@@ -101,6 +102,18 @@ class Policy:
                 return self.forward.logprobs(payloads)
         assert self._reference is not None, "the algorithm asks for a reference"
         return self._reference.logprobs(payloads)
+
+    def canary(self) -> Canary | None:
+        """What the weights say of a fixed sequence now. All ranks call it together.
+
+        None if the model takes too short sequences.
+        """
+        context = context_of(self.model.config)
+        payload = sequence(self.model.get_input_embeddings().num_embeddings, context)
+        if payload is None:
+            return None
+        logprobs = self.forward.canary_logprobs([payload])[0]
+        return Canary(payload.token_ids.tolist(), logprobs.tolist())
 
     def after_step(self, steps_done: int) -> None:
         """Update a synchronised reference when its interval ends."""

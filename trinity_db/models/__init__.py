@@ -8,6 +8,7 @@ attention          lets sequences lie end to end in one row
 chunked_logprobs   computes log-probabilities without the logits of all tokens at once
 layers             recomputes layers in the backward pass, and shards their weights over ranks
 frozen_model       scores rows with a model that is not trained
+canary             keeps beside weights what they say of a fixed sequence
 folder_digest      computes a digest of a model's folder
 """
 

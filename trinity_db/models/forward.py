@@ -15,6 +15,7 @@ trained tokens at a time (`chunked_logprobs.py`).
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -129,6 +130,12 @@ class Forward:
         """[B, K] Only the log-probabilities, without gradient."""
         mask, scores, _ = self._with_weights(lambda: self._scores(payloads, "none"))
         return _rectangle(scores[0], mask)
+
+    def canary_logprobs(self, payloads: Sequence[Payload]) -> Tensor:
+        """[B, K] As `logprobs`, at temperature 1 and in the weights' own dtype, whatever training uses."""
+        exact = copy(self)
+        exact._temperature, exact._dtype = 1.0, next(self._model.parameters()).dtype
+        return exact.logprobs(payloads)
 
     @torch.no_grad()
     def values(self, payloads: Sequence[Payload]) -> Tensor:

@@ -1,0 +1,55 @@
+"""A checkpoint has a canary: what its weights say of a fixed sequence, computed before they were written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.recipes import recipe
+from trinity_db.arrays import Payload
+from trinity_db.config import ScratchConfig
+from trinity_db.models import build_scratch, load_model, load_tokenizer
+from trinity_db.models.canary import read, sequence
+from trinity_db.trainer.checkpoints import checkpoint
+from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_it_is_what_the_model_in_the_folder_says(tmp_path: Path, lora: dict[str, int] | None) -> None:
+    start = tmp_path / "start"
+    build_scratch(ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=24), 3, start)
+    # Training itself computes in bfloat16 and at another temperature.
+    config = TrainerConfig.model_validate({"learning_rate": 1e-1, "lora": lora, "dtype": "bfloat16"})
+    one = Learner(config, recipe("sft"), start, total_steps=10, temperature=0.5, device="cpu")
+    canaries = []
+    for version in (1, 2):
+        one.step(Batch([Payload(np.arange(8, dtype=np.int32), np.arange(8) > 3)]))
+        folder = tmp_path / str(version)
+        checkpoint.save(folder, one, load_tokenizer(start))
+        canary = read(folder)
+        assert canary is not None
+        tokens = torch.tensor([canary.token_ids])
+        with torch.no_grad():
+            said = load_model(folder, "cpu")(tokens).logits[0, :-1].log_softmax(-1)
+        expected = said.gather(-1, tokens[0, 1:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(canary.logprobs), expected, atol=1e-5, rtol=0)
+        canaries.append(canary)
+    assert canaries[0].token_ids == canaries[1].token_ids
+    changes = np.abs(np.subtract(canaries[0].logprobs, canaries[1].logprobs))
+    assert changes.max() > 0.1, "else it tells nothing"
+
+
+def test_an_engine_has_room_for_it_and_for_one_more_token() -> None:
+    longest, short = sequence(151_936, 32_768), sequence(11, 8)
+    assert longest is not None
+    assert short is not None
+    assert (longest.num_tokens, short.num_tokens) == (32, 7)
+    assert short.token_ids.max() < 11
+    assert sequence(11, 2) is None
+
+
+def test_a_starting_model_has_none(tmp_path: Path) -> None:
+    assert read(tmp_path) is None
