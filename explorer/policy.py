@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import isfinite
 from operator import index
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from trinity_db.arrays import Payload
+from trinity_db.explorer import sampling
 from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request
+from trinity_db.explorer.sampling import Sampling
 from trinity_db.explorer.tools import Tool, ToolCall, answer, parse, schemas_of, tools_of
 from trinity_db.prompts import encode, plain, prompt_text
 from trinity_db.store.groups import Step
@@ -145,26 +147,27 @@ class Policy:
         return self._engine.context
 
     async def sample(
-        self, token_ids: Sequence[int], *, max_new_tokens: int | None = None, prompt: str | None = None
+        self, token_ids: Sequence[int], *, prompt: str | None = None, **how: Unpack[Sampling]
     ) -> Completion:
         """Continue tokens.
 
         Args:
             prompt: their text, where it is known; else they are decoded.
+            how: `max_new_tokens`, `stop`.
 
         Raises:
             PromptTooLong: they are none, or fill the context.
-            TypeError: they are no whole numbers.
-            ValueError: `max_new_tokens` is below 1, or the engine gave what cannot be trained on.
+            TypeError: they are no whole numbers, or there is no such option.
+            ValueError: an option is wrong, or the engine gave what cannot be trained on.
         """
+        sampling.check(how)
         if self.failure is not None:  # a workflow that tries again and again would never end
             raise asyncio.CancelledError(str(self.failure))
         self._calls += 1  # each call has a seed of its own, so that two calls with one prompt differ
-        limit = self._max_new_tokens if max_new_tokens is None else max_new_tokens
-        if limit < 1:
-            raise ValueError(f"max_new_tokens is {limit}; the policy samples at least one token.")
         prompt_ids = [index(token) for token in token_ids]
-        request = Request(prompt_ids, limit, self._temperature, seed_of(self.seed, self._calls))
+        limit = how.get("max_new_tokens") or self._max_new_tokens
+        seed = seed_of(self.seed, self._calls)
+        request = Request(prompt_ids, limit, self._temperature, seed, sampling.stops(how))
         try:
             completion = await self._engine.generate(request)
         except EngineFailed as error:
@@ -175,7 +178,7 @@ class Policy:
         self._record(prompt_ids, prompt, completion)
         return completion
 
-    async def complete(self, prompt: str, *, max_new_tokens: int | None = None) -> str:
+    async def complete(self, prompt: str, **how: Unpack[Sampling]) -> str:
         """Continue a text, as it is: the text of the response.
 
         Raises:
@@ -183,7 +186,7 @@ class Policy:
             UntokenizableText: the tokenizer does not know one of its characters.
         """
         ids = self._prompt_ids(prompt)
-        completion = await self.sample(ids, max_new_tokens=max_new_tokens, prompt=prompt)
+        completion = await self.sample(ids, prompt=prompt, **how)
         return self._text(completion.token_ids)
 
     async def chat(
@@ -191,7 +194,7 @@ class Policy:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Callable[..., Any] | Tool | Mapping[str, Any]] = (),
-        max_new_tokens: int | None = None,
+        **how: Unpack[Sampling],
     ) -> Answer:
         """Answer a conversation, by the tokenizer's chat template: the text of the answer.
 
@@ -201,6 +204,7 @@ class Policy:
 
         Args:
             tools: what the model may call: functions with a docstring, or JSON schemas.
+            how: as in `sample`.
 
         Raises:
             ConfigError: a tool is no function that a model can call.
@@ -220,7 +224,7 @@ class Policy:
             ids = [*begun.token_ids[: end[1]], *encode(text[end[0] :], self.tokenizer)]
         else:
             ids = [*self._prompt_ids(text)]
-        completion = await self.sample(ids, max_new_tokens=max_new_tokens, prompt=text)
+        completion = await self.sample(ids, prompt=text, **how)
         spoken = self.tokenizer.decode(completion.token_ids, skip_special_tokens=False)
         if end not in begun.ends[-1:]:  # another beginning, or another branch
             begun = _Conversation("", [], [])
@@ -235,7 +239,7 @@ class Policy:
         tools: Sequence[Callable[..., Any] | Tool],
         *,
         turns: int = 8,
-        max_new_tokens: int | None = None,
+        **how: Unpack[Sampling],
     ) -> list[dict[str, Any]]:
         """Answer a conversation, and call what the answers ask for, until one asks for nothing.
 
@@ -243,6 +247,7 @@ class Policy:
 
         Args:
             turns: answers at most; the last one's calls are not made.
+            how: each answer is sampled, as in `sample`.
 
         Returns:
             The messages that follow: answers and what tools gave. The last one is an answer.
@@ -256,9 +261,7 @@ class Policy:
         known = tools_of(tools)
         added: list[dict[str, Any]] = []
         for turn in range(turns):
-            said = await self.chat(
-                [*messages, *added], tools=[*known.values()], max_new_tokens=max_new_tokens
-            )
+            said = await self.chat([*messages, *added], tools=[*known.values()], **how)
             added.append(said.message)
             if not said.tool_calls or turn + 1 == turns:
                 break

@@ -28,6 +28,11 @@ class Request:
     """0 takes the likeliest token each time."""
     seed: int = 0
     """The same prompt, weights and seed give the same response, whatever else is sampled beside it."""
+    stop: Sequence[str] = ()
+    """Texts that end the response, special tokens by their names included. The response has all tokens up to
+    and including the one that completes such a text, so it may go beyond the text by a part of that token.
+    An engine that samples further tokens before it notices cuts them off: a policy that goes on from the
+    response would read what it was never to say. The finish reason is stop."""
 
 
 @dataclass(frozen=True)

@@ -316,13 +316,23 @@ class TransformersEngine:
         row.logprobs.append(logprob)
         row.versions.append(self.version)
         reason: Literal["stop", "length"]
-        if token in self._end_tokens:
+        if token in self._end_tokens or self._has_stopped(row):
             reason = "stop"
         elif len(row.token_ids) >= row.limit:
             reason = "length"
         else:
             return None
         return Completion(row.token_ids, row.logprobs, row.versions, reason)
+
+    def _has_stopped(self, row: _Row) -> bool:
+        """Whether the newest token completed a stop string."""
+        stops = row.request.stop
+        if not stops:
+            return False
+        # A token has at least one byte. One more token, since some decoders strip the first one's space.
+        longest = max(len(stop.encode()) for stop in stops)
+        tail = self.tokenizer.decode(row.token_ids[-longest - 1 :], skip_special_tokens=False)
+        return any(stop in tail for stop in stops)
 
     def _keep(self, batch: _Batch, running: Sequence[_Row]) -> None:
         """Keep these rows, and the columns in which one of them has a token."""

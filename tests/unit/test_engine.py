@@ -148,6 +148,27 @@ def test_a_row_ends_at_its_end_token_or_its_limit(engine: TransformersEngine) ->
     assert {(40, "stop"), (6, "stop"), (6, "length"), (1, "length")} <= reasons
 
 
+def test_a_response_ends_with_the_token_that_completes_a_stop_string(engine: TransformersEngine) -> None:
+    """It is the beginning of what would have been sampled without one, also beside rows that go on."""
+    whole = run(engine, PROMPTS, max_new_tokens=20)
+    texts = ["".join(map(engine.tokenizer.decode, one.token_ids)) for one in whole]
+    place = next(place for place, text in enumerate(texts) if len(text) >= 10)
+    stop = texts[place][4:6]
+    stopped = sample_all(
+        engine,
+        [
+            Request(prompt, 20, 1.0, seed, ("no such text", stop) if seed == place else ())
+            for seed, prompt in enumerate(PROMPTS)
+        ],
+    )
+    end = texts[place].index(stop) + 2
+    assert stopped[place].token_ids == whole[place].token_ids[:end]
+    assert len(stopped[place].logprobs) == len(stopped[place].versions) == end
+    assert stopped[place].finish_reason == "stop"
+    others = [one for one in range(len(PROMPTS)) if one != place]
+    assert [stopped[one].token_ids for one in others] == [whole[one].token_ids for one in others]
+
+
 def test_a_prompt_that_does_not_fit_is_refused(engine: TransformersEngine) -> None:
     assert len(run(engine, [[1] * 31])) == 1
     for length in (0, 32):

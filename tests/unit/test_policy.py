@@ -202,6 +202,19 @@ def test_the_temperature_and_the_limit_go_with_each_call() -> None:
     assert [(one.temperature, one.max_new_tokens) for one in engine.asked] == [(0.0, 9), (0.0, 3)]
 
 
+def test_stop_strings_go_with_each_call_and_options_that_change_nothing_are_allowed() -> None:
+    engine = Echo(context=50)
+    asked = policy(engine)
+
+    async def attempt() -> None:
+        await asked.complete("1", stop="2", top_p=1.0, top_k=-1, min_p=None)
+        await asked.chat([{"role": "user", "content": "1"}], stop=["2", "3"])
+        await asked.sample([1])
+
+    asyncio.run(attempt())
+    assert [one.stop for one in engine.asked] == [("2",), ("2", "3"), ()]
+
+
 def test_what_the_policy_refuses_is_not_recorded() -> None:
     asked = policy(Echo(context=3))
 
@@ -221,6 +234,23 @@ def test_what_the_policy_refuses_is_not_recorded() -> None:
     ("call", "error", "words"),
     [
         (lambda asked: asked.sample([1], max_new_tokens=0), ValueError, "max_new_tokens is 0"),
+        (
+            lambda asked: asked.sample([1], max_tokens=5),
+            TypeError,
+            "no option 'max_tokens'; did you mean 'max_new",
+        ),
+        (
+            lambda asked: asked.sample([1], top_p=0.9),
+            ValueError,
+            "top_p is 0.9, and must be 1: the tokens would",
+        ),
+        (
+            lambda asked: asked.complete("1", repetition_penalty=1.1),
+            ValueError,
+            "penalty is 1.1, and must be 1",
+        ),
+        (lambda asked: asked.complete("1", stop=[""]), ValueError, "A stop string is empty"),
+        (lambda asked: asked.complete("1", stop=[5]), TypeError, "A stop string is int, no text"),
         (lambda asked: asked.sample({"input_ids": [1]}), TypeError, "'str' object cannot be"),
         (lambda asked: asked.sample([[1, 2]]), TypeError, "'list' object cannot be"),
         (lambda asked: asked.sample([1.5]), TypeError, "'float' object cannot be"),
