@@ -242,7 +242,7 @@ def test_what_the_policy_refuses_is_not_recorded() -> None:
         (
             lambda asked: asked.sample([1], top_p=0.9),
             ValueError,
-            "top_p is 0.9, and must be 1: the tokens would",
+            "top_p is 0.9, and must be 1: else tokens",
         ),
         (
             lambda asked: asked.complete("1", repetition_penalty=1.1),
