@@ -2,12 +2,11 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
-
-import numpy as np
+from typing import Any
 
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
@@ -16,7 +15,7 @@ from trinity_db.explorer.policy import Policy, seed_of
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.functions import describe_error
 from trinity_db.prompts import prompt_ids
-from trinity_db.store.groups import ClaimedGroup, Rollout, Step
+from trinity_db.store.groups import ClaimedGroup, Reward, Rollout, Step, named_rewards
 
 PROMPTS = 1024  # whose tokens are kept
 
@@ -74,9 +73,7 @@ class Attempts:
                 raise
         if limit.expired():  # also when the workflow caught the cancellation and returned
             raise _TookTooLong(f"took longer than {seconds:g} s")
-        if reward is not None and not isinstance(reward, int | float | np.integer | np.floating | np.bool_):
-            raise TypeError(f"the workflow returned {type(reward).__name__}, neither a number nor None")
-        steps = policy.steps(None if reward is None else float(reward))
+        steps = policy.steps(_earned(reward))
         if not steps:
             raise ValueError("the workflow asked the policy for nothing")
         return steps
@@ -97,6 +94,23 @@ class Attempts:
         """The tokens of a prompt; the members of a group mostly ask with the same one."""
         # An array has 4 bytes for a token, a tuple 36: prompts may be long.
         return lru_cache(PROMPTS)(lambda prompt: array("i", prompt_ids(prompt, self.engine.tokenizer)))
+
+
+def _earned(returned: Any) -> Reward:
+    """What a workflow returned, if it is a reward.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a number in it is not finite.
+    """
+    try:
+        return returned if named_rewards(returned) else None
+    except TypeError as error:
+        if isinstance(returned, Mapping):
+            raise
+        raise TypeError(
+            f"the workflow returned {type(returned).__name__}, neither a number nor None, nor numbers by name"
+        ) from error
 
 
 def _is_cancelled() -> bool:

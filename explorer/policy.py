@@ -22,7 +22,7 @@ from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed,
 from trinity_db.explorer.sampling import Sampling
 from trinity_db.explorer.tools import Tool, ToolCall, answer, parse, schemas_of, tools_of
 from trinity_db.prompts import encode, plain, prompt_text
-from trinity_db.store.groups import Step
+from trinity_db.store.groups import Reward, Step, named_rewards
 
 
 @dataclass
@@ -268,18 +268,19 @@ class Policy:
             added += [await answer(call, known) for call in said.tool_calls]
         return added
 
-    def step(self, *, reward: float | None = None, state: str | None = None) -> None:
+    def step(self, *, reward: Reward = None, state: str | None = None) -> None:
         """Make a step of what was sampled since the last one: a row of its own, with a reward of its own.
 
         For algorithms that compare steps, as multi_step_grpo and gigpo. Later calls are not joined with it.
 
         Args:
+            reward: what it earned; several numbers by name are added up.
             state: of the environment in which the policy acted, for algorithms that compare what was done in
                 equal states.
 
         Raises:
-            TypeError: the state is no text.
-            ValueError: nothing was sampled since, or the reward is no number.
+            TypeError: the state is no text, or the reward no number.
+            ValueError: nothing was sampled since, or the reward is not finite.
         """
         if not self._open:
             raise ValueError("The attempt has sampled nothing since its last step.")
@@ -288,7 +289,7 @@ class Policy:
         self._steps.append(Step(*self._texts(last), last.payload, reward, state))
         self._open, self._said = [], []
 
-    def steps(self, reward: float | None) -> list[Step]:
+    def steps(self, reward: Reward) -> list[Step]:
         """What was sampled, with what the attempt as a whole earned.
 
         Where the workflow made steps, the last one earns it besides its own reward; else each sequence does,
@@ -298,10 +299,7 @@ class Policy:
         if reward is None or rest or not self._steps:
             return [*self._steps, *rest]
         *before, last = self._steps
-        return [
-            *before,
-            Step(last.prompt, last.response, last.payload, (last.reward or 0) + reward, last.state),
-        ]
+        return [*before, replace(last, reward=_added(last.reward, reward))]
 
     def _answer(self, prompt: str, completion: Completion, schemas: Sequence[Mapping[str, Any]]) -> Answer:
         text = self._text(completion.token_ids)
@@ -374,6 +372,16 @@ def _check(completion: Completion) -> None:
         raise ValueError(
             f"The engine gave the finish reason {completion.finish_reason!r}: not stop or length."
         )
+
+
+def _added(first: Reward, second: Reward) -> Reward:
+    """Rewards of both, added up by name."""
+    if first is None:
+        return second
+    added = named_rewards(first)
+    for name, value in named_rewards(second).items():
+        added[name] = added.get(name, 0.0) + value
+    return added
 
 
 def seed_of(*numbers: int) -> int:

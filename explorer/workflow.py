@@ -14,12 +14,13 @@ from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.policy import Policy
 from trinity_db.prompts import prompt_text
+from trinity_db.store.groups import Reward
 
 
 class Workflow(Protocol):
     """One attempt at a task."""
 
-    async def __call__(self, task: Mapping[str, Any], policy: Policy) -> float | None:
+    async def __call__(self, task: Mapping[str, Any], policy: Policy) -> Reward:
         """Ask the policy, as often as the attempt needs.
 
         Many attempts run at once in one event loop: await what takes long. An attempt that raises is a failed
@@ -30,7 +31,8 @@ class Workflow(Protocol):
             task: the columns of the task as they were imported.
 
         Returns:
-            what the attempt earned, to which reward functions add theirs; None: they alone say it.
+            what the attempt earned, a number or several by name, to which reward functions add theirs; None:
+            they alone say it.
         """
 
 

@@ -337,7 +337,7 @@ def attempt(
     member: int,
     responses: Sequence[str],
     states: Sequence[str | None] = (),
-    rewards: Sequence[float | None] = (),
+    rewards: Sequence[groups.Reward] = (),
     version: int = 0,
 ) -> groups.Rollout:
     """A finished rollout of several steps; its prompts are "prompt 0", "prompt 1", ..."""

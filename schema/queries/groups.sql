@@ -202,18 +202,19 @@ FROM (SELECT group_id, min(version_min) AS oldest, max(version_max) AS newest FR
 WHERE g.id = n.group_id AND (n.oldest < g.version_min OR n.newest > g.version_max)
 
 -- name: reward_steps
--- Records the rewards that a workflow gave to steps, which this transaction or an earlier try of it wrote. No reward
--- is recorded twice.
+-- Records the rewards that a workflow gave to steps, which this transaction or an earlier try of it wrote, under their
+-- names. A step has all of its rewards or none, so none is recorded twice.
 WITH given AS MATERIALIZED (
-    SELECT e.id, e.run_id, w.value
+    SELECT e.id, e.run_id, w.name, w.value
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[], %(steps)b::smallint[],
-            %(rewards)b::float8[]) AS w (group_id, attempt, ordinal, step, value)
+            %(names)b::text[], %(rewards)b::float8[]) AS w (group_id, attempt, ordinal, step, name, value)
     JOIN trinity.rollout r ON r.group_id = w.group_id AND r.ordinal = w.ordinal AND r.attempt = w.attempt
     JOIN trinity.experience e ON e.rollout_id = r.id AND e.step = w.step AND e.run_id = r.run_id
-    WHERE NOT EXISTS (SELECT FROM trinity.reward_event v WHERE v.experience_id = e.id AND v.name = 'workflow')
+    WHERE NOT EXISTS (SELECT FROM trinity.reward_event v WHERE v.experience_id = e.id AND v.source = 'explore')
 ),
 said AS (
     INSERT INTO trinity.reward_event (run_id, experience_id, source, name, value)
-    SELECT run_id, id, 'explore', 'workflow', value FROM given ORDER BY id
+    SELECT run_id, id, 'explore', name, value FROM given ORDER BY id, name
 )
-UPDATE trinity.experience e SET reward = given.value FROM given WHERE e.id = given.id
+UPDATE trinity.experience e SET reward = t.reward
+FROM (SELECT id, sum(value) AS reward FROM given GROUP BY id) t WHERE e.id = t.id

@@ -126,6 +126,36 @@ def test_what_a_workflow_says_a_step_earned_is_its_reward_and_what_functions_say
     ]
 
 
+def test_rewards_by_name_are_events_of_these_names_and_add_up_also_when_they_are_written_again(
+    scene: Scene,
+) -> None:
+    [group] = scene.claim(1)
+    made = [
+        attempt(group, 0, ["1", "2"], rewards=[{"right": 1.0, "short": -0.25}, None]),
+        attempt(group, 1, ["4"], rewards=[{"right": 2.0}]),
+    ]
+    scene.write(made)
+    scene.write(made)
+    assert scene.values("SELECT reward FROM trinity.experience ORDER BY rollout_id, step") == [0.75, 0.0, 2.0]
+    events = (
+        "SELECT v.source, v.name, v.value FROM trinity.reward_event v"
+        " JOIN trinity.experience e ON e.id = v.experience_id ORDER BY e.rollout_id, e.step, v.name"
+    )
+    assert scene.rows(events) == [
+        ("explore", "right", 1.0),
+        ("explore", "short", -0.25),
+        ("explore", "right", 0.0),
+        ("explore", "short", 0.0),
+        ("explore", "right", 2.0),
+    ]
+    # What is said later under one of the names takes its place, and the sum follows.
+    [first, *_] = scene.values("SELECT id FROM trinity.experience ORDER BY rollout_id, step")
+    with scene.database.transaction() as tx:
+        rewards.judge(tx, [rewards.Judgement(first, 3.0, "short", "human", None, 1.0)])
+    scene.write(made)
+    assert scene.values("SELECT reward FROM trinity.experience ORDER BY rollout_id, step") == [4.0, 0.0, 2.0]
+
+
 REWARD = """
 def place(response, task, *, step: int, last_step: int) -> float:
     return 10 * step + last_step

@@ -15,7 +15,7 @@ from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import EnvironmentConfig, ExplorerConfig
 from trinity_db.explorer.environments import Environment
 from trinity_db.explorer.workflow import of
-from trinity_db.store.groups import ClaimedGroup, Rollout
+from trinity_db.store.groups import ClaimedGroup, Reward, Rollout
 
 COUNTING = """
 import threading
@@ -87,7 +87,7 @@ def module() -> Any:
     return sys.modules["own.py"]
 
 
-def rows(rollout: Rollout) -> Sequence[tuple[str, str, float | None, str | None]]:
+def rows(rollout: Rollout) -> Sequence[tuple[str, str, Reward, str | None]]:
     assert rollout.error is None
     return [(step.prompt, step.response, step.reward, step.state) for step in rollout.all_steps]
 

@@ -19,7 +19,7 @@ from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.workflow import Workflow, load, single_turn
-from trinity_db.store.groups import ClaimedGroup, Rollout, Step
+from trinity_db.store.groups import ClaimedGroup, Reward, Rollout, Step
 
 OWN = """
 from __future__ import annotations
@@ -143,6 +143,12 @@ def test_an_attempt_that_takes_too_long_fails() -> None:
         ("1", "the workflow returned str, neither a number nor None"),
         (float("nan"), "The reward of a step is nan"),
         (1e101, "The reward of a step is 1e+101"),
+        ({"right": 1.0, "short": float("inf")}, "The reward 'short' of a step is inf"),
+        ({"right": "yes"}, "The reward 'right' of a step is str, no number"),
+        ({1: 1.0}, "The name of a reward is int, no text"),
+        ({"a\x00": 1.0}, "The name of a reward is 'a\\x00'; it has 1 to 200 printable bytes"),
+        ({"": 1.0}, "The name of a reward is ''"),
+        ({"a" * 201: 1.0}, "it has 1 to 200 printable bytes"),
     ],
 )
 def test_what_is_no_reward_fails_the_attempt(returned: Any, said: str) -> None:
@@ -151,6 +157,27 @@ def test_what_is_no_reward_fails_the_attempt(returned: Any, said: str) -> None:
         return returned
 
     assert said in (attempt(workflow).error or "")
+
+
+@pytest.mark.parametrize(
+    ("by_step", "returned", "earned"),
+    [
+        (None, {"right": 1, "short": 0.5}, {"right": 1, "short": 0.5}),
+        (None, {}, None),
+        ({"right": 1.0}, {"right": 0.5, "short": 2.0}, {"right": 1.5, "short": 2.0}),
+        ({"right": 1.0}, 2.0, {"right": 1.0, "workflow": 2.0}),
+    ],
+)
+def test_rewards_have_names_and_those_of_the_attempt_are_added_to_its_last_step(
+    by_step: dict[str, float] | None, returned: Any, earned: Any
+) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> Any:
+        await single_turn(task, policy)
+        if by_step:
+            policy.step(reward=by_step)
+        return returned
+
+    assert [step.reward for step in attempt(workflow).all_steps] == [earned]
 
 
 def test_an_attempt_that_asked_the_policy_for_nothing_fails() -> None:
@@ -202,7 +229,7 @@ def test_a_workflow_of_the_users_own_is_loaded_from_its_file(tmp_path: Path) -> 
         load(f"{tmp_path}/other.py:mine")
 
 
-async def _returned(workflow: Workflow, policy: Policy) -> float | None:
+async def _returned(workflow: Workflow, policy: Policy) -> Reward:
     return await workflow({}, policy)
 
 

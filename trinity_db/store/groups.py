@@ -1,10 +1,12 @@
 """Rollout groups as the explorer handles them: how many to start, which, and writing what came of them."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from psycopg.types.json import Jsonb
 
 from trinity_db import arrays
@@ -12,6 +14,8 @@ from trinity_db.database import Transaction, storable
 from trinity_db.schema.queries import query
 from trinity_db.store import runs
 from trinity_db.store.rewards import MAX_REWARD
+
+WORKFLOW = "workflow"  # the name of a reward that a workflow gives without one
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,43 @@ class ClaimedGroup:
     """The member that is to be sampled at temperature 0, for the others to be compared with."""
 
 
+Reward: TypeAlias = float | Mapping[str, float] | None
+"""What a workflow says was earned: a number, numbers by name, or nothing."""
+
+
+def named_rewards(reward: Reward) -> dict[str, float]:
+    """A reward's values by name; a single number has the name `workflow`.
+
+    Raises:
+        TypeError: it is no number, or a name no text.
+        ValueError: a number is not finite or too large, or a name cannot be stored.
+    """
+    if reward is None:
+        return {}
+    if not isinstance(reward, Mapping):
+        return {WORKFLOW: _value(reward, "The reward of a step")}
+    for name in reward:
+        if not isinstance(name, str):
+            raise TypeError(f"The name of a reward is {type(name).__name__}, no text.")
+        if not name.isprintable() or not 0 < len(name.encode()) <= runs.MAX_NAME_BYTES:
+            raise ValueError(
+                f"The name of a reward is {name!r:.80}; it has 1 to {runs.MAX_NAME_BYTES} printable bytes."
+            )
+    return {name: _value(value, f"The reward '{name}' of a step") for name, value in reward.items()}
+
+
+def _value(value: Any, what: str) -> float:
+    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        raise TypeError(f"{what} is {type(value).__name__}, no number.")
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of Python's has any size
+        number = math.inf
+    if not abs(number) <= MAX_REWARD:  # also nan
+        raise ValueError(f"{what} is {number:g}, no number up to {MAX_REWARD:g}.")
+    return number
+
+
 @dataclass(frozen=True)
 class Step:
     """One prompt and response of an attempt."""
@@ -62,7 +103,7 @@ class Step:
     prompt: str
     response: str
     payload: arrays.Payload
-    reward: float | None = None
+    reward: Reward = None
     """What the workflow says it earned; what reward functions say is added. None: 0, where it says something
     of other steps of the attempt."""
     state: str | None = None
@@ -73,8 +114,7 @@ class Step:
         for name, text in (("prompt", self.prompt), ("state", self.state)):
             if text is not None and not isinstance(text, str):
                 raise TypeError(f"The {name} of a step is {type(text).__name__}, no text.")
-        if self.reward is not None and not abs(self.reward) <= MAX_REWARD:
-            raise ValueError(f"The reward of a step is {self.reward}, no number up to {MAX_REWARD:g}.")
+        named_rewards(self.reward)  # refuses what is none
 
 
 @dataclass(frozen=True)
@@ -179,8 +219,7 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
         if later:
             tx.execute(query("write_steps"), {"codec": arrays.CODEC, **_steps(later)})
         if rewarded:
-            rewards = [float(step.reward or 0.0) for _, _, step in rewarded]
-            tx.execute(query("reward_steps"), {**_places(rewarded), "rewards": rewards})
+            tx.execute(query("reward_steps"), _rewards(rewarded))
         runs.announce(tx, run_id)
     row = written.fetchone()
     assert row is not None
@@ -222,6 +261,18 @@ def _places(steps: Steps) -> dict[str, list[int]]:
         "ordinals": [rollout.member for rollout, _, _ in steps],
         "steps": [number for _, number, _ in steps],
     }
+
+
+def _rewards(steps: Steps) -> dict[str, list[Any]]:
+    """What `reward_steps` asks of each reward. A step without one has 0 under all names of its attempt."""
+    given = []
+    for one in steps:
+        attempt = (name for step in one[0].all_steps for name in named_rewards(step.reward))
+        given += [
+            (one, *said) for said in (named_rewards(one[2].reward) or dict.fromkeys(attempt, 0.0)).items()
+        ]
+    names, values = [name for _, name, _ in given], [value for _, _, value in given]
+    return {**_places([one for one, _, _ in given]), "names": names, "rewards": values}
 
 
 def _steps(steps: Steps) -> dict[str, list[Any]]:
