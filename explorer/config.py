@@ -66,6 +66,12 @@ class EnvironmentConfig(Settings):
     policy reads one observation alone. Else the attempt is one sequence. For gigpo and multi_step_grpo."""
     call_seconds: Annotated[float | None, Change.DATED] = Field(300.0, gt=0, le=1e9)
     """Longest time of one call of the environment in seconds, its start included. None: no limit."""
+    python: Annotated[str | None, Change.PER_PROCESS] = None
+    """The Python interpreter, 3.11 or newer, in whose processes the environment lives: that of an environment
+    with packages which do not agree with ours. A call that takes too long is ended there. None: the
+    environment lives in threads of the explorer."""
+    processes: Annotated[int, Change.PER_PROCESS] = Field(16, ge=1, le=100_000)
+    """Processes at most, one for each attempt under way; further attempts wait."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def of(config: ExplorerConfig) -> Workflow:
     """
     if config.environment is None:
         return load(config.workflow)
-    from trinity_db.explorer.environments import Environment
+    from trinity_db.explorer.environments.played import Environment
 
     return Environment(config.environment)
 

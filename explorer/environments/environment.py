@@ -2,7 +2,7 @@
 
 With a method `step` it is a text environment in the style of Gymnasium. Without one, its other public methods
 are the tools that the policy may call, as in TRL's `environment_factory`. Every method may be a coroutine
-function. Importing this needs none of the extras.
+function, and `close()` is called at the end if there is one. Importing this needs no package.
 """
 
 from collections.abc import Mapping
@@ -46,10 +46,3 @@ class ToolEnvironment(Protocol):
 
     def reset(self, **task: Any) -> str | None:
         """Begin. The text that it returns is added to what the task says."""
-
-
-def methods_of(environment: Any) -> list[str]:
-    """The public methods of an instance, in the order of their definition, the inherited ones last."""
-    names = dict.fromkeys(name for one in type(environment).__mro__ for name in vars(one))
-    # On the class, since the value of a property may be anything.
-    return [name for name in names if not name.startswith("_") and callable(getattr(type(environment), name))]

@@ -13,7 +13,9 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from trinity_db.explorer.environments.environment import NotStarted, methods_of
+from trinity_db.explorer.environments.environment import NotStarted
+from trinity_db.explorer.environments.methods import Run, methods_of, reward_of, tools_from
+from trinity_db.explorer.tools import Tool
 from trinity_db.functions import describe_error
 
 logger = logging.getLogger(__name__)
@@ -24,14 +26,17 @@ CLOSE_SECONDS = 5.0  # that the end of an attempt waits for; an environment that
 class Host(Protocol):
     """Where an environment lives. Its methods block, and are called in the instance's thread."""
 
-    def start(self) -> None:
-        """Make the environment."""
-
-    def methods(self) -> list[str]:
-        """The names of its public methods."""
+    def start(self) -> list[str]:
+        """Make the environment; the names of its public methods."""
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """What the method returns, or an awaitable of it."""
+
+    def tools(self, run: Run) -> dict[str, Tool]:
+        """What the policy may call; `run` calls a function in the instance's thread."""
+
+    def reward(self) -> Any:
+        """What a tool environment says that the attempt earned, or an awaitable of it."""
 
     def close(self) -> Any:
         """Free what it holds: nothing, or an awaitable."""
@@ -47,14 +52,18 @@ class InProcess:
         self._make = make
         self._environment: Any = None
 
-    def start(self) -> None:
+    def start(self) -> list[str]:
         self._environment = self._make()
-
-    def methods(self) -> list[str]:
-        return methods_of(self._environment)
+        return methods_of(type(self._environment))
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._environment, method)(*args, **kwargs)
+
+    def tools(self, run: Run) -> dict[str, Tool]:
+        return tools_from(self._environment, run)
+
+    def reward(self) -> Any:
+        return reward_of(self._environment)
 
     def close(self) -> Any:
         return self._environment.close() if hasattr(self._environment, "close") else None
@@ -102,6 +111,21 @@ class Instance:
         """
         return await self._limited(lambda: self._host.call(method, *args, **kwargs), method)
 
+    async def tools(self) -> dict[str, Tool]:
+        """What the policy may call, by name.
+
+        Raises:
+            ConfigError: a method is none that a model can call.
+        """
+        found: dict[str, Tool] = await self._limited(
+            lambda: self._host.tools(lambda function: self._limited(function, "a tool")), "its tools"
+        )
+        return found
+
+    async def reward(self) -> Any:
+        """What the environment says that the attempt earned; None: nothing."""
+        return await self._limited(self._host.reward, "get_reward")
+
     async def close(self) -> None:
         """Free what the environment holds, after a call that is under way. What goes wrong is logged."""
         if self._is_busy:
@@ -110,17 +134,17 @@ class Instance:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._in_thread(self._close)
         except Exception as error:  # a user's own code
+            self._host.interrupt()
             logger.warning("%s could not be closed: %s", self.name, describe_error(error))
         finally:
             self._calls.put(None)
 
     def _start(self) -> None:
-        self._host.start()
+        self.methods = self._host.start()
         self._has_started = True
-        self.methods = self._host.methods()
 
     def _close(self) -> Any:
-        return self._host.close() if self._has_started else None
+        return self._host.close() if self._has_started else self._host.interrupt()
 
     async def _limited(self, function: Callable[[], Any], what: str) -> Any:
         try:

@@ -1,19 +1,24 @@
 """Environments of a user's own: played as workflows, in threads, each attempt with an instance of its own."""
 
 import asyncio
+import gc
+import json
+import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.echo import Digits, Echo
+from tests.waiting import wait_until
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import EnvironmentConfig, ExplorerConfig
-from trinity_db.explorer.environments import Environment
+from trinity_db.explorer.engines.engine import Completion, Request
+from trinity_db.explorer.environments.played import Environment
 from trinity_db.explorer.workflow import of
 from trinity_db.store.groups import ClaimedGroup, Reward, Rollout
 
@@ -45,8 +50,75 @@ class Counting:
 """
 
 
+GUESSING = """
+import threading
+
+class Guessing:
+    def __init__(self):
+        self.made_in = threading.get_ident()
+
+    def reset(self, secret, **task):
+        self.secret, self.reward = secret, 0.0
+        return f" It is below {2 * secret}."
+
+    def guess(self, number: int) -> str:
+        '''Guess the number.
+
+        Args:
+            number: what it may be.
+        '''
+        assert threading.get_ident() == self.made_in
+        if number < 0:
+            raise ValueError("no such number")
+        self.reward = float(number == self.secret)
+        return "right" if self.reward else "wrong"
+
+    async def hint(self) -> dict:
+        '''Ask for a hint.'''
+        return {"odd": self.secret % 2 == 1}
+
+    def _private(self): ...
+
+    def close(self): ...
+"""
+
+
 class NoChat(Digits):
     chat_template = None
+
+
+class Letters:
+    """A tokenizer of characters, with a chat template that writes messages one after the other."""
+
+    bos_token: str | None = None
+    chat_template = "..."
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<assistant>"
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [*text.encode()]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return bytes(token_ids).decode()
+
+
+class Scripted(Echo):
+    """An engine that says texts one after the other."""
+
+    def __init__(self, *says: str) -> None:
+        super().__init__(context=2000)
+        self.tokenizer: Any = Letters()
+        self._says = iter(says)
+
+    async def generate(self, request: Request) -> Completion:
+        await super().generate(request)
+        said = [*next(self._says).encode()]
+        return Completion(said, [-0.5] * len(said), [0] * len(said), "stop")
+
+
+def call(tool: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
 
 
 class Plain(Echo):
@@ -252,6 +324,17 @@ def test_a_step_that_returns_something_else_fails_its_attempt(own: Any, returned
     assert error in (played({"name": f"{name}:Odd"}).error or "")
 
 
+ODD = """
+class Nothing: ...
+
+class Idle:
+    def reset(self, **task): ...
+
+class Silent(Idle):
+    def guess(self, number: int): ...
+"""
+
+
 @pytest.mark.parametrize(
     ("environment", "error"),
     [
@@ -261,16 +344,129 @@ def test_a_step_that_returns_something_else_fails_its_attempt(own: Any, returned
         ({"name": "own.py:Counting", "turn": 3}, "unknown key 'turn'; did you mean 'turns'?"),
         ({"name": "own.py:Counting", "length": "long"}, "length"),
         ({"name": "own.py:Nothing"}, "has no method 'reset'"),
+        ({"name": "own.py:Idle"}, "neither a method 'step' nor a public method as a tool"),
+        ({"name": "own.py:Silent"}, "its tool 'guess' has no docstring"),
+        ({"name": "own.py:Guessing", "steps": True}, "has no method 'step': only its actions can be"),
+        ({"name": "gymnasion"}, "no environment 'gymnasion'; did you mean 'gymnasium'?"),
+        (
+            {"name": "none.py:Odd", "python": "none/bin/python"},
+            "cannot start none/bin/python: .*No such file",
+        ),
+        ({"name": "own.py:Idle", "python": sys.executable}, "neither a method 'step' nor a .* (in .*python"),
+        (
+            {"name": "own.py:Counting", "lenght": 3, "python": sys.executable},
+            "unexpected keyword argument 'lenght'",
+        ),
     ],
 )
 def test_an_environment_that_does_not_fit_is_found_before_the_run(
     own: Any, environment: dict[str, Any], error: str
 ) -> None:
-    own(COUNTING + "\nclass Nothing: ...\n")
-    with pytest.raises(ConfigError, match=error.replace("?", r"\?")):
+    own(COUNTING + GUESSING + ODD)
+    with pytest.raises(ConfigError, match=error.replace("?", r"\?").replace("(", r"\(")):
         Environment(EnvironmentConfig(**environment))
 
 
 def test_an_environment_and_a_workflow_do_not_go_together() -> None:
     with pytest.raises(ValueError, match="leave out one of the two"):
         ExplorerConfig(environment="own.py:Counting", workflow="own.py:attempt")
+
+
+@pytest.mark.parametrize("python", [None, sys.executable])
+def test_public_methods_are_tools_and_the_environment_says_the_reward(own: Any, python: str | None) -> None:
+    environment = {"name": f"{own(GUESSING)}:Guessing", "python": python}
+    says = [
+        call("hint") + call("guess", number=-1),
+        call("guess", number="x"),
+        call("guess", number=7),
+        "Done.",
+    ]
+    made = played(environment, {"prompt": "Guess.", "secret": 7}, Scripted(*says))
+    assert made.error is None
+    [step] = made.all_steps
+    assert (step.prompt, step.reward) == ("<user>Guess. It is below 14.<assistant>", 1.0)
+    for told in (
+        '{"odd": true}',
+        "Error: ValueError: no such number",
+        "Error: number: Input should",
+        "right",
+    ):
+        assert f"<tool>{told}" in step.response
+    assert sum(step.payload.action_mask) == sum(map(len, says))
+
+
+def test_the_calls_of_the_last_turn_are_made(own: Any) -> None:
+    environment = {"name": f"{own(GUESSING)}:Guessing", "turns": 1}
+    made = played(environment, {"prompt": "?", "secret": 7}, Scripted(call("guess", number=7)))
+    assert [step.reward for step in made.all_steps] == [1.0]
+
+
+def test_a_method_may_say_the_reward_or_nothing_does(own: Any) -> None:
+    own(
+        "class Idle:\n    def reset(self, **task): ...\n    def act(self):\n        'Act.'\n"
+        "class Judge(Idle):\n    async def get_reward(self):\n        return 0.25\n"
+    )
+    for name, reward in (("Judge", 0.25), ("Idle", None)):
+        made = played({"name": f"own.py:{name}"}, {"prompt": "?"}, Scripted("Done."))
+        assert [step.reward for step in made.all_steps] == [reward]
+
+
+def test_environments_in_processes_of_their_own_use_each_for_one_attempt_after_another(own: Any) -> None:
+    """What one prints is in no answer's way."""
+    name = own(
+        "import os\n"
+        "class Where:\n"
+        "    def reset(self, *, seed, options):\n        print('hello')\n        return '1', {}\n"
+        "    def step(self, action):\n        return '', os.getpid(), True, False, {}\n"
+    )
+    made = attempts({"name": f"{name}:Where", "python": sys.executable, "processes": 2})
+
+    async def several() -> list[Rollout]:
+        group = ClaimedGroup(1, 1, {}, [*range(6)])
+        return list(await asyncio.gather(*(made.make(group, member) for member in group.members)))
+
+    lived_in = [rows(rollout)[0][2] for rollout in asyncio.run(several())]
+    assert len({*lived_in}) <= 2
+    assert os.getpid() not in lived_in
+
+
+CRUEL = """
+import os, signal, subprocess, sys, time
+
+class Cruel:
+    def reset(self, *, seed, options):
+        started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        with open("started", "w") as file:
+            file.write(f"{os.getpid()} {started.pid}")
+        if options["how"] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if options["how"] == "hangs":
+            time.sleep(1000)
+        raise KeyError("board")
+    def step(self, action): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("raises", "EnvironmentRaised: KeyError: 'board' (own.py, line 13, in reset)"),
+        ("killed", "EnvironmentEnded: its process ended with signal SIGKILL"),
+        ("hangs", "TimeoutError: Environment 'own.py:Cruel': reset took longer than 2 s"),
+    ],
+)
+def test_what_goes_wrong_in_a_process_of_its_own_fails_one_attempt(own: Any, how: str, error: str) -> None:
+    """When it is killed, so is what it started; when the explorer lets go of it, it ends too."""
+    environment = {"name": f"{own(CRUEL)}:Cruel", "python": sys.executable, "call_seconds": 2}
+    assert played(environment, {"how": how}).error == error
+    gc.collect()
+    process, started = map(int, Path("started").read_text().split())
+    wait_until(lambda: not is_alive(process) and not is_alive(started), "both have ended")
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process runs; one that has ended, and that its parent did not ask about, does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False
