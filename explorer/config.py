@@ -1,8 +1,17 @@
 """Settings of the explorer."""
 
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from trinity_db.settings import Change, Kept, Settings
 
@@ -14,6 +23,43 @@ class TransformersConfig(Settings):
     max_tokens: int = Field(65_536, ge=1)
     """Keys and values in memory, in tokens: rows of the batch times the longest of them, prompt and
     max_new_tokens. Further requests wait. 65536 take 1.6 GB for a model of 0.5 B parameters."""
+
+
+class EndpointConfig(Settings):
+    """vLLM or SGLang servers that other people run."""
+
+    name: Literal["endpoint"] = "endpoint"
+    urls: list[str] = Field(min_length=1)
+    """Addresses of the servers, as http://10.0.0.7:8000. Each request goes to a healthy server with the
+    loaded version, to the one with the fewest requests in flight."""
+    dialect: Literal["vllm", "sglang"] = "vllm"
+    """What the servers are."""
+    model: str | None = Field(None, min_length=1)
+    """The name under which vLLM serves the model. None: the only one that it serves."""
+    key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the environment variable that holds the servers' key. None: they want none."""
+    load_weights: bool = True
+    """Whether the explorer loads each new version into the servers, which see the folder of checkpoints
+    under the same path; then no other program loads weights there. False: other people load them, and label
+    them with the number of the version. A server is used while it has the version that the explorer wants."""
+    load_seconds: float = Field(600.0, gt=0, le=1e6)
+    """Longest time in seconds that a server may take to load a version."""
+    patience_seconds: float = Field(60.0, gt=0, le=1e6)
+    """How long in seconds requests wait while no server is usable. Then the explorer ends, and says why."""
+
+    @field_validator("urls")
+    @classmethod
+    def are_addresses(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+                raise ValueError("an address has the form http://host:8000")
+            if parts.username or parts.password:
+                raise ValueError("an address holds no password; use key_env")
+        addresses = [url.rstrip("/") for url in urls]
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("an address is there twice")
+        return addresses
 
 
 class OwnEngineConfig(Settings):
@@ -33,8 +79,9 @@ class OwnEngineConfig(Settings):
 def _spelled_out(value: Any) -> Any:
     value = {"name": value} if isinstance(value, str) else value
     name = value.get("name", "transformers") if isinstance(value, dict) else "transformers"
-    if name != "transformers" and ".py:" not in str(name):
-        raise ValueError(f"there is no engine '{name}'; known: transformers. Your own: path/to/file.py:Class")
+    if name not in ENGINES and ".py:" not in str(name):
+        known = ", ".join(ENGINES)
+        raise ValueError(f"there is no engine '{name}'; known: {known}. Your own: path/to/file.py:Class")
     return value
 
 
@@ -43,8 +90,13 @@ def _kind(value: Any) -> str:
     return "own" if ".py:" in str(name) else str(name)
 
 
+ENGINES = ("transformers", "endpoint")
+"""Those that come with the project."""
+
 EngineConfig = Annotated[
-    Annotated[TransformersConfig, Tag("transformers")] | Annotated[OwnEngineConfig, Tag("own")],
+    Annotated[TransformersConfig, Tag("transformers")]
+    | Annotated[EndpointConfig, Tag("endpoint")]
+    | Annotated[OwnEngineConfig, Tag("own")],
     Discriminator(_kind),
     BeforeValidator(_spelled_out),
 ]
@@ -94,8 +146,8 @@ class ExplorerConfig(Settings):
     ] = None
     """What the policy acts in, in place of a workflow: a class of your own as path/to/file.py:Class."""
     engine: Annotated[EngineConfig, Change.PER_PROCESS] = TransformersConfig()
-    """What samples responses: transformers, in the explorer's process, or a class of your own as
-    path/to/file.py:Class. May change during a run."""
+    """What samples responses: transformers, in the explorer's process; endpoint, servers that other people
+    run; or a class of your own as path/to/file.py:Class. May change during a run."""
     group_size: Annotated[int, Change.DATED] = Field(8, ge=1, le=10_000)
     """Rollouts of one task that are compared with one another. remax adds one more, at temperature 0."""
     concurrency: Annotated[int, Change.DATED] = Field(256, ge=1, le=1_000_000)

@@ -32,12 +32,13 @@ class Server:
         self.running = asyncio.Event()
         """Set unless it is paused."""
         self.running.set()
-        self.refusal: web.Response | None = None
-        """Given to each request for tokens."""
+        self.refusal: Callable[[Any], web.Response | None] = lambda body: None
+        """What a request for tokens gets in place of an answer."""
         self.change: Callable[[Any], None] = lambda answer: None
         """Spoils an answer."""
         self.is_deaf = False
         """Whether it cannot load weights."""
+        self.is_healthy = True
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -53,13 +54,17 @@ class Server:
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def die(self) -> None:
-        """Every connection is cut."""
-        assert self._runner is not None
-        assert self._runner.server is not None
-        for connection in list(self._runner.server.connections):
+        """Every connection is cut; once."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        assert runner.server is not None
+        for connection in list(runner.server.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-        await self._runner.cleanup()
+        await runner.cleanup()
+        self.label = "default"  # of a process that starts anew
+        self.running.set()
 
     def routes(self) -> list[web.RouteDef]:
         raise NotImplementedError
@@ -86,7 +91,7 @@ class Server:
         return tokens, spans
 
     async def _healthy(self, request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=200 if self.is_healthy else 503)
 
 
 class VLLMServer(Server):
@@ -106,8 +111,8 @@ class VLLMServer(Server):
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.asked.append(body)
-        if self.refusal is not None:
-            return self.refusal
+        if (refusal := self.refusal(body)) is not None:
+            return refusal
         tokens, spans = await self._sampled(body["token_ids"], body["sampling_params"]["max_tokens"])
         content = [{"token_id": token, "logprob": -0.5, "top_logprobs": []} for token in tokens]
         answer = {
@@ -171,8 +176,8 @@ class SGLangServer(Server):
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.asked.append(body)
-        if self.refusal is not None:
-            return self.refusal
+        if (refusal := self.refusal(body)) is not None:
+            return refusal
         assert body["return_logprob"] is True
         sampling = body["sampling_params"]
         tokens, spans = await self._sampled(body["input_ids"], sampling["max_new_tokens"])

@@ -1,11 +1,16 @@
 """Engines by name: those that come with the project, and a user's own class in a file."""
 
+import os
+
 from trinity_db import functions, signatures
-from trinity_db.explorer.config import OwnEngineConfig, TransformersConfig
+from trinity_db.errors import ConfigError
+from trinity_db.explorer.config import EndpointConfig, OwnEngineConfig, TransformersConfig
 from trinity_db.explorer.engines.engine import Engine
 
+AnyConfig = TransformersConfig | EndpointConfig | OwnEngineConfig
 
-def check(config: TransformersConfig | OwnEngineConfig) -> None:
+
+def check(config: AnyConfig) -> None:
     """Find out early, without a model, that an engine of the user's own is not there or takes other options.
 
     Raises:
@@ -15,12 +20,14 @@ def check(config: TransformersConfig | OwnEngineConfig) -> None:
         signatures.options(*_own(config), config.options, ())
 
 
-def create(config: TransformersConfig | OwnEngineConfig) -> Engine:
+def create(config: AnyConfig) -> Engine:
     """The engine of a configuration, with no weights yet.
 
     Raises:
-        ConfigError: there is no such class, or it takes other options.
+        ConfigError: there is no such class, or it takes other options; or an environment variable is missing.
     """
+    if isinstance(config, EndpointConfig):
+        return _endpoint(config)
     if isinstance(config, OwnEngineConfig):
         engine, name = _own(config)
         made: Engine = engine(**signatures.options(engine, name, config.options, ()))
@@ -28,6 +35,28 @@ def create(config: TransformersConfig | OwnEngineConfig) -> Engine:
     from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine(max_tokens=config.max_tokens)
+
+
+def _endpoint(config: EndpointConfig) -> Engine:
+    from trinity_db.explorer.engines.dialects import VLLM, SGLang
+    from trinity_db.explorer.engines.endpoint import EndpointEngine
+
+    key = None
+    if config.key_env is not None:
+        key = os.environ.get(config.key_env)
+        if not key:
+            raise ConfigError(
+                f"explorer.engine.key_env: the environment variable {config.key_env} is not set; it holds "
+                "the key of the servers"
+            )
+    return EndpointEngine(
+        config.urls,
+        VLLM(config.model) if config.dialect == "vllm" else SGLang(),
+        key=key,
+        load_weights=config.load_weights,
+        load_seconds=config.load_seconds,
+        patience_seconds=config.patience_seconds,
+    )
 
 
 def _own(config: OwnEngineConfig) -> tuple[type, str]:

@@ -63,6 +63,8 @@ class Dialect(Protocol):
     ) -> Completion:
         """Continue a prompt. Cancelling the caller closes the connection, by which the server gives up too.
 
+        The response may go beyond a stop string: see `stops.cut_off`.
+
         Args:
             end_tokens: tokens that end a response; they are its last token.
             version: what the server confirmed last. If weights may have changed since, and the server does
@@ -147,7 +149,9 @@ class VLLM:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "logprobs": 0,
-            "detokenize": False,
+            "stop": [*request.stop],
+            "detokenize": bool(request.stop),
+            "skip_special_tokens": False,  # since a stop string may be one
         }
         body = {**self._model, "token_ids": [*request.prompt_ids], "sampling_params": sampling}
         answer = await _ask(session, "POST", url, "/inference/v1/generate", _VLLM_HINTS, json=body)
@@ -216,6 +220,8 @@ class SGLang:
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
+            "stop": [*request.stop],
+            "skip_special_tokens": False,  # since a stop string may be one
         }
         body = {"input_ids": [*request.prompt_ids], "sampling_params": sampling, "return_logprob": True}
         answer = await _ask(session, "POST", url, "/generate", json=body)
@@ -368,7 +374,8 @@ def _versions(url: str, spans: Any, length: int) -> list[int]:
     for span in spans:
         label = str(_field(url, span, "version"))
         if not (label.isascii() and label.isdecimal()):
-            raise ServerUnusable(
+            # Another load may give the weights a number.
+            raise ServerUnavailable(
                 f"{url}: sampled with version {label!r}, which is no whole number; {NEVER_A_POLICY}"
             )
         start, end = _field(url, span, "start"), _field(url, span, "end")

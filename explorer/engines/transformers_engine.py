@@ -27,6 +27,8 @@ from transformers import DynamicCache
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines import kv_cache
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.folder import end_tokens
+from trinity_db.explorer.engines.stops import has_stopped
 from trinity_db.models import context_of, default_device, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
 
@@ -223,7 +225,7 @@ class TransformersEngine:
             model, self.tokenizer = load_model(path, self.device), load_tokenizer(path)
             self.context = context_of(model.config)
             self._vocabulary = model.get_input_embeddings().num_embeddings
-            self._end_tokens = _end_tokens(model, self.tokenizer)
+            self._end_tokens = end_tokens(self.tokenizer, model.generation_config)
             self._model = model  # last: a folder that is pruned meanwhile leaves no model without tokenizer
         self.version = version
 
@@ -316,23 +318,13 @@ class TransformersEngine:
         row.logprobs.append(logprob)
         row.versions.append(self.version)
         reason: Literal["stop", "length"]
-        if token in self._end_tokens or self._has_stopped(row):
+        if token in self._end_tokens or has_stopped(self.tokenizer, row.token_ids, row.request.stop):
             reason = "stop"
         elif len(row.token_ids) >= row.limit:
             reason = "length"
         else:
             return None
         return Completion(row.token_ids, row.logprobs, row.versions, reason)
-
-    def _has_stopped(self, row: _Row) -> bool:
-        """Whether the newest token completed a stop string."""
-        stops = row.request.stop
-        if not stops:
-            return False
-        # A token has at least one byte. One more token, since some decoders strip the first one's space.
-        longest = max(len(stop.encode()) for stop in stops)
-        tail = self.tokenizer.decode(row.token_ids[-longest - 1 :], skip_special_tokens=False)
-        return any(stop in tail for stop in stops)
 
     def _keep(self, batch: _Batch, running: Sequence[_Row]) -> None:
         """Keep these rows, and the columns in which one of them has a token."""
@@ -404,10 +396,3 @@ def _sample(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
         # Weights that are not finite have no token to sample: then its place lies beyond the last one.
         tokens[places] = torch.searchsorted(summed, marks, right=True).clamp(max=logits.shape[1] - 1)
     return tokens, logprobs.gather(-1, tokens)
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokenizer's end token and those of the model's generation settings (chat models have more)."""
-    configured = model.generation_config.eos_token_id
-    more = configured if isinstance(configured, list) else [configured]
-    return frozenset(token for token in [tokenizer.eos_token_id, *more] if token is not None)

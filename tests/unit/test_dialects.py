@@ -169,7 +169,7 @@ def test_a_status_says_whether_another_server_is_asked(
     kind: str, status: int, message: str, error: type[TrinityError]
 ) -> None:
     async def story(asked: Asked) -> None:
-        asked.server.refusal = web.json_response({"error": {"message": message}}, status=status)
+        asked.server.refusal = lambda _: web.json_response({"error": {"message": message}}, status=status)
         with pytest.raises(error, match=f"HTTP {status}: {re.escape(message)}") as raised:
             await asked.generate(5)
         assert type(raised.value) is error
@@ -217,7 +217,7 @@ VLLM_ANSWERS = [
     ({"weight_versions": None}, ServerUnusable, "without the version of each token; .* never a policy"),
     (
         {"weight_versions": [{"version": "default", "start": 0, "end": 2}]},
-        ServerUnusable,
+        ServerUnavailable,
         "'default'.* never",
     ),
     ({"weight_versions": [{"version": "7", "start": 0, "end": 1}]}, ServerUnusable, "versions of 1 tokens"),
