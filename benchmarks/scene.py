@@ -15,6 +15,7 @@ from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.records import Task
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups, policies, runs, workers
+from trinity_db.store.selection import Selection
 
 RUN = "benchmark"
 NUM_TASKS = 256
@@ -49,21 +50,9 @@ class Scene:
 
     def claim(self, database: Database, worker_id: int, count: int) -> list[groups.ClaimedGroup]:
         """Groups of the usual size to explore."""
-        selection = groups.Selection(self.taskset_id, shuffle=False, seed=0)
-        claimed: list[groups.ClaimedGroup] = []
-        while len(claimed) < count:  # one claim starts a group of each task at most
-            with database.transaction() as tx:
-                claimed += groups.claim(
-                    tx,
-                    self.run_id,
-                    worker_id,
-                    0,
-                    UNLIMITED,
-                    selection,
-                    data.GROUP_SIZE,
-                    count - len(claimed),
-                )
-        return claimed
+        selection = Selection({self.taskset_id: 1.0}, seed=0, walk="sequential")
+        with database.transaction() as tx:
+            return groups.claim(tx, self.run_id, worker_id, 0, UNLIMITED, selection, data.GROUP_SIZE, count)
 
 
 def rollouts(group: groups.ClaimedGroup, members: Sequence[data.Experience]) -> list[groups.Rollout]:

@@ -135,6 +135,68 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+class ShuffledConfig(Settings):
+    """Each task once in a pass, shuffled anew in each."""
+
+    name: Literal["shuffled"] = "shuffled"
+
+
+class SequentialConfig(Settings):
+    """Each task once in a pass, in the order of import."""
+
+    name: Literal["sequential"] = "sequential"
+
+
+class EasyToHardConfig(Settings):
+    """Each task once in a pass, by the number that it has under `level`, the lowest first.
+
+    `trinity-db import --map level=difficulty` takes the number from another key. Tasks without one come last.
+    """
+
+    name: Literal["easy_to_hard"] = "easy_to_hard"
+
+
+class DifficultyConfig(Settings):
+    """Tasks that the policy solves about as often as you say, each at most once in a shuffled pass.
+
+    What the run knows of a task is the Beta posterior in task_stat. A task of which it knows little is taken
+    each time that the pass comes to it; one that is surely easier or harder more seldom, down to every
+    twentieth time.
+    """
+
+    name: Literal["difficulty"] = "difficulty"
+    target: float = Field(0.5, ge=0, le=1)
+    """Share of a task's rollouts that are to solve it. processors.group.solved_reward says which do. At 0.5
+    rewards of a group differ most."""
+
+
+class SelectConfig(Settings):
+    """The tasks that a SELECT of your own yields, in its order: one id a row, and a group for each row."""
+
+    name: Literal["select"] = "select"
+    query: str = Field(min_length=1)
+    """The SELECT, or the path of a file with the ending .sql that holds it. It may name %(run_id)s,
+    %(taskset_ids)s and %(limit)s, how many groups are to start; write %% for a percent sign. It runs with the
+    explorer's login and reads only. Where it yields no row, no group starts."""
+    seconds: float = Field(5.0, gt=0, le=600)
+    """How long it may take, in seconds; more ends the explorer with an error. The run's other explorers wait
+    meanwhile."""
+
+
+def _as_mapping(value: Any) -> Any:
+    if isinstance(value, dict) and "name" not in value:
+        raise ValueError("name it, as in {name: difficulty, target: 0.5}")
+    return {"name": value} if isinstance(value, str) else value
+
+
+TasksConfig = Annotated[
+    ShuffledConfig | SequentialConfig | EasyToHardConfig | DifficultyConfig | SelectConfig,
+    Field(discriminator="name"),
+    BeforeValidator(_as_mapping),
+]
+"""Which tasks come next. `name` says by what."""
+
+
 class ExplorerConfig(Settings):
     """How rollouts are produced."""
 
@@ -153,9 +215,10 @@ class ExplorerConfig(Settings):
     concurrency: Annotated[int, Change.DATED] = Field(256, ge=1, le=1_000_000)
     """Attempts that one explorer has under way at a time. When some end, others begin. More use the hardware
     better, and more are made by versions that are not the newest any more."""
-    order: Annotated[Literal["shuffle", "sequential"], Change.DATED] = "shuffle"
-    """Tasks that were issued least come first. Among those: shuffled anew in each pass, or in the order of
-    import."""
+    tasks: Annotated[TasksConfig, Change.DATED] = ShuffledConfig()
+    """Which tasks come next: shuffled, sequential, easy_to_hard, difficulty or select, by name or with
+    options. All but select walk over the tasks in passes. Tasks that are imported meanwhile come at the end
+    of the pass, with easy_to_hard in their place or in the next pass."""
     temperature: Annotated[float, Kept("the stored log-probabilities are at this temperature")] = Field(
         1.0, gt=0, le=1000
     )

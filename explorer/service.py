@@ -23,6 +23,7 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.service import POLL_SECONDS, Service
 from trinity_db.store import groups, policies, runs
 from trinity_db.store.metrics import record_metrics
+from trinity_db.store.selection import Selection
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Explorer(Service):
         workflow: Workflow,
         engine: Engine,
         pace: groups.Pace,
-        selection: groups.Selection,
+        selection: Selection,
         prompt_template: str,
         greedy: bool = False,
     ) -> None:

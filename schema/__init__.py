@@ -5,6 +5,7 @@
     run_setting         command line     the configuration of a run, a row with each change
     worker              every role       who works on it; leases live as long as a worker's heartbeat
     policy_version      trainer          weights that explorers may use, and their checkpoint
+    task_pass           explorer         how far a run is in its pass over a taskset
     task_stat           explorer, processors   how often a run issued and solved each task
     rollout_group       explorer         attempts at one task that are compared with one another
     rollout             explorer         one attempt
@@ -34,4 +35,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0017"
+HEAD = "0018"

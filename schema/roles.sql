@@ -49,6 +49,7 @@ GRANT UPDATE (worker_id) ON trinity.rollout_group, trinity.experience
 -- it is only a right to lock the row: explorers take turns by that lock, and so do processors that record their steps.
 GRANT UPDATE (seed) ON trinity.run TO trinity_explorer, trinity_processor;
 GRANT INSERT (run_id, task_id, issued, issued_at), UPDATE (issued, issued_at) ON trinity.task_stat TO trinity_explorer;
+GRANT INSERT, UPDATE (issued, walk, number, first, size, position, level) ON trinity.task_pass TO trinity_explorer;
 GRANT INSERT (run_id, task_id, expected, worker_id), UPDATE (attempt, arrived, failed, version_min, version_max, state, completed_at)
     ON trinity.rollout_group TO trinity_explorer;
 GRANT INSERT, UPDATE (version_min, version_max) ON trinity.rollout TO trinity_explorer;

@@ -28,6 +28,7 @@ from trinity_db.imports.records import Demonstration, Preference, Task, Trajecto
 from trinity_db.schema.states import Draws, WorkerRole
 from trinity_db.store import batches, groups, offline, policies, processing, rewards, runs, samplers, workers
 from trinity_db.store.metrics import record_metrics
+from trinity_db.store.selection import Selection
 from trinity_db.trainer.recipes import RECIPES
 
 Result = TypeVar("Result")
@@ -42,7 +43,7 @@ class Scene:
 
     database: Database
     run: runs.Run
-    selection: groups.Selection
+    selection: Selection
     explorer: int
     processor: int
     trainer: int
@@ -64,7 +65,7 @@ class Scene:
         open_writer(database, "tasks", "tasks")([task(number) for number in range(num_tasks)])
         with database.transaction() as tx:
             run = runs.open_run(tx, name, config, RECIPES[algorithm].draws, data, holdout)
-            selection = groups.Selection(runs.find_taskset(tx, "tasks"), shuffle=False, seed=0)
+            selection = Selection({runs.find_taskset(tx, "tasks"): 1.0}, seed=0, walk="sequential")
             roles = [workers.register(tx, run, role) for role in WorkerRole]
         scene = cls(database, run, selection, *roles)
         scene.publish(0, step=0)
@@ -105,7 +106,7 @@ class Scene:
         version: int = 0,
         pace: groups.Pace = UNLIMITED,
         worker: int | None = None,
-        selection: groups.Selection | None = None,
+        selection: Selection | None = None,
         greedy: bool = False,
     ) -> list[groups.ClaimedGroup]:
         with self.database.transaction() as tx:

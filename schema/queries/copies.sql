@@ -18,6 +18,9 @@ WHERE s.id IN (SELECT t.taskset_id FROM trinity.task t
                               SELECT a.task_id FROM trinity.task_stat a WHERE a.run_id = ANY(%(runs)s::bigint[])))
    OR s.name = ANY(%(names)s::text[])
    OR s.name IN (SELECT r.config ->> 'taskset' FROM trinity.run r WHERE r.id = ANY(%(runs)s::bigint[]))
+   OR EXISTS (SELECT FROM trinity.run r
+              WHERE r.id = ANY(%(runs)s::bigint[]) AND jsonb_typeof(r.config -> 'taskset') = 'object'
+                AND r.config -> 'taskset' ? s.name)
 ORDER BY s.id
 
 -- name: taken_names

@@ -44,27 +44,19 @@ JOIN trinity.task t ON t.id = c.task_id
 ORDER BY c.id
 
 -- name: start_groups
--- Starts groups on the tasks that this run issued least. Ties go by id or, if the run shuffles, by a hash that differs
--- with each pass. One statement counts the issue and opens the group, so that a resumed run goes on exactly here.
--- Every statement locks counts of tasks in the order of their ids.
+-- Starts a group for each of these tasks. It counts the issue in the same transaction as the place in the pass moves, so
+-- that a resumed run goes on exactly here. Every statement locks counts of tasks in the order of their ids.
 WITH picked AS MATERIALIZED (
-    SELECT t.id
-    FROM trinity.task t
-    LEFT JOIN trinity.task_stat s ON s.run_id = %(run_id)s AND s.task_id = t.id
-    WHERE t.taskset_id = %(taskset_id)s
-    ORDER BY coalesce(s.issued, 0),
-             CASE WHEN %(shuffle)s THEN hashint8extended(t.id, %(seed)s::bigint + coalesce(s.issued, 0)) END,
-             t.id
-    LIMIT %(limit)s
+    SELECT n.id, n.place FROM unnest(%(task_ids)s::bigint[]) WITH ORDINALITY AS n (id, place)
 ),
 issued AS (
     INSERT INTO trinity.task_stat AS s (run_id, task_id, issued, issued_at)
-    SELECT %(run_id)s, id, 1, now() FROM picked ORDER BY id
-    ON CONFLICT (run_id, task_id) DO UPDATE SET issued = s.issued + 1, issued_at = now()
+    SELECT %(run_id)s, id, count(*), now() FROM picked GROUP BY id ORDER BY id
+    ON CONFLICT (run_id, task_id) DO UPDATE SET issued = s.issued + excluded.issued, issued_at = now()
 ),
 started AS (
     INSERT INTO trinity.rollout_group (run_id, task_id, expected, worker_id)
-    SELECT %(run_id)s, id, %(group_size)s, %(worker_id)s FROM picked
+    SELECT %(run_id)s, id, %(group_size)s, %(worker_id)s FROM picked ORDER BY place
     RETURNING id, task_id, attempt, expected
 )
 SELECT s.id, s.attempt, s.expected, t.payload,

@@ -9,13 +9,20 @@ SELECT EXISTS (SELECT FROM trinity.task t JOIN trinity.taskset s ON s.id = t.tas
                WHERE r.name = %(name)s AND r.kind = 'data') AS of_responses
 
 -- name: insert_tasks
--- Adds tasks. Tasks that the set already has stay as they are.
-INSERT INTO trinity.task (taskset_id, key, payload)
-SELECT s.id, n.key, n.payload::jsonb
-FROM unnest(%(keys)s::text[], %(payloads)s::text[]) WITH ORDINALITY AS n (key, payload, ordinal)
-JOIN trinity.taskset s ON s.name = %(name)s
-ORDER BY n.ordinal
-ON CONFLICT (taskset_id, key) DO NOTHING
+-- Adds tasks. Tasks that the set already has stay as they are. New ones are numbered from the highest number on; imports
+-- into one set take turns (lock_tasksets), so that no number is given twice.
+WITH fresh AS (
+    SELECT s.id AS taskset_id, n.key, n.payload, row_number() OVER (ORDER BY n.ordinal) AS number
+    FROM unnest(%(keys)s::text[], %(payloads)s::text[]) WITH ORDINALITY AS n (key, payload, ordinal)
+    JOIN trinity.taskset s ON s.name = %(name)s
+    WHERE (SELECT t.id FROM trinity.task t WHERE t.taskset_id = s.id AND t.key = n.key) IS NULL
+)
+INSERT INTO trinity.task (taskset_id, key, payload, ordinal)
+SELECT f.taskset_id, f.key, f.payload::jsonb, l.highest + f.number
+FROM fresh f
+CROSS JOIN (SELECT coalesce(max(t.ordinal), -1) AS highest FROM trinity.task t
+            WHERE t.taskset_id = (SELECT s.id FROM trinity.taskset s WHERE s.name = %(name)s)) l
+ORDER BY f.number
 
 -- name: find_tasks
 SELECT t.key, t.id

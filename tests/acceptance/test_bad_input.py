@@ -181,7 +181,7 @@ def troubled(store: Store) -> Ended:
         explorer={
             "group_size": GROUP_SIZE,
             "concurrency": 4 * GROUP_SIZE,
-            "order": "sequential",
+            "tasks": "sequential",
             "max_new_tokens": 4,
         },
         processors={

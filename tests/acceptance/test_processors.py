@@ -13,7 +13,8 @@ from tests.rows import Scene
 from tests.waiting import wait_until
 from trinity_db.database import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import groups, runs, workers
+from trinity_db.store import runs, workers
+from trinity_db.store.selection import Selection
 
 # `slow` judges until the gate opens; `deadly` ends the process as a segfault would.
 FUNCTIONS = """
@@ -63,7 +64,7 @@ def explore(store: Store, *rewards: float) -> None:
     with closing(Database(store.url)) as database:
         with database.transaction() as tx:
             run = runs.find(tx, "run")
-            selection = groups.Selection(runs.find_taskset(tx, "tasks"), shuffle=False, seed=0)
+            selection = Selection({runs.find_taskset(tx, "tasks"): 1.0}, seed=0, walk="sequential")
             scene = Scene(database, run, selection, *(workers.register(tx, run, of) for of in WorkerRole))
         scene.explore(1, rewards=rewards)
 

@@ -40,8 +40,9 @@ from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.models import metadata
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import groups, policies, processing, rewards, runs, workers
+from trinity_db.store import policies, processing, rewards, runs, workers
 from trinity_db.store.replay import find, first_difference
+from trinity_db.store.selection import Selection
 
 DATA = ("trajectories", "demonstrations", "preferences")
 TASKSETS = ("tasks", *DATA)
@@ -324,7 +325,7 @@ def test_a_copy_goes_on_and_its_new_draws_can_be_checked(
     with target.transaction() as tx:
         run = runs.find(tx, "run")
         explorer, processor, trainer = (workers.register(tx, run, role) for role in WorkerRole)
-        tasks = groups.Selection(runs.find_taskset(tx, "tasks-2"), shuffle=False, seed=0)
+        tasks = Selection({runs.find_taskset(tx, "tasks-2"): 1.0}, seed=0, walk="sequential")
     scene = Scene(target, run, tasks, explorer, processor, trainer)
     last = scene.value("SELECT max(id) FROM trinity.batch")
     with target.transaction() as tx, pytest.raises(TrinityError, match="another server"):

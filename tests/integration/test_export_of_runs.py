@@ -17,7 +17,7 @@ from trinity_db.imports.readers import open_rows
 from trinity_db.imports.records import Kind, Task
 from trinity_db.imports.rejects import Summary
 from trinity_db.store import rewards, runs
-from trinity_db.store.groups import Selection
+from trinity_db.store.selection import Selection
 
 TEMPLATE = "Q: {prompt}\nA:"
 OWN = "agents/mine.py:attempt"
@@ -65,7 +65,9 @@ def conversations(scene: Scene) -> Scene:
     """The same run, over a conversation."""
     open_writer(scene.database, "tasks", "talks")([Task({"messages": [USER], "answer": "1.0"})])
     with scene.database.transaction() as tx:
-        return replace(scene, selection=Selection(runs.find_taskset(tx, "talks"), shuffle=False, seed=0))
+        return replace(
+            scene, selection=Selection({runs.find_taskset(tx, "talks"): 1.0}, seed=0, walk="sequential")
+        )
 
 
 def explore(scene: Scene, prompt: str) -> None:

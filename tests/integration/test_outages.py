@@ -122,8 +122,8 @@ def hold(tx: Transaction, run: runs.Run, worker_id: int) -> None:
     """Lease a group."""
     tx.execute("INSERT INTO trinity.taskset (name) VALUES ('tasks')")
     tx.execute(
-        "INSERT INTO trinity.task (taskset_id, key, payload)"
-        " SELECT id, 'a', '{\"prompt\": \"1\"}' FROM trinity.taskset"
+        "INSERT INTO trinity.task (taskset_id, key, ordinal, payload)"
+        " SELECT id, 'a', 0, '{\"prompt\": \"1\"}' FROM trinity.taskset"
     )
     tx.execute(
         "INSERT INTO trinity.rollout_group (run_id, task_id, expected, worker_id)"

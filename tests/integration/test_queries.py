@@ -55,8 +55,8 @@ SELECT s.run_id, 'process', s.id, 'host', n FROM trinity.run_setting s, generate
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash)
 SELECT id, 0, 0, '' FROM trinity.run;
 INSERT INTO trinity.taskset (name) VALUES ('tasks');
-INSERT INTO trinity.task (taskset_id, key, payload)
-SELECT s.id, n, '{"prompt": ""}' FROM trinity.taskset s, generate_series(1, 500) n;
+INSERT INTO trinity.task (taskset_id, key, ordinal, payload)
+SELECT s.id, n, n, '{"prompt": ""}' FROM trinity.taskset s, generate_series(1, 500) n;
 
 INSERT INTO trinity.rollout_group
     (run_id, task_id, state, expected, arrived, version_min, worker_id, completed_at)

@@ -19,7 +19,7 @@ INSERT INTO trinity.run (id, name, kind, config, draws)
 VALUES (1, 'one', 'train', '{}', 'groups'), (2, 'two', 'train', '{}', 'groups');
 INSERT INTO trinity.run_setting (id, run_id, config) VALUES (1, 1, '{}'), (2, 2, '{}');
 INSERT INTO trinity.taskset (id, name) VALUES (1, 'tasks');
-INSERT INTO trinity.task (id, taskset_id, key, payload) VALUES (1, 1, 'key', '{"prompt": "1+1"}');
+INSERT INTO trinity.task (id, taskset_id, key, ordinal, payload) VALUES (1, 1, 'key', 0, '{"prompt": "1+1"}');
 INSERT INTO trinity.task_stat (run_id, task_id) VALUES (1, 1);
 INSERT INTO trinity.worker (id, run_id, role, setting_id, host, pid) VALUES (1, 1, 'train', 1, 'host', 1);
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash) VALUES (1, 0, 0, '');
@@ -42,6 +42,7 @@ INSERT INTO trinity."drop" (run_id, experience_id, stage, reason) VALUES (1, 1, 
 """
 
 NEW_ROLLOUT = "INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, state, error) VALUES "
+NEW_PASS = "INSERT INTO trinity.task_pass (run_id, taskset_id, walk, size, position) VALUES "
 NEW_ROW = (
     "INSERT INTO trinity.experience (run_id, group_id, rollout_id, state, source_id, import_key) VALUES "
 )
@@ -97,8 +98,16 @@ REFUSED = [
     ("taskset_name_key", "INSERT INTO trinity.taskset (name) VALUES ('tasks')"),
     (
         "task_taskset_id_key_key",
-        "INSERT INTO trinity.task SELECT 2, taskset_id, key, payload FROM trinity.task",
+        "INSERT INTO trinity.task (id, taskset_id, key, ordinal, payload)"
+        " SELECT 2, taskset_id, key, 1, payload FROM trinity.task",
     ),
+    (
+        "task_taskset_id_ordinal_key",
+        "INSERT INTO trinity.task (id, taskset_id, key, ordinal, payload)"
+        " SELECT 2, taskset_id, 'other', ordinal, payload FROM trinity.task",
+    ),
+    ("task_pass_known_walk_check", NEW_PASS + "(1, 1, 'random', 1, 0)"),
+    ("task_pass_place_in_order_check", NEW_PASS + "(1, 1, 'shuffled', 1, -1)"),
     ("task_has_prompt_check", """UPDATE trinity.task SET payload = '{"answer": "2"}'"""),
     ("task_stat_solved_within_scored_check", "UPDATE trinity.task_stat SET solved = 1"),
     # groups and rollouts
@@ -324,8 +333,8 @@ def test_a_row_that_is_deleted_finds_what_goes_with_it_by_index() -> None:
         and key.referred_table.name not in ("run", "worker")
         and key.column_keys[0] not in found_by_index(table)
     }
-    # Tasksets are deleted by hand and seldom; an index would cost each claim.
-    assert not_found == {("task_stat", "task_id")}
+    # Tasksets are deleted by hand and seldom; an index would cost each claim. task_pass has few rows.
+    assert not_found == {("task_stat", "task_id"), ("task_pass", "taskset_id")}
 
 
 def found_by_index(table: Table) -> set[str]:

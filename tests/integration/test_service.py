@@ -239,8 +239,8 @@ def test_a_worker_gives_back_what_it_claimed_without_hearing_of_it(
     with database.transaction() as tx:
         tx.execute("INSERT INTO trinity.taskset (name) VALUES ('tasks')")
         tx.execute(
-            "INSERT INTO trinity.task (taskset_id, key, payload)"
-            " SELECT id, 'a', '{\"prompt\": \"1\"}' FROM trinity.taskset"
+            "INSERT INTO trinity.task (taskset_id, key, ordinal, payload)"
+            " SELECT id, 'a', 0, '{\"prompt\": \"1\"}' FROM trinity.taskset"
         )
     kind(*run).serve()
     with database.transaction() as tx:

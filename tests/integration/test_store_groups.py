@@ -23,10 +23,11 @@ from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups
 from trinity_db.store.groups import Pace
+from trinity_db.store.selection import Selection
 
 
 def test_every_task_is_issued_before_any_is_issued_again(scene: Scene) -> None:
-    shuffled = groups.Selection(scene.selection.taskset_id, shuffle=True, seed=7)
+    shuffled = Selection(scene.selection.weights, seed=7)
     passes = [
         [group.task["prompt"] for _ in range(2) for group in scene.claim(4, selection=shuffled)]
         for _ in range(2)
@@ -189,7 +190,7 @@ def test_groups_are_locked_in_the_order_of_their_ids(scene: Scene) -> None:
 
 
 def test_counts_of_tasks_are_locked_in_the_order_of_their_ids(scene: Scene) -> None:
-    shuffled = groups.Selection(scene.selection.taskset_id, shuffle=True, seed=7)
+    shuffled = Selection(scene.selection.weights, seed=7)
     scene.claim(8)
     tasks = scene.values("SELECT task_id FROM trinity.task_stat ORDER BY task_id")
     with scene.database.transaction() as tx:

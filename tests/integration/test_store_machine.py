@@ -91,9 +91,7 @@ class OnlineRun(Machine):
         self.min_group_size = min(min_group_size, group_size)
         self.drop_equal_rewards = drop_equal_rewards
         self.solved_reward = solved_reward
-        tasks = self.scene.values(
-            "SELECT id FROM trinity.task WHERE taskset_id = %s", self.scene.selection.taskset_id
-        )
+        tasks = self.scene.values("SELECT id FROM trinity.task ORDER BY ordinal")
         self.model = Store(tasks, self.pace, group_size, max_uses)
         self.explorers = [self.scene.explorer, self.scene.new_worker(WorkerRole.EXPLORE)]
         self.processors = [self.scene.processor, self.scene.new_worker(WorkerRole.PROCESS)]

@@ -70,7 +70,8 @@ class Store(History):
         for group in map(self.groups.__getitem__, abandoned):
             group.holder, group.attempt = worker, group.attempt + 1
         room = max(0, min(limit - len(abandoned), self.max_ahead - self.ahead(version)))
-        tasks = sorted(self.tasks, key=lambda task: (self.tasks[task].issued, task))[:room]
+        issued = sum(task.issued for task in self.tasks.values())
+        tasks = [list(self.tasks)[(issued + number) % len(self.tasks)] for number in range(room)]
         return {
             key: [n for n in range(self.group_size) if n not in self.groups[key].members] for key in abandoned
         }, tasks

@@ -523,3 +523,29 @@ def test_alembic_writes_the_next_migration_from_the_models(head_url: str, tmp_pa
 def test_a_store_that_is_away_ends_alembic_in_one_line() -> None:
     with pytest.raises(AssertionError, match="No database answers at"):
         alembic("postgresql://none@127.0.0.1:1/none", "current")
+
+
+def test_tasks_that_exist_are_numbered_in_the_order_of_import(head_url: str) -> None:
+    downgrade(head_url, "0017")
+    execute(
+        head_url,
+        """
+        INSERT INTO trinity.run (name, kind, config, draws)
+        VALUES ('a', 'train', '{{"explorer": {{"order": "sequential"}}}}', 'groups'),
+               ('b', 'train', '{{}}', 'rows');
+        INSERT INTO trinity.taskset (name) VALUES ('one'), ('two');
+        INSERT INTO trinity.task (taskset_id, key, payload)
+        SELECT s.id, n,
+               jsonb_build_object('prompt', n, 'level', CASE n WHEN 2 THEN to_jsonb(1.5) ELSE '"x"' END)
+        FROM generate_series(1, 3) n, trinity.taskset s ORDER BY n, s.id
+        """,
+    )
+    database.upgrade(head_url)
+    with closing(database.connect(head_url)) as connection:
+        tasks = connection.execute(
+            "SELECT key, ordinal, level FROM trinity.task ORDER BY taskset_id, ordinal"
+        )
+        numbered = [(row["key"], row["ordinal"], row["level"]) for row in tasks]
+        assert numbered == [("1", 0, None), ("2", 1, 1.5), ("3", 2, None)] * 2
+        configs = [row["config"] for row in connection.execute("SELECT config FROM trinity.run ORDER BY id")]
+        assert configs == [{"explorer": {"tasks": {"name": "sequential"}}}, {}]

@@ -20,7 +20,10 @@ from tests.postgres import new_database
 from trinity_db.database import connect
 from trinity_db.schema.queries import query
 
-HOT_TABLES = {"experience", "rollout_group", "rollout", "payload", "batch_item", "processing", "reward_event"}
+HOT_TABLES = {
+    "experience", "rollout_group", "rollout", "payload", "batch_item", "processing", "reward_event",
+    "task", "task_stat",
+}  # fmt: skip
 # How the names of their indexes begin.
 ROWS_FOUND_BY = tuple(f"{table}_" for table in sorted(HOT_TABLES))
 MAX_BUFFERS = 20_000  # pages; a commit moves 512 rows. All of experience with its indexes are 50,000
@@ -34,8 +37,10 @@ SELECT 1, 'process', 1, 'host', n, CASE WHEN n > 3 THEN now() END FROM generate_
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
 VALUES (1, 0, 0, 'checkpoint', '');
 INSERT INTO trinity.taskset (name) VALUES ('tasks');
-INSERT INTO trinity.task (taskset_id, key, payload)
-SELECT 1, n, '{{"prompt": ""}}' FROM generate_series(1, 500) n;
+INSERT INTO trinity.task (taskset_id, key, ordinal, payload)
+SELECT 1, n, n - 1, '{{"prompt": "", "level": 3}}' FROM generate_series(1, 8 * {groups}) n;
+INSERT INTO trinity.task_stat (run_id, task_id, issued)
+SELECT 1, n, 1 FROM generate_series(1, 8 * {groups}) n;
 
 INSERT INTO trinity.rollout_group
     (run_id, task_id, state, expected, arrived, version_min, version_max, worker_id, completed_at)
@@ -97,7 +102,9 @@ class Store:
             "drop_equal_rewards": True, "solved_reward": 1.0,
             "version": 0, "max_staleness": 1, "max_uses": 1, "keeps_adopted": True, "lease_seconds": 30.0,
             "lowest": -60, "alpha": 0.6, "few": 64, "probes": 200, "crowd": 16, "places": 62, "step": 1,
-            "seed": 1,
+            "seed": 1, "taskset_id": 1, "taskset_ids": [1], "positions": list(range(64)),
+            "ordinals": [100 * n for n in range(64)], "level": 3.0, "position": 4 * self.groups,
+            "task_ids": [1 + 100 * n for n in range(64)], "group_size": 8,
         }  # fmt: skip
 
 
@@ -127,6 +134,7 @@ STATEMENTS = (
     "drop_held", "release_held", "record_processing", "count_failures",
     "pick_groups", "settle_groups", "ready_members", "drop_members", "count_unprocessed",
     "count_pace", "claim_abandoned_groups", "hold_groups",
+    "read_passes", "tasks_at", "harder_tasks", "start_groups",
     "lock_groups", "lock_rewarded", "refresh_rewards", "refresh_groups",
     "stale_groups", "expire_groups", "expire_members", "draw_groups", "draw_newest", "draw_by_chance",
     "lock_batch_groups", "lock_batch_rows", "lease_experiences", "lease_groups", "lease_members",

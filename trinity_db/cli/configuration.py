@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from trinity_db.config import ModelConfig
 from trinity_db.explorer.config import ExplorerConfig
@@ -13,6 +13,19 @@ from trinity_db.settings import RUN_NAME, Change, Kept, Settings, home, marked
 from trinity_db.sinks.config import MetricsConfig
 from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, SamplerConfig, TrainerConfig
 from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientConfig
+
+
+def _checked_weights(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, dict) or not value:
+        raise ValueError("name a taskset, or several with weights, as in {gsm8k: 3, math: 1}")
+    for name, weight in value.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 1e-6 <= weight <= 1e6:
+            raise ValueError(
+                f"the weight of {name!s:.100} is {weight!r:.100}; take a number from 0.000001 to 1000000"
+            )
+    return value
 
 
 class RunConfig(Settings):
@@ -25,8 +38,14 @@ class RunConfig(Settings):
     bigint."""
     model: Annotated[ModelConfig, Kept("policy version 0 and every prompt were made with it")]
     """The starting model."""
-    taskset: Annotated[str | None, Kept("its rewards are compared over these tasks")] = None
-    """Imported tasks to explore (online)."""
+    taskset: Annotated[
+        str | dict[str, float] | None,
+        Kept("its rewards are compared over these tasks"),
+        BeforeValidator(_checked_weights, json_schema_input_type=str | dict[str, float] | None),
+    ] = None
+    """Imported tasks to explore (online): the name of a taskset, or several with the weight of each, as in
+    {gsm8k: 3, math: 1}. Of four groups three are then of gsm8k; the store counts them, so that a restart
+    changes no share."""
     data: Annotated[list[str], Kept("the run adopted its rows from these")] = Field(default_factory=list)
     """Names of imported data sets: to train on (offline), or to take rows from beside rollout groups
     (mix)."""
@@ -171,6 +190,13 @@ class RunConfig(Settings):
     def is_online(self) -> bool:
         """Whether the run explores."""
         return self.algorithm.draws == "groups"
+
+    @property
+    def tasksets(self) -> dict[str, float]:
+        """The tasksets to explore, and the weight of each; none for an offline run."""
+        if self.taskset is None or isinstance(self.taskset, dict):
+            return self.taskset or {}
+        return {self.taskset: 1.0}
 
     @property
     def checkpoints(self) -> Path:

@@ -65,8 +65,8 @@ def open_run(config: RunConfig, change: bool = False) -> tuple[Database, runs.Ru
             RunConfig.completed,
             lambda tx, run, differences: changing.change(tx, run, config, differences, asked_for=change),
         )
-        if config.taskset is not None:
-            runs.find_taskset(tx, config.taskset)
+        for taskset in config.tasksets:
+            runs.find_taskset(tx, taskset)
         if config.model.run is not None:
             runs.find(tx, config.model.run)
         return run
@@ -101,7 +101,7 @@ def check_fits(config: RunConfig) -> None:
         TrinityError: the model, the workflow, a step of the processors or a part of the algorithm does not
             exist or does not fit, or an extra is missing.
     """
-    from trinity_db.explorer import engines
+    from trinity_db.explorer import engines, tasks
     from trinity_db.explorer.workflow import of
     from trinity_db.models import check_source
     from trinity_db.processors import lists
@@ -109,6 +109,7 @@ def check_fits(config: RunConfig) -> None:
     check_source(config.model)
     of(config.explorer)
     engines.check(config.explorer.engine)
+    tasks.check(config.explorer.tasks)
     lists.check(config.processors, config.model)
     if _may_not_fit(config):
         _trainer_setup(config)
@@ -159,22 +160,23 @@ def explore(config: RunConfig, change: bool = False) -> None:
     from trinity_db.models import check_source
 
     check_source(config.model)  # before the imports: it says which extra is missing
-    from trinity_db.explorer import engines
+    from trinity_db.explorer import engines, tasks
     from trinity_db.explorer.service import Explorer
     from trinity_db.explorer.workflow import of
 
     # Before the run is created: these find what is the user's own and does not fit.
     workflow = of(config.explorer)
     engine = engines.create(config.explorer.engine)
+    tasks.check(config.explorer.tasks)
     if _has_own_parts(config):
         from trinity_db.trainer.algorithms.compositions import create
 
         create(config.algorithm)
     greedy = compares_with_greedy(config.algorithm)
     database, run = open_run(config, change)
-    taskset = config.taskset
-    assert taskset is not None
-    taskset_id = decide(database, lambda tx: runs.find_taskset(tx, taskset))
+    weights = decide(
+        database, lambda tx: {runs.find_taskset(tx, name): weight for name, weight in config.tasksets.items()}
+    )
     Explorer(
         database,
         run,
@@ -182,7 +184,7 @@ def explore(config: RunConfig, change: bool = False) -> None:
         workflow,
         engine,
         groups.Pace(config.max_staleness, config.trainer.batch_size * (config.trainer.publish_every or 1)),
-        groups.Selection(taskset_id, config.explorer.order == "shuffle", config.seed),
+        tasks.selection(config.explorer.tasks, weights, config.seed),
         config.model.prompt_template,
         greedy,
     ).serve()

@@ -150,6 +150,9 @@ class _Moved:
             config["name"] = self.run_names[config["name"]]
         if isinstance(config.get("taskset"), str):
             config["taskset"] = self.taskset_names.get(config["taskset"], config["taskset"])
+        elif isinstance(config.get("taskset"), dict):
+            weights = config["taskset"].items()
+            config["taskset"] = {self.taskset_names.get(name, name): weight for name, weight in weights}
         if isinstance(config.get("data"), list):
             config["data"] = [
                 self.run_names.get(name, name) if isinstance(name, str) else name for name in config["data"]

@@ -14,6 +14,7 @@ from trinity_db.database import Transaction, storable
 from trinity_db.schema.queries import query
 from trinity_db.store import runs
 from trinity_db.store.rewards import MAX_REWARD
+from trinity_db.store.selection import Selection, choose
 
 WORKFLOW = "workflow"  # the name of a reward that a workflow gives without one
 
@@ -36,15 +37,6 @@ class Pace:
         if self.max_staleness is None:
             return None
         return max(0, (self.max_staleness + 1) * self.per_version - unpublished - waiting - running)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which tasks come next: those issued least, in order or shuffled anew in each pass."""
-
-    taskset_id: int
-    shuffle: bool
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -185,11 +177,8 @@ def claim(
             query("start_groups"),
             {
                 **values,
-                "taskset_id": selection.taskset_id,
-                "shuffle": selection.shuffle,
-                "seed": selection.seed,
+                "task_ids": choose(tx, run_id, selection, room),
                 "group_size": group_size + greedy,
-                "limit": room,
             },
         ).fetchall()
     return [

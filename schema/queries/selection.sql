@@ -1,0 +1,46 @@
+-- name: read_passes
+-- Where a run is in each of these tasksets, and how far their ordinals go. All columns of a pass are NULL before the
+-- first group.
+SELECT s.id AS taskset_id, p.issued, p.walk, p.number, p.first, p.size, p.position, p.level,
+       coalesce((SELECT max(t.ordinal) + 1 FROM trinity.task t WHERE t.taskset_id = s.id), 0) AS count
+FROM unnest(%(taskset_ids)s::bigint[]) s (id)
+LEFT JOIN trinity.task_pass p ON p.run_id = %(run_id)s AND p.taskset_id = s.id
+
+-- name: tasks_at
+-- The tasks with these ordinals, in the order in which they are given, with what the run knows of each. An ordinal
+-- whose task was deleted yields no row. LIMIT 1: looked up for each, whatever the planner thinks of the tables.
+SELECT n.place, t.id, coalesce(s.alpha, 1) AS alpha, coalesce(s.beta, 1) AS beta
+FROM unnest(%(positions)s::integer[], %(ordinals)s::integer[]) AS n (place, ordinal)
+CROSS JOIN LATERAL (SELECT t.id FROM trinity.task t
+                    WHERE t.taskset_id = %(taskset_id)s AND t.ordinal = n.ordinal LIMIT 1) t
+LEFT JOIN LATERAL (SELECT s.alpha, s.beta FROM trinity.task_stat s
+                   WHERE s.run_id = %(run_id)s AND s.task_id = t.id LIMIT 1) s ON true
+ORDER BY n.place
+
+-- name: harder_tasks
+-- The tasks that follow a place in the order of their levels. Tasks that say no level come last.
+SELECT t.id, t.ordinal, coalesce(t.level, 'Infinity'::double precision) AS level
+FROM trinity.task t
+WHERE t.taskset_id = %(taskset_id)s
+  AND (coalesce(t.level, 'Infinity'::double precision), t.ordinal)
+      >= (coalesce(%(level)s::double precision, '-Infinity'::double precision), %(position)s::integer)
+ORDER BY coalesce(t.level, 'Infinity'::double precision), t.ordinal
+LIMIT %(limit)s
+
+-- name: save_pass
+-- Records where a run is in a taskset, in the transaction that starts its groups.
+INSERT INTO trinity.task_pass AS p (run_id, taskset_id, issued, walk, number, first, size, position, level)
+VALUES (%(run_id)s, %(taskset_id)s, %(issued)s, %(walk)s, %(number)s, %(first)s, %(size)s, %(position)s, %(level)s)
+ON CONFLICT (run_id, taskset_id) DO UPDATE
+SET issued = excluded.issued, walk = excluded.walk, number = excluded.number, first = excluded.first,
+    size = excluded.size, position = excluded.position, level = excluded.level
+
+-- name: guard_select
+-- What a SELECT of a user's may do, and where it finds tables, until the savepoint before it is left.
+SELECT set_config('transaction_read_only', 'on', true),
+       set_config('search_path', 'trinity, public', true),
+       set_config('statement_timeout', ceil(%(seconds)s::float8 * 1000)::bigint::text, true)
+
+-- name: tasksets_of
+-- The tasksets of these tasks.
+SELECT t.id, t.taskset_id FROM trinity.task t WHERE t.id = ANY(%(task_ids)s::bigint[])
