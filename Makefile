@@ -1,6 +1,7 @@
 # Two commands: `make demo` and `make test`. Everything they need goes into .venv, pinned by constraints.txt;
 # what `make bench` compares with, into .venv-bench, pinned by benchmarks/peers/requirements.txt; what the losses are held
-# to, into .venv-peers, pinned by tests/peers/requirements.txt; where metrics go besides, into .venv-sinks.
+# to, into .venv-peers, pinned by tests/peers/requirements.txt; where metrics go besides, into .venv-sinks;
+# the environments that a policy acts in, into .venv-environments, pinned by tests/environments/requirements.txt.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,11 +9,12 @@ BIN    := $(VENV)/bin
 BENCH  := .venv-bench
 PEERS  := .venv-peers
 SINKS  := .venv-sinks
+ENVIRONMENTS := .venv-environments
 VLLM   := .venv-vllm
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test acceptance test-peers test-sinks learning scale chaos bench check docs reference format migration clean
+.PHONY: help demo test acceptance test-peers test-sinks test-environments learning scale chaos bench check docs reference format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +33,9 @@ test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, ve
 
 test-sinks: $(SINKS)/.sinks ## Weights & Biases and MLflow take what the metric table has (about a minute)
 	$(SINKS)/bin/python -m pytest tests/integration/test_wandb_and_mlflow.py
+
+test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments ## Play environments of Gymnasium, TextArena and others (about a minute)
+	$(BIN)/python -m pytest tests/environments
 
 learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences (about twelve minutes)
 	$(BIN)/python -m pytest tests/learning
@@ -65,7 +70,7 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 	$(BIN)/alembic revision --autogenerate -m "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
-	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(ENVIRONMENTS) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -92,6 +97,12 @@ $(PEERS)/.peers: pyproject.toml constraints.txt tests/peers/requirements.txt
 $(SINKS)/.sinks: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SINKS)
 	$(SINKS)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt --editable '.[dev,wandb,mlflow]'
+	touch $@
+
+# Without the project: its explorer starts this interpreter for environments, whose pins do not agree with its own.
+$(ENVIRONMENTS)/.environments: tests/environments/requirements.txt
+	$(PYTHON) -m venv $(ENVIRONMENTS)
+	$(ENVIRONMENTS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	touch $@
 
 # A peer that cannot be installed here is left out: its line in the table says so.

@@ -86,7 +86,8 @@ class Instance:
         self._host = host
         self._seconds = seconds
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._is_busy = False
+        self._latest: Future[Any] | None = None
+        """The call that was asked for last."""
         self._has_started = False
         # A daemon, so that an explorer that stops does not wait for an environment that hangs.
         threading.Thread(target=self._serve, name=f"environment {name}", daemon=True).start()
@@ -128,7 +129,7 @@ class Instance:
 
     async def close(self) -> None:
         """Free what the environment holds, after a call that is under way. What goes wrong is logged."""
-        if self._is_busy:
+        if self._latest is not None and not self._latest.done():
             self._host.interrupt()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -157,6 +158,7 @@ class Instance:
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
         future: Future[Any] = Future()
+        self._latest = future
         self._calls.put((future, function))
         result = await asyncio.wrap_future(future)
         return await result if inspect.isawaitable(result) else result
@@ -166,10 +168,7 @@ class Instance:
             future, function = asked
             if not future.set_running_or_notify_cancel():
                 continue
-            self._is_busy = True
             try:
                 future.set_result(function())
             except BaseException as error:  # the attempt ends by it, not the thread
                 future.set_exception(error)
-            finally:
-                self._is_busy = False

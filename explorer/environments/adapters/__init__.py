@@ -29,6 +29,7 @@ class Adapter:
 
 ADAPTERS = {
     "gymnasium": Adapter("gymnasium_text:GymnasiumText", "gymnasium", "gymnasium"),
+    "openenv": Adapter("openenv_server:OpenEnv", "aiohttp", "aiohttp"),
     "textarena": Adapter("textarena_game:Game", "textarena", "textarena", own_process=True),
 }
 

@@ -1,0 +1,79 @@
+"""Environments of packages, each with the real package, in processes of an interpreter of their own."""
+
+import pytest
+
+from tests.environments.conftest import PYTHON, attempted, played
+from trinity_db.errors import ConfigError
+from trinity_db.explorer.config import EnvironmentConfig
+from trinity_db.explorer.environments.played import Environment
+
+LAKE = {
+    "name": "gymnasium",
+    "python": PYTHON,
+    "id": "FrozenLake-v1",
+    "actions": ["left", "down", "right", "up"],
+    "options": {"is_slippery": False},
+}
+
+
+def test_a_lake_is_crossed_by_words_with_a_row_for_each_action() -> None:
+    way = ["Down!", "I go down", "what?", "right", "not left but right", "down", "right"]
+    made = played({**LAKE, "steps": True}, *way)
+    assert [(step.state, step.reward) for step in made.all_steps] == [
+        *(("0", 0.0), ("4", 0.0), ("8", 0.0), ("8", 0.0), ("9", 0.0), ("10", 0.0), ("14", 1.0)),
+    ]
+    assert made.all_steps[0].prompt == "[S]FFF\nFHFH\nFFFH\nHFFG"
+    assert made.all_steps[2].prompt == "  (Down)\nSFFF\nFHFH\n[F]FFH\nHFFG"
+
+
+def test_an_observation_may_be_read_in_place_of_the_picture_and_no_action_may_cost() -> None:
+    made = played({**LAKE, "actions": None, "show": "observation", "penalty": 0.5}, "1", "9", "2")
+    [step] = made.all_steps  # the third action falls into a hole
+    assert (step.prompt, step.response, step.reward) == ("0", "14942", -0.5)
+
+
+def test_the_longer_of_two_words_is_read() -> None:
+    made = played({**LAKE, "actions": {"go": 0, "go on": 2}, "steps": True, "turns": 2}, "go on", "go")
+    assert [step.state for step in made.all_steps] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"id": "FrozenLake-v9"}, "FrozenLake"),
+        ({"id": "FrozenLake-v1", "actions": {"fly": 7}}, "there is no action 7 for 'fly'"),
+        ({"id": "Blackjack-v1", "show": "picture"}, "draws no picture in letters"),
+        ({"id": "Pendulum-v1"}, "which have no words"),
+    ],
+)
+def test_what_does_not_fit_says_so(options: dict[str, object], error: str) -> None:
+    made = attempted({"name": "gymnasium", "python": PYTHON, **options})
+    assert str(made.error).startswith("NotStarted: EnvironmentRaised: ")
+    assert error in str(made.error)
+
+
+def test_an_option_that_is_not_there_is_found_before_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"'gymnasium'.*unexpected keyword argument 'action'"):
+        Environment(EnvironmentConfig(name="gymnasium", python=PYTHON, id="FrozenLake-v1", action=["left"]))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_game_of_textarena_is_played_to_its_end(whole: bool) -> None:
+    towers = {"name": "textarena", "python": PYTHON, "id": "TowerOfHanoi-v0", "whole": whole, "steps": whole}
+    moves = ["[A C]", "[A B]", "[C B]", "[A C]", "[B A]", "[B C]", "[A C]"]
+    made = played(towers, *moves)
+    rewards = [step.reward for step in made.all_steps]
+    assert rewards == ([0.0] * 6 + [1.0] if whole else [1.0])
+    assert sum(step.prompt.count("You are playing Tower of Hanoi") for step in made.all_steps) == (
+        7 if whole else 1
+    )
+
+
+def test_games_of_a_group_have_the_same_secret() -> None:
+    guessing = {"name": "textarena", "python": PYTHON, "id": "GuessTheNumber-v0", "turns": 3}
+    first, second, other = (
+        played(guessing, "[10]", "[5]", "[15]", task={"seed": seed}).all_steps[0].response
+        for seed in (1, 1, 2)
+    )
+    assert first == second
+    assert first != other
