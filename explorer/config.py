@@ -222,8 +222,8 @@ class ExplorerConfig(Settings):
     temperature: Annotated[float, Kept("the stored log-probabilities are at this temperature")] = Field(
         1.0, gt=0, le=1000
     )
-    """Sampling temperature. The trainer divides logits by it too, so that its log-probabilities compare
-    with the sampled ones. For a greedy rollout in each group, use remax."""
+    """Sampling temperature of calls that name none. The trainer divides logits by it too, so that its
+    log-probabilities compare with the sampled ones. For a greedy rollout in each group, use remax."""
     max_new_tokens: Annotated[int, Change.DATED] = Field(256, ge=1, le=10_000_000)
     """Longest response in tokens."""
     attempt_seconds: Annotated[float | None, Change.DATED] = Field(None, gt=0, le=1e9)

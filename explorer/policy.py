@@ -37,15 +37,19 @@ class _Sequence:
     """True for a token that the policy sampled."""
     first_response: int
     """Where the first response begins."""
+    temperature: float
+    """That of the run."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
 
-    def add(self, prompt_ids: Sequence[int], completion: Completion) -> None:
+    def add(self, prompt_ids: Sequence[int], completion: Completion, temperature: float) -> None:
         """Add a call whose prompt begins with the tokens that are here."""
         self.token_ids += [*prompt_ids[len(self.token_ids) :], *completion.token_ids]
         self.mask += [False] * (len(prompt_ids) - len(self.mask)) + [True] * len(completion.token_ids)
         self.logprobs += completion.logprobs
         self.versions += completion.versions
+        self.temperatures += [temperature] * len(completion.token_ids)
 
     @property
     def payload(self) -> Payload:
@@ -54,6 +58,7 @@ class _Sequence:
             np.array(self.mask, np.bool_),
             np.array(self.logprobs, np.float32),
             np.array(self.versions, np.int32),
+            None if set(self.temperatures) == {self.temperature} else np.array(self.temperatures, np.float32),
         )
 
 
@@ -95,7 +100,7 @@ class Policy:
 
     Args:
         prompt_ids: the tokens of a text that a conversation begins with.
-        temperature: of every call; 0 in the greedy attempt of a group.
+        temperature: of a call that names none; 0 in the greedy attempt of a group, for all calls.
         max_new_tokens: of a call that names no other limit.
         seed: differs between attempts, and is the same for the same attempt of another process.
         group_seed: of all attempts of one rollout group.
@@ -153,7 +158,7 @@ class Policy:
 
         Args:
             prompt: their text, where it is known; else they are decoded.
-            how: `max_new_tokens`, `stop`.
+            how: `max_new_tokens`, `temperature`, `stop`.
 
         Raises:
             PromptTooLong: they are none, or fill the context.
@@ -167,7 +172,8 @@ class Policy:
         prompt_ids = [index(token) for token in token_ids]
         limit = how.get("max_new_tokens") or self._max_new_tokens
         seed = seed_of(self.seed, self._calls)
-        request = Request(prompt_ids, limit, self._temperature, seed, sampling.stops(how))
+        temperature = (self._temperature and how.get("temperature")) or self._temperature
+        request = Request(prompt_ids, limit, temperature, seed, sampling.stops(how))
         try:
             completion = await self._engine.generate(request)
         except EngineFailed as error:
@@ -175,7 +181,7 @@ class Policy:
             raise
         _check(completion)
         self.finish_reason = completion.finish_reason
-        self._record(prompt_ids, prompt, completion)
+        self._record(request, prompt, completion)
         return completion
 
     async def complete(self, prompt: str, **how: Unpack[Sampling]) -> str:
@@ -331,15 +337,16 @@ class Policy:
         is_same = all(given[key] == same[key] for key in ("content", "tool_calls"))
         return {"role": "assistant", "content": text} if is_same else message
 
-    def _record(self, prompt_ids: Sequence[int], prompt: str | None, completion: Completion) -> None:
+    def _record(self, request: Request, prompt: str | None, completion: Completion) -> None:
+        prompt_ids = request.prompt_ids
         for sequence in self._open:
             length = len(sequence.token_ids)
             if length <= len(prompt_ids) and sequence.token_ids == prompt_ids[:length]:
-                sequence.add(prompt_ids, completion)
+                sequence.add(prompt_ids, completion, request.temperature)
                 return
         text = self.tokenizer.decode(prompt_ids) if prompt is None else prompt
-        sequence = _Sequence(text, [], [], len(prompt_ids))
-        sequence.add(prompt_ids, completion)
+        sequence = _Sequence(text, [], [], len(prompt_ids), self._temperature)
+        sequence.add(prompt_ids, completion, request.temperature)
         self._open.append(sequence)
 
     def _texts(self, sequence: _Sequence) -> tuple[str, str]:

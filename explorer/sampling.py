@@ -15,6 +15,8 @@ class Sampling(TypedDict, total=False):
 
     max_new_tokens: int | None
     """Longest response in tokens."""
+    temperature: float | None
+    """Above 0. The trainer divides the logits of these tokens by it. A group's greedy attempt keeps 0."""
     stop: str | Sequence[str] | None
     """Texts that end the response. It has the one that ended it, which is trained too."""
     top_p: float | None
@@ -25,6 +27,7 @@ class Sampling(TypedDict, total=False):
     repetition_penalty: float | None
 
 
+MAX_TEMPERATURE = 1000
 NEUTRAL: Mapping[str, Sequence[float]] = {
     "top_p": (1,),
     "top_k": (0, -1),
@@ -51,6 +54,12 @@ def check(how: Mapping[str, Any]) -> None:
                 f"{name} is {value}, and must be {NEUTRAL[name][0]}: else tokens are not sampled from the "
                 "distribution that the trainer compares with."
             )
+    temperature = how.get("temperature")
+    if temperature is not None and not 0 < temperature <= MAX_TEMPERATURE:
+        raise ValueError(
+            f"temperature is {temperature}, and must be above 0 and at most {MAX_TEMPERATURE}: the likeliest "
+            "tokens alone are no sample that could be trained on."
+        )
     limit = how.get("max_new_tokens")
     if limit is not None and limit < 1:
         raise ValueError(f"max_new_tokens is {limit}; the policy samples at least one token.")

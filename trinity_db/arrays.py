@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 CODEC = "packed-1"
 """Little endian, one after the other: token_ids int32[n], action_mask uint8[n], and for sampled
 sequences logprobs float32[k] and versions int32[k], where k counts the ones in the mask."""
+TEMPERED_CODEC = "packed-2"
+"""The same, and after it temperatures float32[k]: sequences in which a call had a temperature of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,8 @@ class Payload:
     """[k] Log-probability of each trained token under the distribution it was sampled from."""
     versions: NDArray[np.int32] | None = None
     """[k] The policy version that sampled each trained token."""
+    temperatures: NDArray[np.float32] | None = None
+    """[k] The temperature at which each trained token was sampled. None: all at the run's own."""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 1 or self.action_mask.shape != self.token_ids.shape:
@@ -40,11 +44,13 @@ class Payload:
             )
         if (self.logprobs is None) != (self.versions is None):
             raise ValueError("A payload has log-probabilities and versions, or neither.")
-        if self.logprobs is None or self.versions is None:
-            return
         num_trained = self.num_trained
-        for name, values in (("log-probabilities", self.logprobs), ("versions", self.versions)):
-            if values.shape != (num_trained,) or not num_trained:
+        for name, values in (
+            ("log-probabilities", self.logprobs),
+            ("versions", self.versions),
+            ("temperatures", self.temperatures),
+        ):
+            if values is not None and (values.shape != (num_trained,) or not num_trained):
                 raise ValueError(f"{values.shape} {name} do not fit {num_trained} trained tokens.")
 
     @property
@@ -61,11 +67,19 @@ class Payload:
         return int(np.count_nonzero(self.action_mask[1:]))
 
 
+def codec_of(payload: Payload) -> str:
+    """The name of the layout in which `encode` writes a payload."""
+    return CODEC if payload.temperatures is None else TEMPERED_CODEC
+
+
 def encode(payload: Payload) -> bytes:
-    """The bytes of a payload in the layout `CODEC`."""
+    """The bytes of a payload in the layout that `codec_of` names."""
     parts = [_little(payload.token_ids, "<i4"), _little(payload.action_mask, "u1")]
     if payload.logprobs is not None and payload.versions is not None:
         parts += [_little(payload.logprobs, "<f4"), _little(payload.versions, "<i4")]
+    if payload.temperatures is not None:
+        assert payload.logprobs is not None, "only what a policy sampled has temperatures"
+        parts.append(_little(payload.temperatures, "<f4"))
     return b"".join(parts)
 
 
@@ -75,8 +89,10 @@ def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
     Raises:
         ValueError: the codec is unknown, or the bytes are not those of such a payload.
     """
-    if codec != CODEC:
-        raise ValueError(f"Payload codec '{codec}' is unknown; this version reads '{CODEC}'.")
+    if codec not in (CODEC, TEMPERED_CODEC):
+        raise ValueError(
+            f"Payload codec '{codec}' is unknown; this version reads '{CODEC}' and '{TEMPERED_CODEC}'."
+        )
     if num_tokens < 0 or len(data) < 5 * num_tokens:
         raise ValueError(f"Damaged payload: {len(data)} bytes are too few for {num_tokens} tokens.")
     token_ids = np.frombuffer(data, "<i4", num_tokens)
@@ -86,16 +102,22 @@ def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
     if num_trained + data.count(0, 4 * num_tokens, 5 * num_tokens) != num_tokens:
         raise ValueError("Damaged payload: its action mask holds values other than 0 and 1.")
     rest = len(data) - 5 * num_tokens
-    if rest == 0:
+    has_temperatures = codec == TEMPERED_CODEC
+    if rest == 0 and not has_temperatures:
         return Payload(token_ids, mask)
-    if rest != 8 * num_trained:
+    expected = (12 if has_temperatures else 8) * num_trained
+    if rest != expected:
         raise ValueError(
-            f"Damaged payload: {rest} bytes follow the mask, expected 0 or {8 * num_trained} "
-            f"for {num_trained} trained tokens."
+            f"Damaged payload: {rest} bytes follow the mask, expected {'' if has_temperatures else '0 or '}"
+            f"{expected} for {num_trained} trained tokens."
         )
-    logprobs = np.frombuffer(data, "<f4", num_trained, offset=5 * num_tokens)
-    versions = np.frombuffer(data, "<i4", num_trained, offset=5 * num_tokens + 4 * num_trained)
-    return Payload(token_ids, mask, logprobs, versions)
+    after = 5 * num_tokens
+    logprobs = np.frombuffer(data, "<f4", num_trained, offset=after)
+    versions = np.frombuffer(data, "<i4", num_trained, offset=after + 4 * num_trained)
+    if not has_temperatures:
+        return Payload(token_ids, mask, logprobs, versions)
+    temperatures = np.frombuffer(data, "<f4", num_trained, offset=after + 8 * num_trained)
+    return Payload(token_ids, mask, logprobs, versions, temperatures)
 
 
 def encode_scores(payload: Payload, logprobs: NDArray[np.floating]) -> bytes:

@@ -119,8 +119,8 @@ texts AS (
 ),
 payloads AS (
     INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
-    SELECT id, %(codec)s, prompt_length + response_length, data
-    FROM unnest(%(payloads)b::bytea[]) WITH ORDINALITY AS w (data, position)
+    SELECT id, codec, prompt_length + response_length, data
+    FROM unnest(%(codecs)b::text[], %(payloads)b::bytea[]) WITH ORDINALITY AS w (codec, data, position)
     JOIN new USING (position) WHERE id IS NOT NULL
 ),
 late AS (
@@ -150,10 +150,10 @@ FROM given
 WITH given AS MATERIALIZED (
     SELECT w.*, r.id AS rollout_id, r.run_id, r.state = 'finished' AS is_held
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[], %(steps)b::smallint[],
-            %(prompts)b::text[], %(responses)b::text[], %(states)b::text[], %(payloads)b::bytea[],
+            %(prompts)b::text[], %(responses)b::text[], %(states)b::text[], %(codecs)b::text[], %(payloads)b::bytea[],
             %(prompt_lengths)b::integer[], %(response_lengths)b::integer[], %(oldest)b::integer[],
             %(newest)b::integer[]) WITH ORDINALITY
-        AS w (group_id, attempt, ordinal, step, prompt, response, environment, data, prompt_length, response_length,
+        AS w (group_id, attempt, ordinal, step, prompt, response, environment, codec, data, prompt_length, response_length,
             version_min, version_max, position)
     JOIN trinity.rollout r ON r.group_id = w.group_id AND r.ordinal = w.ordinal AND r.attempt = w.attempt
     WHERE NOT EXISTS (SELECT FROM trinity.experience e
@@ -176,7 +176,7 @@ texts AS (
 ),
 payloads AS (
     INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
-    SELECT id, %(codec)s, prompt_length + response_length, data FROM new
+    SELECT id, codec, prompt_length + response_length, data FROM new
 ),
 late AS (
     INSERT INTO trinity."drop" (run_id, experience_id, stage, reason)

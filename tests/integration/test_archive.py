@@ -3,13 +3,15 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.disk import fill, small_disk
-from tests.rows import Scene, copy_of, rollout
+from tests.rows import Scene, attempt, copy_of, payload, rollout
 from trinity_db import archive, privileges
 from trinity_db.arrays import encode
 from trinity_db.database import Transaction, connect
@@ -186,6 +188,24 @@ def test_every_reader_gets_the_same_bytes_from_the_archive(scene: Scene) -> None
         (4, sum(map(len, before.values())))
     ]
     assert_each_is_there_once(scene)
+
+
+def test_temperatures_of_calls_go_with_their_tokens_to_the_trainer_and_into_the_archive(scene: Scene) -> None:
+    """Also of rows that are written together with others that have none."""
+    [group] = scene.claim(1)
+    own = replace(payload((0, 0)), temperatures=np.array([0.5, 1.5], np.float32))
+    steps = attempt(group, 1, ["1", "2"]).steps
+    tempered = [steps[0], replace(steps[1], payload=own)]
+    scene.write(
+        [replace(rollout(group, 0, "1.0"), payload=own), replace(attempt(group, 1, "12"), steps=tempered)]
+    )
+    scene.process()
+    batch = scene.train(step=1, size=1)
+    for _ in ("in Postgres", "in the archive"):
+        found = [row.payload.temperatures for row in batches.read(scene.database, batch.id)]
+        assert [None if one is None else one.tolist() for one in found] == [[0.5, 1.5], None, [0.5, 1.5]]
+        archiver(scene).finish(scene.processor)
+    assert scene.value(IN_POSTGRES) == 0
 
 
 def test_a_row_that_is_drawn_again_is_read_from_the_archive(scene: Scene) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,12 +23,14 @@ from tests.rows import (
     demonstration,
     import_records,
     labelled,
+    payload,
     preference,
     reward,
     rollout,
     task,
     trajectory,
 )
+from trinity_db.arrays import codec_of, encode
 from trinity_db.copies import exporter, importer, tables
 from trinity_db.copies import folder as folders
 from trinity_db.copies.exporter import export_run
@@ -311,7 +314,14 @@ def test_the_files_can_be_read_without_the_store(source: Database, tmp_path: Pat
         for row in pq.read_table(tmp_path / "copy/tables/payload.parquet").to_pylist()
         if row["num_tokens"] == 5
     )
-    tokens, mask, logprobs, versions = found["arrays"](row["data"], row["num_tokens"])
+    tokens, mask, logprobs, versions, temperatures = found["arrays"](
+        row["codec"], row["data"], row["num_tokens"]
+    )
+    assert temperatures is None
+    sampled = payload((1, 2))
+    tempered = replace(sampled, temperatures=np.array([0.5, 1.5], np.float32))
+    *_, temperatures = found["arrays"](codec_of(tempered), encode(tempered), tempered.num_tokens)
+    assert temperatures.tolist() == [0.5, 1.5]
     assert (tokens.tolist(), mask.tolist()) == ([0, 1, 2, 3, 4], [0, 0, 0, 1, 1])
     assert logprobs is None or (len(logprobs), len(versions)) == (2, 2)
 

@@ -1,5 +1,6 @@
 """Payloads survive their bytes; damaged bytes are refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -7,7 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from trinity_db.arrays import CODEC, Payload, decode, decode_scores, encode, encode_scores
+from trinity_db.arrays import (
+    CODEC,
+    TEMPERED_CODEC,
+    Payload,
+    codec_of,
+    decode,
+    decode_scores,
+    encode,
+    encode_scores,
+)
 
 
 @st.composite
@@ -20,13 +30,17 @@ def payloads(draw: st.DrawFn) -> Payload:
         return Payload(tokens, mask)
     logprobs = [draw(st.floats(width=32)) for _ in range(trained)]
     versions = [draw(int32) for _ in range(trained)]
-    return Payload(tokens, mask, np.array(logprobs, np.float32), np.array(versions, np.int32))
+    sampled = np.array(logprobs, np.float32), np.array(versions, np.int32)
+    if draw(st.booleans()):
+        return Payload(tokens, mask, *sampled)
+    temperatures = [draw(st.floats(0.125, 1000, width=32)) for _ in range(trained)]
+    return Payload(tokens, mask, *sampled, np.array(temperatures, np.float32))
 
 
 @given(payloads())
 def test_a_payload_survives_its_bytes(payload: Payload) -> None:
-    again = decode(CODEC, encode(payload), payload.num_tokens)
-    for name in ("token_ids", "action_mask", "logprobs", "versions"):
+    again = decode(codec_of(payload), encode(payload), payload.num_tokens)
+    for name in ("token_ids", "action_mask", "logprobs", "versions", "temperatures"):
         before, after = getattr(payload, name), getattr(again, name)
         if before is None:
             assert after is None
@@ -41,11 +55,12 @@ def test_shortened_bytes_are_never_read_as_all_of_the_payload(payload: Payload, 
     if len(data) == len(encode(payload)):
         return
     try:
-        again = decode(CODEC, data, payload.num_tokens)
+        again = decode(codec_of(payload), data, payload.num_tokens)
     except ValueError:
         return
     # What remains can only be the payload without its log-probabilities and versions.
     assert payload.logprobs is not None
+    assert payload.temperatures is None
     assert again.logprobs is None
     np.testing.assert_array_equal(payload.action_mask, again.action_mask)
 
@@ -58,6 +73,10 @@ def test_the_layout_is_the_documented_one() -> None:
         np.array([7], np.int32),
     )
     assert encode(payload) == bytes.fromhex("01000000 02010000 00 01 000000bf 07000000")
+    assert codec_of(payload) == "packed-1"
+    tempered = replace(payload, temperatures=np.array([0.5], np.float32))
+    assert encode(tempered) == encode(payload) + bytes.fromhex("0000003f")
+    assert codec_of(tempered) == "packed-2"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +88,8 @@ def test_the_layout_is_the_documented_one() -> None:
         (CODEC, bytes([0, 0, 0, 0, 2]), 1, "other than 0 and 1"),
         (CODEC, bytes([0, 0, 0, 0, 1, 9]), 1, "expected 0 or 8"),
         (CODEC, bytes(6), 1, "expected 0 or 0"),
+        (TEMPERED_CODEC, bytes([0, 0, 0, 0, 1]), 1, "expected 12"),
+        (TEMPERED_CODEC, bytes([0, 0, 0, 0, 1, *bytes(8)]), 1, "8 bytes follow the mask, expected 12"),
     ],
 )
 def test_damaged_bytes_are_refused(codec: str, data: bytes, num_tokens: int, message: str) -> None:
@@ -88,6 +109,7 @@ MASK = np.array([False, True])
         ((TOKENS, MASK, np.zeros(2, np.float32), np.zeros(1, np.int32)), "do not fit 1 trained"),
         ((TOKENS, ~MASK | MASK, np.zeros(2, np.float32), np.zeros(1, np.int32)), "do not fit 2 trained"),
         ((TOKENS, MASK & ~MASK, np.zeros(0, np.float32), np.zeros(0, np.int32)), "do not fit 0 trained"),
+        ((TOKENS, MASK, None, None, np.ones(2, np.float32)), r"\(2,\) temperatures do not fit 1 trained"),
     ],
 )
 def test_arrays_that_do_not_fit_together_are_refused(arrays: tuple[Any, ...], message: str) -> None:

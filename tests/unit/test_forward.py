@@ -1,5 +1,6 @@
 """Packed, padded and computed in parts: all of it equals the model's own logits, sequence by sequence."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,26 @@ def payloads(vocabulary: int = VOCABULARY) -> list[Payload]:
     return made
 
 
+def tempered(rows: list[Payload]) -> list[Payload]:
+    """The same, each second one with a temperature of its own for each trained token."""
+    rng = np.random.default_rng(1)
+    found = []
+    for number, row in enumerate(rows):
+        values = rng.uniform(0.3, 3, row.num_trained).astype(np.float32)
+        found.append(replace(row, temperatures=None if number % 2 else values))
+    return found
+
+
 def plainly(model: Any, rows: list[Payload]) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability, entropy and hit of each trained token, sequence by sequence, from whole logits."""
     found = []
     for row in rows:
         tokens = torch.from_numpy(row.token_ids).long()
-        log_p = (model(input_ids=tokens[None]).logits[0] / TEMPERATURE).log_softmax(-1)[:-1]
+        temperatures = torch.full((len(tokens), 1), TEMPERATURE, dtype=torch.float64)
+        if row.temperatures is not None:  # of a token that is predicted from the place before it
+            temperatures[np.flatnonzero(row.action_mask) - 1, 0] = torch.from_numpy(row.temperatures).double()
+        logits = model(input_ids=tokens[None]).logits[0]
+        log_p = (logits / temperatures.to(logits.dtype)).log_softmax(-1)[:-1]
         log_p, targets = log_p[row.action_mask[1:]], tokens[1:][row.action_mask[1:]]
         chosen = log_p.gather(1, targets[:, None])[:, 0]
         found.append((chosen, -(log_p.exp() * log_p).sum(-1), log_p.argmax(-1) == targets))
@@ -102,11 +117,21 @@ def gradient(model: Any, logprobs: Tensor, entropy: Tensor | None = None) -> Ten
     return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_values_and_gradients_are_those_of_the_models_whole_logits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "has_temperatures"),
+    [
+        *((name, False) for name in MODELS),
+        ("a head with bias", True),
+        ("soft-capped", True),
+    ],
+)
+def test_values_and_gradients_are_those_of_the_models_whole_logits(
+    name: str, has_temperatures: bool, tmp_path: Path
+) -> None:
     make, packs, is_plain = MODELS[name]
     model = make(tmp_path)
     rows = payloads(model.config.vocab_size)
+    rows = tempered(rows) if has_temperatures else rows
     logprobs, entropy, hits = plainly(model, rows)
     expected = gradient(model, logprobs, entropy), gradient(model, plainly(model, rows)[0])
     # Models compute some of their parts in float32, whatever their weights are, and round there.

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.engine import Request, sample_all
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
+from trinity_db.explorer.policy import Policy
 from trinity_db.models import build_scratch, load_model
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
@@ -143,6 +145,35 @@ def test_freshly_sampled_rows_have_a_ratio_of_one(model: Path, temperature: floa
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_ratio"] == 0.0
+
+
+def test_calls_with_temperatures_of_their_own_have_a_ratio_of_one_too(model: Path) -> None:
+    engine = TransformersEngine("cpu")
+    asyncio.run(engine.load(model, 0))
+    asked = Policy(
+        engine,
+        lambda prompt: [1],
+        template="{prompt}",
+        temperature=0.8,
+        max_new_tokens=6,
+        seed=5,
+    )
+
+    async def attempt() -> None:
+        ids = [1, 2, 3]
+        for temperature in (0.4, None, 2.0):
+            ids += (await asked.sample(ids, temperature=temperature)).token_ids
+        await asked.sample([4], temperature=0.8)
+
+    asyncio.run(attempt())
+    engine.close()
+    payloads = [step.payload for step in asked.steps(None)]
+    assert [payload.temperatures is None for payload in payloads] == [False, True]
+    one = Learner(TrainerConfig(), recipe("grpo"), model, total_steps=1, temperature=0.8, device="cpu")
+    rows = Batch(payloads, {"advantages": np.array([1.0, -1.0])})
+    assert one.evaluate(rows)["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    ignored = Batch([replace(payload, temperatures=None) for payload in payloads], rows.columns)
+    assert one.evaluate(ignored)["approx_kl"] > 1e-3
 
 
 def test_a_step_follows_the_sign_of_the_advantage(model: Path) -> None:

@@ -1,6 +1,7 @@
 """What the policy records of an attempt: tokens as they were sampled, joined where a call follows another."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -202,6 +203,31 @@ def test_the_temperature_and_the_limit_go_with_each_call() -> None:
     assert [(one.temperature, one.max_new_tokens) for one in engine.asked] == [(0.0, 9), (0.0, 3)]
 
 
+def test_the_temperature_of_a_call_is_kept_with_its_tokens_where_it_is_not_that_of_the_run() -> None:
+    engine = Echo(context=50)
+    asked = policy(engine, temperature=0.8)
+
+    async def attempt() -> None:
+        first = await asked.sample([1, 2], temperature=0.5)
+        await asked.sample([1, 2, *first.token_ids])
+        await asked.sample([3], temperature=0.8)
+
+    asyncio.run(attempt())
+    assert [one.temperature for one in engine.asked] == [0.5, 0.8, 0.8]
+    joined, other = asked.steps(None)
+    assert joined.payload.temperatures is not None
+    assert joined.payload.temperatures.tolist() == pytest.approx([0.5] * 2 + [0.8] * 4)
+    assert other.payload.temperatures is None
+
+
+def test_the_greedy_attempt_keeps_its_temperature() -> None:
+    engine = Echo(context=50)
+    asked = policy(engine, temperature=0.0)
+    asyncio.run(_run(lambda asked: asked.complete("1", temperature=0.7), asked))
+    assert engine.asked[0].temperature == 0
+    assert asked.steps(None)[0].payload.temperatures is None
+
+
 def test_stop_strings_go_with_each_call_and_options_that_change_nothing_are_allowed() -> None:
     engine = Echo(context=50)
     asked = policy(engine)
@@ -249,6 +275,12 @@ def test_what_the_policy_refuses_is_not_recorded() -> None:
             ValueError,
             "penalty is 1.1, and must be 1",
         ),
+        (
+            lambda asked: asked.complete("1", temperature=0),
+            ValueError,
+            "temperature is 0, and must be above 0",
+        ),
+        (lambda asked: asked.complete("1", temperature=math.nan), ValueError, "temperature is nan"),
         (lambda asked: asked.complete("1", stop=[""]), ValueError, "A stop string is empty"),
         (lambda asked: asked.complete("1", stop=[5]), TypeError, "A stop string is int, no text"),
         (lambda asked: asked.sample({"input_ids": [1]}), TypeError, "'str' object cannot be"),

@@ -72,7 +72,10 @@ def mismatched(payloads: Sequence[Payload], max_length: int) -> list[Payload]:
         own, other, begins = payloads[row], payloads[row - 1], starts[row - 1]
         tokens = np.concatenate([own.token_ids[:start], other.token_ids[begins:]])
         mask = np.concatenate([np.zeros(start, np.bool_), other.action_mask[begins:]])
-        rows.append(Payload(tokens[:max_length], mask[:max_length]))
+        trained = int(np.count_nonzero(mask[:max_length]))
+        temperatures = payloads[row - 1].temperatures
+        tempered = None if temperatures is None or not trained else temperatures[:trained]
+        rows.append(Payload(tokens[:max_length], mask[:max_length], temperatures=tempered))
     return rows
 
 

@@ -52,8 +52,8 @@ class Learner:
         total_steps: optimizer steps of the whole run; the learning rate's schedule needs them.
         reference: folder of the run's starting model. Algorithms compare the policy with it, and adapters
             are added to it. None: `model`.
-        temperature: the temperature at which the tokens were sampled. Log-probabilities are computed at the
-            same temperature, so that ratios compare like with like.
+        temperature: of the run that sampled the tokens; payloads may have others. Log-probabilities are
+            computed at the temperature of each token, so that ratios compare like with like.
         should_stop: the learner calls it between two micro-batches. If it returns True, the learner raises
             `Abandoned`. Of several ranks, only the first rank's function is called.
         ranks: the processes that train this policy together.

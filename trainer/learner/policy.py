@@ -36,7 +36,7 @@ class Policy:
             None: the same as `folder`.
         has_reference: whether the algorithm compares the policy with a reference.
         has_values: whether the algorithm reads the values of a value head.
-        temperature: the temperature at which the tokens were sampled.
+        temperature: of the run that sampled the tokens; payloads may have others.
         ranks: the processes that hold the same weights. Each has a copy, or a part (`trainer.sharding`).
     """
 

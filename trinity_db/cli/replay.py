@@ -26,13 +26,15 @@ COLUMNS = [
     Column("action_mask", "int2", is_array=True),
     Column("logprobs", "float4", is_array=True),
     Column("versions", "int4", is_array=True),
+    Column("temperatures", "float4", is_array=True),
     Column("advantage", "float8"),
     Column("weight", "float8"),
     Column("probability", "float8"),
     Column("reward", "float8"),
     Column("staleness", "int4"),
 ]
-"""Of each row; logprobs and versions have one entry for each 1 in the mask."""
+"""Of each row; logprobs, versions and temperatures have one entry for each 1 in the mask. A row has no
+temperatures if all its tokens were sampled at that of the run."""
 
 FILE_TYPES = (".jsonl", ".parquet")
 
@@ -98,13 +100,14 @@ def _write(to: Path, rows: "Sequence[Row]") -> None:
 def _shown(row: "Row") -> dict[str, Any]:
     """The values of COLUMNS by name."""
     payload = row.payload
-    logprobs, versions = payload.logprobs, payload.versions
+    logprobs, versions, temperatures = payload.logprobs, payload.versions, payload.temperatures
     arrays = {
         "token_ids": payload.token_ids.tolist(),
         "action_mask": payload.action_mask.astype(int).tolist(),
         # The shortest decimals that are these float32.
         "logprobs": None if logprobs is None else [float(str(value)) for value in logprobs],
         "versions": None if versions is None else versions.tolist(),
+        "temperatures": None if temperatures is None else [float(str(value)) for value in temperatures],
     }
     return {c.name: arrays[c.name] if c.name in arrays else getattr(row, c.name) for c in COLUMNS}
 

@@ -91,13 +91,14 @@ def _read(database: "Database", experience_id: int, with_texts: bool) -> dict[st
 
 
 def _tokens(payload: "Payload") -> dict[str, Any]:
-    logprobs, versions = payload.logprobs, payload.versions
+    logprobs, versions, temperatures = payload.logprobs, payload.versions, payload.temperatures
     return {
         "token_ids": payload.token_ids.tolist(),
         "action_mask": payload.action_mask.astype(int).tolist(),
         # The shortest decimals that are these float32.
         "logprobs": None if logprobs is None else [float(str(value)) for value in logprobs],
         "versions": None if versions is None else versions.tolist(),
+        "temperatures": None if temperatures is None else [float(str(value)) for value in temperatures],
     }
 
 

@@ -257,15 +257,18 @@ The arrays of an experience are the bytes `payload.data`, little endian, one aft
 ```python
 import numpy as np
 
-def arrays(data: bytes, num_tokens: int):
+def arrays(codec: str, data: bytes, num_tokens: int):
     token_ids = np.frombuffer(data, "<i4", num_tokens)
     action_mask = np.frombuffer(data, "u1", num_tokens, offset=4 * num_tokens)
     trained = int(action_mask.sum())
     if len(data) == 5 * num_tokens:  # no model sampled it: a demonstration
-        return token_ids, action_mask, None, None
+        return token_ids, action_mask, None, None, None
     logprobs = np.frombuffer(data, "<f4", trained, offset=5 * num_tokens)
     versions = np.frombuffer(data, "<i4", trained, offset=5 * num_tokens + 4 * trained)
-    return token_ids, action_mask, logprobs, versions
+    temperatures = None  # all tokens have that of the run
+    if codec == "packed-2":
+        temperatures = np.frombuffer(data, "<f4", trained, offset=5 * num_tokens + 8 * trained)
+    return token_ids, action_mask, logprobs, versions, temperatures
 ```
 
 `score.data` is float32, one for each trained token but a sequence's first.

@@ -51,6 +51,8 @@ def from_logits(logits: Tensor, targets: Tensor, entropy: Entropy) -> Scores:
 class ChunkedHead(torch.autograd.Function):
     """`from_logits` of z = (hidden · weightᵀ + bias) / temperature, with its gradient, part by part.
 
+    Each token has a temperature of its own.
+
     With p = softmax(z): ∂ log p_y / ∂z_j = [j = y] - p_j and ∂H / ∂z_j = -p_j · (log p_j + H).
     """
 
@@ -61,35 +63,42 @@ class ChunkedHead(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        temperature: float,
+        temperatures: Tensor | None,
         dtype: torch.dtype,
         entropy: Entropy,
     ) -> Scores:
-        """hidden [N, H], weight [V, H], bias [V] or None, targets [N]. Products are computed in `dtype`."""
+        """hidden [N, H], weight [V, H], bias [V] or None, targets [N], temperatures [N] or None: all are 1.
+
+        Products are computed in `dtype`.
+        """
         used = weight.to(dtype)
         found = [
-            from_logits(_logits(part, used, bias, temperature), ids, entropy)
-            for part, ids in _parts(len(weight), hidden, targets)
+            from_logits(_logits(part, used, bias, *tempered), ids, entropy)
+            for part, ids, *tempered in _parts(len(weight), hidden, targets, *_given(temperatures))
         ]
         logprobs, entropies, hits = (torch.cat(values) for values in zip(*found, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, logprobs, entropies)
-        ctx.temperature, ctx.dtype, ctx.entropy = temperature, dtype, entropy
+        ctx.save_for_backward(hidden, weight, bias, temperatures, targets, logprobs, entropies)
+        ctx.dtype, ctx.entropy = dtype, entropy
         ctx.mark_non_differentiable(hits, *([] if entropy == "gradient" else [entropies]))
         return logprobs, entropies, hits
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_logprobs: Tensor, by_entropies: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, *scored = ctx.saved_tensors
+        hidden, weight, bias, temperatures, *scored = ctx.saved_tensors
         used = weight.to(ctx.dtype)
         by_hidden = torch.empty_like(hidden)
         # A frozen weight saves a third of the work.
         by_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         by_bias = None if bias is None else torch.zeros_like(bias)
-        columns = (hidden, *scored, by_logprobs / ctx.temperature, by_entropies / ctx.temperature, by_hidden)
-        for part, ids, logprob, entropy, by_logprob, by_entropy, by_part in _parts(len(weight), *columns):
+        if temperatures is not None:
+            by_logprobs, by_entropies = by_logprobs / temperatures, by_entropies / temperatures
+        columns = (hidden, *scored, by_logprobs, by_entropies, by_hidden, *_given(temperatures))
+        for part, ids, logprob, entropy, by_logprob, by_entropy, by_part, *tempered in _parts(
+            len(weight), *columns
+        ):
             # log p of all words: subtract the logsumexp, which is the target's logit less its log p.
-            log_p = _logits(part, used, bias, ctx.temperature)
+            log_p = _logits(part, used, bias, *tempered)
             log_p.sub_((log_p.gather(1, ids[:, None])[:, 0] - logprob)[:, None])
             by_p = by_logprob[:, None]
             if ctx.entropy == "gradient":
@@ -108,12 +117,18 @@ class ChunkedHead(torch.autograd.Function):
         return by_hidden, by_weight, by_bias, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _given(temperatures: Tensor | None) -> tuple[Tensor, ...]:
+    return () if temperatures is None else (temperatures,)
+
+
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor | None = None
+) -> Tensor:
     """[n, V] Logits in float32 or better, for any dtype of the weight."""
     logits = (hidden.to(weight.dtype) @ weight.T).to(torch.promote_types(weight.dtype, torch.float32))
     if bias is not None:
         logits += bias
-    return logits if temperature == 1.0 else logits.div_(temperature)
+    return logits if temperatures is None else logits.div_(temperatures[:, None])
 
 
 def _parts(vocabulary: int, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -41,7 +41,7 @@ class Scored:
     mask: Tensor
     """[B, K] bool."""
     logprobs: Tensor
-    """[B, K] Log-probability of each token at the temperature of `Forward`; with gradient."""
+    """[B, K] Log-probability of each token at the temperature at which it was sampled; with gradient."""
     entropy: Tensor
     """[B, K] Entropy in nats of the distribution of each token; with gradient only on request."""
     correct: Tensor
@@ -61,7 +61,7 @@ class Forward:
 
     Args:
         model: a causal language model of transformers, in evaluation mode.
-        temperature: the logits are divided by it.
+        temperature: the logits are divided by it, where a payload does not have other temperatures.
         value_head: maps hidden states [N, H] to values [N]. None: values are not computed.
     """
 
@@ -153,13 +153,25 @@ class Forward:
         if self._plain:
             hidden = self._hidden(inputs, places)
             head = self._model.get_output_embeddings()
-            how = (self._temperature, self._dtype, entropy)
+            how = (self._temperatures(payloads), self._dtype, entropy)
             scores: Scores = ChunkedHead.apply(  # type: ignore[no-untyped-call]
                 hidden, head.weight, head.bias, targets, *how
             )
             return mask, scores, hidden
         logits, hidden = self._whole_logits(inputs, places)
-        return mask, from_logits(logits / self._temperature, targets, entropy), hidden
+        if (temperatures := self._temperatures(payloads)) is not None:
+            logits = logits / temperatures[:, None]
+        return mask, from_logits(logits, targets, entropy), hidden
+
+    def _temperatures(self, payloads: Sequence[Payload]) -> Tensor | None:
+        """[N] The temperature of each trained token, in float32 or better; None: all are 1."""
+        own = [payload.temperatures is None for payload in payloads]
+        if self._temperature == 1.0 and all(own):
+            return None
+        values = trained_values(payloads, "temperatures").astype(np.float64)
+        values[own] = self._temperature
+        dtype = torch.promote_types(next(self._model.parameters()).dtype, torch.float32)
+        return torch.from_numpy(values[trained_mask(payloads)]).to(self._device, dtype)
 
     def _whole_logits(self, inputs: dict[str, Any], places: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [N, V] and hidden states [N, H] at the places, of a model that changes its logits."""
@@ -196,12 +208,14 @@ class Forward:
         return torch.autocast(self._device.type, self._dtype, enabled=self._dtype == torch.bfloat16)
 
 
-def trained_values(payloads: Sequence[Payload], name: Literal["logprobs", "versions"]) -> NDArray[Any]:
+def trained_values(
+    payloads: Sequence[Payload], name: Literal["logprobs", "versions", "temperatures"]
+) -> NDArray[Any]:
     """[B, K] A stored array at the trained tokens; 0 elsewhere, and for sequences without that array."""
     rows = [getattr(payload, name) for payload in payloads]
     first = [int(payload.action_mask[:1].sum()) for payload in payloads]
     mask = trained_mask(payloads)
-    values = np.zeros(mask.shape, np.float32 if name == "logprobs" else np.int32)
+    values = np.zeros(mask.shape, np.int32 if name == "versions" else np.float32)
     for row, (stored, skipped) in enumerate(zip(rows, first, strict=True)):
         if stored is not None:
             values[row, : len(stored) - skipped] = stored[skipped:]

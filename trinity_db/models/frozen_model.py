@@ -20,7 +20,7 @@ class FrozenModel:
 
     Args:
         config: the size of a micro-batch, and the dtype.
-        temperature: the temperature at which the tokens were sampled.
+        temperature: of the run that sampled the tokens; payloads may have others.
     """
 
     def __init__(

@@ -203,10 +203,10 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
         tx.execute(query("hold_groups"), {"group_ids": group_ids})
         written = tx.execute(
             query("write_rollouts"),
-            {"run_id": run_id, "worker_id": worker_id, "codec": arrays.CODEC, **_columns(rollouts)},
+            {"run_id": run_id, "worker_id": worker_id, **_columns(rollouts)},
         )
         if later:
-            tx.execute(query("write_steps"), {"codec": arrays.CODEC, **_steps(later)})
+            tx.execute(query("write_steps"), _steps(later))
         if rewarded:
             tx.execute(query("reward_steps"), _rewards(rewarded))
         runs.announce(tx, run_id)
@@ -217,8 +217,8 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
 
 COLUMNS = (
     "group_ids", "attempts", "ordinals", "finish_reasons", "errors", "greedy", "started_at", "finished_at",
-    "prompts", "responses", "messages", "states", "payloads", "prompt_lengths", "response_lengths", "oldest",
-    "newest",
+    "prompts", "responses", "messages", "states", "codecs", "payloads", "prompt_lengths", "response_lengths",
+    "oldest", "newest",
 )  # fmt: skip
 
 
@@ -270,6 +270,7 @@ def _steps(steps: Steps) -> dict[str, list[Any]]:
         "prompts",
         "responses",
         "states",
+        "codecs",
         "payloads",
         "prompt_lengths",
         "response_lengths",
@@ -286,12 +287,13 @@ def _texts(step: Step) -> tuple[str, str, str | None]:
 
 
 def _packed(payload: arrays.Payload | None) -> tuple[Any, ...]:
-    """The bytes, tokens of prompt and response, oldest and newest version."""
+    """The codec and the bytes, tokens of prompt and response, oldest and newest version."""
     if payload is None or payload.versions is None:
-        return (None,) * 5
+        return (None,) * 6
     num_trained = len(payload.versions)
     versions = int(payload.versions.min()), int(payload.versions.max())
-    return arrays.encode(payload), payload.num_tokens - num_trained, num_trained, *versions
+    packed = arrays.codec_of(payload), arrays.encode(payload)
+    return *packed, payload.num_tokens - num_trained, num_trained, *versions
 
 
 def _messages(task: dict[str, Any]) -> Jsonb | None:

@@ -42,6 +42,7 @@ ARRAYS = {
     "action_mask": "[n] true for a token that is trained",
     "logprobs": "[k] log-probability with which each trained token was sampled; None if no policy did",
     "versions": "[k] policy version that sampled each trained token; None if no policy did",
+    "temperatures": "[k] temperature of each trained token; None if all have that of the run",
 }
 """Columns that are decoded from the bytes of the row's payload, with their meaning."""
 
