@@ -53,3 +53,35 @@ class Echo:
 
     def close(self) -> None:
         """There is nothing to free."""
+
+
+class Letters:
+    """A tokenizer of bytes, whose chat template writes messages one after the other."""
+
+    bos_token: str | None = None
+
+    def __init__(self, is_chat: bool) -> None:
+        self.chat_template = "..." if is_chat else None
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<assistant>"
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [*text.encode()]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return bytes(token_ids).decode()
+
+
+class Scripted(Echo):
+    """An engine that says texts one after the other."""
+
+    def __init__(self, *says: str, is_chat: bool = True) -> None:
+        super().__init__(context=20_000)
+        self.tokenizer: Any = Letters(is_chat)
+        self._says = iter(says)
+
+    async def generate(self, request: Request) -> Completion:
+        await super().generate(request)
+        said = [*next(self._says).encode()]
+        return Completion(said, [-0.5] * len(said), [0] * len(said), "stop")

@@ -53,7 +53,7 @@ class _Server:
         self._environment = find(name)(**options)
         return methods_of(type(self._environment))
 
-    def tools(self) -> list[Mapping[str, Any]]:
+    async def tools(self) -> list[Mapping[str, Any]]:
         """Name, description and JSON schema of each tool of the instance."""
         from trinity_db.explorer.environments.methods import tools_from
 
@@ -61,7 +61,8 @@ class _Server:
             result = function()
             return await result if inspect.isawaitable(result) else result
 
-        self._tools = tools_from(self._environment, run)
+        found = tools_from(self._environment, run)
+        self._tools = await found if inspect.isawaitable(found) else found
         return [
             {"name": name, "description": one.description, "parameters": one.parameters}
             for name, one in self._tools.items()

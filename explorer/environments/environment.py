@@ -41,7 +41,8 @@ class ToolEnvironment(Protocol):
     """An environment that the policy acts in by tools: its public methods, each with a docstring.
 
     What the attempt earned is what `get_reward()` returns at its end, or else the attribute `reward`. Where
-    the class has neither, reward functions alone judge.
+    the class has neither, reward functions alone judge. A class whose tools are not its methods, as those of
+    a server, has `list_tools()`, which returns `trinity_db.explorer.tools.Tool` by name.
     """
 
     def reset(self, **task: Any) -> str | None:

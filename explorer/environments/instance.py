@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ class Host(Protocol):
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """What the method returns, or an awaitable of it."""
 
-    def tools(self, run: Run) -> dict[str, Tool]:
+    def tools(self, run: Run) -> dict[str, Tool] | Awaitable[dict[str, Tool]]:
         """What the policy may call; `run` calls a function in the instance's thread."""
 
     def reward(self) -> Any:
@@ -59,7 +59,7 @@ class InProcess:
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._environment, method)(*args, **kwargs)
 
-    def tools(self, run: Run) -> dict[str, Tool]:
+    def tools(self, run: Run) -> dict[str, Tool] | Awaitable[dict[str, Tool]]:
         return tools_from(self._environment, run)
 
     def reward(self) -> Any:

@@ -14,7 +14,7 @@ from trinity_db.errors import ConfigError
 if TYPE_CHECKING:
     from trinity_db.explorer.tools import Tool
 
-NO_TOOLS = ("reset", "get_reward", "close")
+NO_TOOLS = ("reset", "get_reward", "list_tools", "close")
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a function where the environment lives."""
@@ -38,7 +38,8 @@ def check(environment: type[Any], name: str) -> list[str]:
         raise ConfigError(f"{name} has no method 'reset', by which an attempt begins.")
     if "step" in methods:
         return methods
-    if not (tools := [one for one in methods if one not in NO_TOOLS]):
+    tools = [one for one in methods if one not in NO_TOOLS]
+    if not tools and "list_tools" not in methods:
         raise ConfigError(f"{name} has neither a method 'step' nor a public method as a tool.")
     if silent := [one for one in tools if not inspect.getdoc(getattr(environment, one))]:
         raise ConfigError(
@@ -48,13 +49,17 @@ def check(environment: type[Any], name: str) -> list[str]:
     return methods
 
 
-def tools_from(environment: Any, run: Run) -> "dict[str, Tool]":
-    """The tools of an instance, by name.
+def tools_from(environment: Any, run: Run) -> "dict[str, Tool] | Awaitable[dict[str, Tool]]":
+    """The tools of an instance, by name: its public methods, or what its `list_tools` gives.
 
     Raises:
         ConfigError: a method is none that a model can call.
     """
     from trinity_db.explorer.tools import tools_of
+
+    if hasattr(environment, "list_tools"):
+        listed: dict[str, Tool] = environment.list_tools()
+        return listed
 
     def called(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         @wraps(method)

@@ -77,3 +77,33 @@ def test_games_of_a_group_have_the_same_secret() -> None:
     )
     assert first == second
     assert first != other
+
+
+SUMS = {"name": "reasoning-gym", "python": PYTHON, "dataset": "chain_sum"}
+
+
+def test_a_question_of_reasoning_gym_is_made_from_the_seed_and_scored_by_the_package() -> None:
+    [asked] = played(SUMS, "unknown").all_steps
+    assert asked.prompt.startswith("State the final answer to the following arithmetic problem: ")
+    assert asked.prompt.endswith("\nGive the final answer between <answer> and </answer>.")
+    assert asked.reward == 0.0  # a response without the tag
+    problem = asked.prompt.partition(": ")[2].partition("=")[0]
+    right = f"<answer>12</answer>, no, it is <answer> {sum_of(problem)} </answer>."
+    assert [step.reward for step in played(SUMS, right).all_steps] == [1.0]
+
+
+def test_a_task_names_its_entry_and_its_data_set() -> None:
+    environment = {**SUMS, "tag": None, "instructions": " = ?"}
+    task = {"seed": 3, "index": 4}
+    short = {"min_terms": 2, "max_terms": 2, "max_digits": 1}
+    [step] = played(environment, "7", task={**task, "config": short}).all_steps
+    assert len(step.prompt.partition(": ")[2].split()) <= 7
+    assert (
+        played(environment, "a", task={**task, "dataset": "spell_backward"}).all_steps[0].prompt
+        != step.prompt
+    )
+
+
+def sum_of(problem: str) -> int:
+    """What a chain of additions and subtractions comes to."""
+    return sum(map(int, problem.replace("- ", "+ -").split("+")))

@@ -6,18 +6,17 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.echo import Digits, Echo
+from tests.echo import Digits, Echo, Scripted
 from tests.waiting import wait_until
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import EnvironmentConfig, ExplorerConfig
-from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.explorer.environments.played import Environment
 from trinity_db.explorer.workflow import of
 from trinity_db.store.groups import ClaimedGroup, Reward, Rollout
@@ -85,36 +84,6 @@ class Guessing:
 
 class NoChat(Digits):
     chat_template = None
-
-
-class Letters:
-    """A tokenizer of characters, with a chat template that writes messages one after the other."""
-
-    bos_token: str | None = None
-    chat_template = "..."
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<assistant>"
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [*text.encode()]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return bytes(token_ids).decode()
-
-
-class Scripted(Echo):
-    """An engine that says texts one after the other."""
-
-    def __init__(self, *says: str) -> None:
-        super().__init__(context=2000)
-        self.tokenizer: Any = Letters()
-        self._says = iter(says)
-
-    async def generate(self, request: Request) -> Completion:
-        await super().generate(request)
-        said = [*next(self._says).encode()]
-        return Completion(said, [-0.5] * len(said), [0] * len(said), "stop")
 
 
 def call(tool: str, **arguments: Any) -> str:

@@ -19,18 +19,18 @@ class Adapter:
 
     place: str
     """module:Class, the module in this folder."""
-    package: str
-    """What is imported."""
-    install: str
-    """What is installed."""
+    package: str | None = None
+    """What it imports beyond what trinity-db needs."""
     own_process: bool = False
     """Whether one process cannot hold several instances."""
 
 
 ADAPTERS = {
-    "gymnasium": Adapter("gymnasium_text:GymnasiumText", "gymnasium", "gymnasium"),
-    "openenv": Adapter("openenv_server:OpenEnv", "aiohttp", "aiohttp"),
-    "textarena": Adapter("textarena_game:Game", "textarena", "textarena", own_process=True),
+    "gymnasium": Adapter("gymnasium_text:GymnasiumText", "gymnasium"),
+    "mcp": Adapter("mcp_server:MCPServer"),
+    "openenv": Adapter("openenv_server:OpenEnv", "aiohttp"),
+    "reasoning-gym": Adapter("reasoning_task:ReasoningTask", "reasoning_gym"),
+    "textarena": Adapter("textarena_game:Game", "textarena", own_process=True),
 }
 
 
@@ -52,9 +52,9 @@ def check_package(name: str) -> None:
     Raises:
         ConfigError: it is not, with what installs it.
     """
-    if name in ADAPTERS and find_spec(ADAPTERS[name].package) is None:
+    package = ADAPTERS[name].package if name in ADAPTERS else None
+    if package is not None and find_spec(package) is None:
         raise ConfigError(
-            f"Environment '{name}' needs the package {ADAPTERS[name].package}; install it with: "
-            f"pip install {ADAPTERS[name].install}. Or name an interpreter that has it: "
-            f"environment: {{name: {name}, python: path/to/python}}"
+            f"Environment '{name}' needs a package: pip install {package.replace('_', '-')}. Or name an "
+            f"interpreter that has it: environment: {{name: {name}, python: path/to/python}}"
         )
