@@ -2,16 +2,16 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
-from trinity_db.explorer.policy import Policy, seed_of
+from trinity_db.explorer.policy import Address, Policy, seed_of
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.functions import describe_error
 from trinity_db.prompts import prompt_ids
@@ -33,6 +33,8 @@ class Attempts:
     config: ExplorerConfig
     template: str
     seed: int
+    listen: Callable[[ClaimedGroup, int, int, Policy], Awaitable[Address]] | None = None
+    """Lets programs ask a policy over HTTP, for a member of a group and the number of its retry."""
 
     async def make(self, group: ClaimedGroup, member: int) -> Rollout:
         """Attempt a member's task, and once more after an error as often as the configuration says.
@@ -59,6 +61,7 @@ class Attempts:
             else:
                 return _finished(group, member, started_at, steps, policy.finish_reason)
             finally:
+                policy.close()
                 if policy.failure is not None:
                     raise policy.failure
         return Rollout(group, member, started_at, datetime.now(UTC), error=error)
@@ -87,6 +90,7 @@ class Attempts:
             max_new_tokens=self.config.max_new_tokens,
             seed=seed_of(self.seed, group.id, group.attempt, member, number),
             group_seed=seed_of(self.seed, group.id),
+            listen=self.listen and partial(self.listen, group, member, number),
         )
 
     @cached_property

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from trinity_db.settings import Change, Kept, Settings
+from trinity_db.settings import Change, Kept, Settings, hint
 
 
 class TransformersConfig(Settings):
@@ -197,12 +197,36 @@ TasksConfig = Annotated[
 """Which tasks come next. `name` says by what."""
 
 
+class CommandConfig(Settings):
+    """A program that is run for each attempt, and asks the policy as an OpenAI or Anthropic server."""
+
+    command: str
+    """The program and its arguments, as in "python my_agent.py". It finds OPENAI_BASE_URL, OPENAI_API_KEY and
+    TRINITY_TASK in its environment; its last line may be the reward."""
+
+
+def _named_or_command(value: Any) -> Any:
+    if isinstance(value, dict):
+        for key in value:
+            if key != "command":
+                raise ValueError(f"unknown key '{key!s:.100}'; {hint(str(key), ['command'], 'known keys')}")
+        if not isinstance(value.get("command"), str):
+            raise ValueError('name the program, as in {command: "python my_agent.py"}')
+    elif not isinstance(value, str | CommandConfig):
+        raise ValueError("must be single_turn, path/to/file.py:name, or a program as {command: ...}")
+    return value
+
+
 class ExplorerConfig(Settings):
     """How rollouts are produced."""
 
-    workflow: Annotated[str, Kept("it says what a rollout of the run is")] = "single_turn"
-    """How a task is attempted: single_turn (one prompt, one response), or a coroutine of your own as
-    path/to/file.py:name."""
+    workflow: Annotated[
+        str | CommandConfig,
+        BeforeValidator(_named_or_command),
+        Kept("it says what a rollout of the run is"),
+    ] = "single_turn"
+    """How a task is attempted: single_turn (one prompt, one response), a coroutine of your own as
+    path/to/file.py:name, or a program as {command: "python my_agent.py"}."""
     environment: Annotated[
         EnvironmentConfig | None, BeforeValidator(_named), Kept("it says what a rollout of the run is")
     ] = None
@@ -240,5 +264,7 @@ class ExplorerConfig(Settings):
 
     @property
     def has_own_reward(self) -> bool:
-        """Whether a workflow or an environment may say what an attempt earned."""
-        return ".py:" in self.workflow or self.environment is not None
+        """Whether a workflow, a program or an environment may say what an attempt earned."""
+        if isinstance(self.workflow, CommandConfig) or self.environment is not None:
+            return True
+        return ".py:" in self.workflow

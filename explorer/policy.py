@@ -7,12 +7,12 @@ rewrites what came before begins another sequence.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import isfinite
 from operator import index
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 
@@ -80,10 +80,20 @@ class Answer(str):
     """The text of an answer without its tool calls, which stand beside it."""
 
     tool_calls: Sequence[ToolCall]
+    prompt_ids: Sequence[int]
+    """The tokens that were continued."""
+    completion: Completion
+    """What was sampled."""
 
-    def __new__(cls, text: str, tool_calls: Sequence[ToolCall] = ()) -> "Answer":
+    def __new__(
+        cls,
+        text: str,
+        prompt_ids: Sequence[int],
+        completion: Completion,
+        tool_calls: Sequence[ToolCall] = (),
+    ) -> "Answer":
         made = super().__new__(cls, text)
-        made.tool_calls = tool_calls
+        made.prompt_ids, made.completion, made.tool_calls = prompt_ids, completion, tool_calls
         return made
 
     @property
@@ -95,6 +105,22 @@ class Answer(str):
         return message
 
 
+class Address(Protocol):
+    """Where a program asks the policy over HTTP, in the protocol of OpenAI or Anthropic."""
+
+    url: str
+    """The base URL, without /v1."""
+    key: str
+    """Names the attempt."""
+
+    def close(self) -> None:
+        """Answer no more."""
+
+
+Keep = Callable[[int, str, Payload, str], Awaitable[None]]
+"""Makes a call durable: its number in the attempt, the prompt, the tokens, and the finish reason."""
+
+
 class Policy:
     """What an attempt may ask.
 
@@ -104,6 +130,7 @@ class Policy:
         max_new_tokens: of a call that names no other limit.
         seed: differs between attempts, and is the same for the same attempt of another process.
         group_seed: of all attempts of one rollout group.
+        listen: lets programs ask this policy over HTTP; None: they cannot.
     """
 
     def __init__(
@@ -116,6 +143,7 @@ class Policy:
         max_new_tokens: int,
         seed: int,
         group_seed: int = 0,
+        listen: "Callable[[Policy], Awaitable[Address]] | None" = None,
     ) -> None:
         self.template = template
         """The text around a plain prompt, `model.prompt_template`."""
@@ -128,6 +156,10 @@ class Policy:
         """Why the engine cannot go on; the explorer ends by it, whatever the workflow makes of it."""
         self.finish_reason: str | None = None
         """Of the last call."""
+        self.keep: Keep | None = None
+        """What makes each call durable before it is answered, if anything does."""
+        self._listen = listen
+        self._address: Address | None = None
         self._engine = engine
         self._prompt_ids = prompt_ids
         self._temperature = temperature
@@ -168,6 +200,7 @@ class Policy:
         sampling.check(how)
         if self.failure is not None:  # a workflow that tries again and again would never end
             raise asyncio.CancelledError(str(self.failure))
+        number = self._calls
         self._calls += 1  # each call has a seed of its own, so that two calls with one prompt differ
         prompt_ids = [index(token) for token in token_ids]
         limit = how.get("max_new_tokens") or self._max_new_tokens
@@ -180,11 +213,33 @@ class Policy:
             self.failure = error
             raise
         _check(completion)
+        if self.keep is not None:
+            call = self._sequence(request, prompt, completion)
+            await self.keep(number, call.prompt, call.payload, completion.finish_reason)
         self.finish_reason = completion.finish_reason
         self._record(request, prompt, completion)
         return completion
 
-    async def complete(self, prompt: str, **how: Unpack[Sampling]) -> str:
+    async def address(self) -> Address:
+        """Where programs ask this policy over HTTP, and the key by which they do. It is the same each time.
+
+        Their calls are recorded like those of `chat`, and each is stored before it is answered.
+
+        Raises:
+            RuntimeError: no explorer answers for this policy.
+        """
+        if self._listen is None:
+            raise RuntimeError("This policy has no address: no explorer listens for it.")
+        if self._address is None:
+            self._address = await self._listen(self)
+        return self._address
+
+    def close(self) -> None:
+        """Answer programs no more. The explorer calls it when the attempt has ended."""
+        if self._address is not None:
+            self._address.close()
+
+    async def complete(self, prompt: str, **how: Unpack[Sampling]) -> Answer:
         """Continue a text, as it is: the text of the response.
 
         Raises:
@@ -193,7 +248,7 @@ class Policy:
         """
         ids = self._prompt_ids(prompt)
         completion = await self.sample(ids, prompt=prompt, **how)
-        return self._text(completion.token_ids)
+        return Answer(self._text(completion.token_ids), ids, completion)
 
     async def chat(
         self,
@@ -237,7 +292,7 @@ class Policy:
             self._said.append(begun)
         begun.text, begun.token_ids = text + spoken, [*ids, *completion.token_ids]
         begun.ends.append((len(begun.text), len(begun.token_ids)))
-        return self._answer(text, completion, schemas)
+        return self._answer(text, ids, completion, schemas)
 
     async def act(
         self,
@@ -307,17 +362,23 @@ class Policy:
         *before, last = self._steps
         return [*before, replace(last, reward=_added(last.reward, reward))]
 
-    def _answer(self, prompt: str, completion: Completion, schemas: Sequence[Mapping[str, Any]]) -> Answer:
+    def _answer(
+        self,
+        prompt: str,
+        prompt_ids: Sequence[int],
+        completion: Completion,
+        schemas: Sequence[Mapping[str, Any]],
+    ) -> Answer:
         text = self._text(completion.token_ids)
         if not schemas:
-            return Answer(text)
+            return Answer(text, prompt_ids, completion)
         content, calls = parse(completion.token_ids, prompt, self.tokenizer, schemas)
         number = len(self._with_calls)
         named = [
             replace(call, id=f"call_{seed_of(self.seed, number, place):016x}")
             for place, call in enumerate(calls)
         ]
-        said = Answer(content, named)
+        said = Answer(content, prompt_ids, completion, named)
         if named:
             self._with_calls[named[0].id] = said, text
         return said
@@ -344,10 +405,14 @@ class Policy:
             if length <= len(prompt_ids) and sequence.token_ids == prompt_ids[:length]:
                 sequence.add(prompt_ids, completion, request.temperature)
                 return
-        text = self.tokenizer.decode(prompt_ids) if prompt is None else prompt
-        sequence = _Sequence(text, [], [], len(prompt_ids), self._temperature)
-        sequence.add(prompt_ids, completion, request.temperature)
-        self._open.append(sequence)
+        self._open.append(self._sequence(request, prompt, completion))
+
+    def _sequence(self, request: Request, prompt: str | None, completion: Completion) -> _Sequence:
+        """The sequence of one call."""
+        text = self.tokenizer.decode(request.prompt_ids) if prompt is None else prompt
+        sequence = _Sequence(text, [], [], len(request.prompt_ids), self._temperature)
+        sequence.add(request.prompt_ids, completion, request.temperature)
+        return sequence
 
     def _texts(self, sequence: _Sequence) -> tuple[str, str]:
         """The first prompt, and all that follows."""

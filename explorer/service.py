@@ -10,20 +10,24 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
+from trinity_db.explorer.policy import Address, Policy
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import POLL_SECONDS, Service
-from trinity_db.store import groups, policies, runs
+from trinity_db.store import calls, groups, policies, runs
 from trinity_db.store.metrics import record_metrics
 from trinity_db.store.selection import Selection
+
+if TYPE_CHECKING:
+    from trinity_db.explorer.recording.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,9 @@ class Explorer(Service):
         self._pace = pace
         self._selection = selection
         self._greedy = greedy
-        self._attempts = Attempts(workflow, engine, config, prompt_template, selection.seed)
+        self._attempts = Attempts(workflow, engine, config, prompt_template, selection.seed, self._listen)
+        self._endpoint: Endpoint | None = None
+        """Where programs ask their policies; None as long as none does."""
         self._loaded: tuple[int, str] | None = None
         """Version and hash."""
         self._unusable: policies.PolicyVersion | None = None
@@ -85,6 +91,9 @@ class Explorer(Service):
 
     def release(self) -> None:
         """Close the connection of the thread that writes; the next transaction opens it again."""
+        if self._endpoint is not None:
+            self._runner.run(self._endpoint.stop())
+            self._endpoint = None
         self._runner.close()
         self._runner = asyncio.Runner()
         self._store.submit(self.database.close).result()
@@ -178,6 +187,16 @@ class Explorer(Service):
     async def _in_store(self, verb: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._store, verb)
 
+    async def _listen(self, group: groups.ClaimedGroup, member: int, retry: int, policy: Policy) -> Address:
+        """Let a program ask a policy over HTTP. The first one starts the endpoint."""
+        if self._endpoint is None:
+            from trinity_db.explorer.recording.endpoint import Endpoint
+            from trinity_db.explorer.recording.log import CallLog
+
+            log = CallLog(self.database, self._in_store, lambda: self.worker_id, lambda: self.stopping)
+            self._endpoint = Endpoint(log, self.run.name)
+        return await self._endpoint.open(group, member, retry, policy)
+
     def _newest(self) -> tuple[bool, policies.PolicyVersion | None]:
         """Whether the run is finished, and its newest version."""
 
@@ -255,7 +274,10 @@ class Explorer(Service):
             with self.database.transaction() as tx:
                 if metrics:
                     record_metrics(tx, self.run.id, self.role, self._engine.version, metrics)
-                return groups.write_rollouts(tx, self.run.id, self.worker_id, finished)
+                unwanted = groups.write_rollouts(tx, self.run.id, self.worker_id, finished)
+                if self._endpoint is not None:
+                    calls.end(tx, self.worker_id, finished)
+                return unwanted
 
         unwanted = self.database.retry(write, give_up=lambda: self.stopping)
         if unwanted.refused:

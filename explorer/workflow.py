@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from trinity_db import functions
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.config import CommandConfig, ExplorerConfig
 from trinity_db.explorer.policy import Policy
 from trinity_db.prompts import prompt_text
 from trinity_db.store.groups import Reward
@@ -37,16 +37,20 @@ class Workflow(Protocol):
 
 
 def of(config: ExplorerConfig) -> Workflow:
-    """The workflow of a configuration; an environment is one that is made from its class.
+    """The workflow of a configuration, also one that is made from an environment's class or from a command.
 
     Raises:
-        ConfigError: there is no such function or class, or it does not fit.
+        ConfigError: there is no such function, class or program, or it does not fit.
     """
-    if config.environment is None:
-        return load(config.workflow)
-    from trinity_db.explorer.environments.played import Environment
+    if config.environment is not None:
+        from trinity_db.explorer.environments.played import Environment
 
-    return Environment(config.environment)
+        return Environment(config.environment)
+    if isinstance(config.workflow, CommandConfig):
+        from trinity_db.explorer.recording.command import Command
+
+        return Command(config.workflow.command)
+    return load(config.workflow)
 
 
 def load(name: str) -> Workflow:

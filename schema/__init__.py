@@ -8,6 +8,7 @@
     task_pass           explorer         how far a run is in its pass over a taskset
     task_stat           explorer, processors   how often a run issued and solved each task
     rollout_group       explorer         attempts at one task that are compared with one another
+    agent, call         explorer         a program that attempts a task over HTTP, and what it asked
     rollout             explorer         one attempt
     experience          explorer, import one trainable sequence: the hot row that moves through the states
     experience_text     explorer, import prompt and response for people
@@ -35,4 +36,4 @@ if __name__ != "trinity_db.schema":
     raise ImportError("Import trinity_db.schema.")
 
 # The migration this code was written for; a test holds it equal to the newest in migrations/.
-HEAD = "0018"
+HEAD = "0019"

@@ -2,6 +2,7 @@
 
 from trinity_db.schema import (
     batches,
+    calls,
     experiences,
     preferences,
     processing,
@@ -19,6 +20,7 @@ metadata = Base.metadata
 # Importing a family registers its tables.
 __all__ = [
     "batches",
+    "calls",
     "experiences",
     "metadata",
     "preferences",

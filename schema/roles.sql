@@ -57,6 +57,10 @@ GRANT INSERT (id, run_id, group_id, rollout_id, step, state, version_min, versio
     ON trinity.experience TO trinity_explorer;
 GRANT INSERT ON trinity.experience_text, trinity.payload, trinity."drop" TO trinity_explorer;
 GRANT USAGE ON SEQUENCE trinity.rollout_id_seq, trinity.experience_id_seq TO trinity_explorer;
+GRANT INSERT (run_id, group_id, ordinal, attempt, retry, worker_id, key_hash), UPDATE (ended_at, worker_id, rewards)
+    ON trinity.agent TO trinity_explorer;
+GRANT INSERT (agent_id, number, digest, prompt, codec, num_tokens, data, finish_reason), DELETE
+    ON trinity.call TO trinity_explorer;
 
 -- A processor writes verdicts, rewards, states up to ready, pairs and the archive, and no batch and no version.
 GRANT INSERT ON trinity.processing, trinity.reward_event, trinity."drop", trinity.pairing, trinity.preference, trinity.score,
@@ -209,3 +213,31 @@ DROP POLICY IF EXISTS trainer_encodes ON trinity.payload;
 CREATE POLICY trainer_encodes ON trinity.payload FOR INSERT TO trinity_trainer WITH CHECK (true);
 DROP POLICY IF EXISTS processor_archives ON trinity.payload;
 CREATE POLICY processor_archives ON trinity.payload FOR UPDATE TO trinity_processor USING (true);
+
+-- An explorer lets agents in for groups that its login's workers hold, and takes over those of workers that are gone.
+ALTER TABLE trinity.agent ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.agent;
+CREATE POLICY is_read ON trinity.agent FOR SELECT USING (true);
+DROP POLICY IF EXISTS explorer_begins ON trinity.agent;
+CREATE POLICY explorer_begins ON trinity.agent FOR INSERT TO trinity_explorer
+    WITH CHECK (EXISTS (SELECT FROM trinity.rollout_group g JOIN trinity.worker w ON w.id = g.worker_id
+                        WHERE g.id = group_id AND g.run_id = agent.run_id AND g.attempt = agent.attempt
+                          AND w.id = agent.worker_id AND w.login = session_user));
+DROP POLICY IF EXISTS explorer_moves ON trinity.agent;
+CREATE POLICY explorer_moves ON trinity.agent FOR UPDATE TO trinity_explorer
+    USING (worker_id <> ALL (ARRAY(SELECT w.id FROM trinity.worker w
+                                   WHERE w.login <> session_user AND w.stopped_at IS NULL
+                                     AND w.heartbeat_at >= clock_timestamp() - interval '30 s')));
+
+-- Calls are those of agents that a worker of the explorer's login answers.
+ALTER TABLE trinity.call ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.call;
+CREATE POLICY is_read ON trinity.call FOR SELECT USING (true);
+DROP POLICY IF EXISTS explorer_writes ON trinity.call;
+CREATE POLICY explorer_writes ON trinity.call FOR INSERT TO trinity_explorer
+    WITH CHECK (EXISTS (SELECT FROM trinity.agent a JOIN trinity.worker w ON w.id = a.worker_id
+                        WHERE a.id = agent_id AND w.login = session_user));
+DROP POLICY IF EXISTS explorer_deletes ON trinity.call;
+CREATE POLICY explorer_deletes ON trinity.call FOR DELETE TO trinity_explorer
+    USING (EXISTS (SELECT FROM trinity.agent a JOIN trinity.worker w ON w.id = a.worker_id
+                   WHERE a.id = agent_id AND w.login = session_user));

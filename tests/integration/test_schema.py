@@ -24,6 +24,10 @@ INSERT INTO trinity.task_stat (run_id, task_id) VALUES (1, 1);
 INSERT INTO trinity.worker (id, run_id, role, setting_id, host, pid) VALUES (1, 1, 'train', 1, 'host', 1);
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash) VALUES (1, 0, 0, '');
 INSERT INTO trinity.rollout_group (id, run_id, task_id, expected, arrived) VALUES (1, 1, 1, 8, 2);
+INSERT INTO trinity.agent (id, run_id, group_id, ordinal, attempt, retry, worker_id, key_hash)
+VALUES (1, 1, 1, 2, 1, 0, 1, '\\x01'), (2, 1, 1, 3, 1, 0, 1, '\\x02');
+INSERT INTO trinity.call (agent_id, number, digest, prompt, codec, num_tokens, data, finish_reason)
+VALUES (1, 0, '', '', '', 1, '', 'stop');
 INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, state)
 VALUES (1, 1, 1, 0, 1, 'finished'), (2, 1, 1, 1, 1, 'finished');
 INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, version_min, version_max, import_key)
@@ -110,6 +114,11 @@ REFUSED = [
     ("task_pass_place_in_order_check", NEW_PASS + "(1, 1, 'shuffled', 1, -1)"),
     ("task_has_prompt_check", """UPDATE trinity.task SET payload = '{"answer": "2"}'"""),
     ("task_stat_solved_within_scored_check", "UPDATE trinity.task_stat SET solved = 1"),
+    # agents and their calls
+    ("agent_key_hash_key", "UPDATE trinity.agent SET key_hash = '\\x01'"),
+    ("agent_live_member_key", "UPDATE trinity.agent SET ordinal = 2"),
+    ("call_has_tokens_check", "UPDATE trinity.call SET num_tokens = 0"),
+    ("call_has_tokens_check", "UPDATE trinity.call SET number = -1"),
     # groups and rollouts
     ("rollout_group_members_within_expected_check", "UPDATE trinity.rollout_group SET arrived = 9"),
     ("rollout_group_members_within_expected_check", "UPDATE trinity.rollout_group SET failed = 7"),

@@ -67,7 +67,7 @@ def test_a_function_that_a_configuration_names_is_on_its_page_and_fits(
         config = settings.validate(RunConfig, completed(content), str(block))
         steps = [step.name for of_list in lists.load(config.processors).values() for step in of_list]
         assert steps == [step.name for name in lists.LISTS for step in getattr(config.processors, name)]
-        assert callable(workflow.load(config.explorer.workflow))
+        assert callable(workflow.of(config.explorer))
         engines.check(config.explorer.engine)
         create(config.algorithm)
 

@@ -1,0 +1,1 @@
+"""The recording endpoint: programs ask the policy over HTTP, and each call is stored before its answer."""

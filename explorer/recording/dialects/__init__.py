@@ -1,0 +1,7 @@
+"""The dialects that the recording endpoint speaks, one a file."""
+
+from trinity_db.explorer.recording.dialects.chat import CHAT
+from trinity_db.explorer.recording.dialects.completions import COMPLETIONS
+from trinity_db.explorer.recording.dialects.dialect import Dialect
+
+DIALECTS: tuple[Dialect, ...] = (CHAT, COMPLETIONS)

@@ -1,0 +1,56 @@
+-- name: supersede_agents
+-- Ends an earlier agent that made the same member, before another one is let in. The worker must hold the group under
+-- this attempt. A repeated begin leaves its own agent alone.
+UPDATE trinity.agent a SET ended_at = now()
+FROM trinity.rollout_group g
+WHERE g.id = %(group_id)s AND g.worker_id = %(worker_id)s AND g.attempt = %(attempt)s
+  AND a.group_id = g.id AND a.ordinal = %(ordinal)s AND a.ended_at IS NULL AND a.key_hash IS DISTINCT FROM %(key_hash)s
+
+-- name: begin_agent
+-- Lets a program in by the hash of its key, for a member of a group that the worker holds. A key that is there already,
+-- as after a commit whose outcome was unclear, is left alone.
+INSERT INTO trinity.agent (run_id, group_id, ordinal, attempt, retry, worker_id, key_hash)
+SELECT g.run_id, g.id, %(ordinal)s, g.attempt, %(retry)s, g.worker_id, %(key_hash)s
+FROM trinity.rollout_group g
+WHERE g.id = %(group_id)s AND g.worker_id = %(worker_id)s AND g.attempt = %(attempt)s
+ON CONFLICT (key_hash) DO NOTHING
+
+-- name: agent_of_key
+SELECT a.id FROM trinity.agent a WHERE a.key_hash = %(key_hash)s
+
+-- name: record_calls
+-- Stores calls of agents whose group the worker holds. Returns those that are stored now or were before; a call of an
+-- agent that has ended, or whose group another worker has, is not. The lock on groups makes a claim of the group wait, so
+-- that the next holder sees every call that was answered.
+WITH given AS MATERIALIZED (
+    SELECT w.*
+    FROM unnest(%(agent_ids)b::bigint[], %(numbers)b::integer[], %(digests)b::bytea[], %(prompts)b::text[],
+            %(codecs)b::text[], %(num_tokens)b::integer[], %(data)b::bytea[], %(finish_reasons)b::text[])
+        AS w (agent_id, number, digest, prompt, codec, num_tokens, data, finish_reason)
+    JOIN trinity.agent a ON a.id = w.agent_id
+    JOIN trinity.rollout_group g ON g.id = a.group_id
+    WHERE a.ended_at IS NULL AND a.worker_id = %(worker_id)s AND g.worker_id = %(worker_id)s
+    ORDER BY g.id
+    FOR SHARE OF g
+),
+stored AS (
+    INSERT INTO trinity.call (agent_id, number, digest, prompt, codec, num_tokens, data, finish_reason)
+    SELECT agent_id, number, digest, prompt, codec, num_tokens, data, finish_reason FROM given
+    ON CONFLICT DO NOTHING
+)
+SELECT agent_id, number FROM given
+
+-- name: end_agents
+-- Ends the worker's agents of members whose rollouts this transaction writes. Where a rollout was accepted, the calls of
+-- its agent go: the payloads of its experiences have their tokens.
+WITH ended AS (
+    UPDATE trinity.agent a SET ended_at = now()
+    FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[])
+        AS w (group_id, attempt, ordinal)
+    WHERE a.group_id = w.group_id AND a.ordinal = w.ordinal AND a.worker_id = %(worker_id)s AND a.ended_at IS NULL
+    RETURNING a.id, w.group_id, w.attempt, w.ordinal
+)
+DELETE FROM trinity.call c
+USING ended e, trinity.rollout r
+WHERE c.agent_id = e.id AND r.group_id = e.group_id AND r.ordinal = e.ordinal AND r.attempt = e.attempt
+  AND r.state = 'finished'

@@ -1,0 +1,84 @@
+"""Programs that ask the policy over HTTP, and each of their calls, stored before it is answered."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from trinity_db import arrays
+from trinity_db.database import Transaction, storable
+from trinity_db.errors import LeaseLost
+from trinity_db.schema.queries import query
+from trinity_db.store.groups import ClaimedGroup, Rollout
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request that an agent made of the policy, with what was sampled."""
+
+    agent_id: int
+    number: int
+    """Its place among the agent's calls, from 0."""
+    digest: bytes
+    """Of the request."""
+    prompt: str
+    payload: arrays.Payload
+    """The tokens of prompt and response; the mask says which were sampled."""
+    finish_reason: str
+
+
+def hash_of(key: str) -> bytes:
+    """What the store keeps of a key. Keys are random, so that their hash needs no salt."""
+    return sha256(key.encode()).digest()
+
+
+def begin(tx: Transaction, worker_id: int, group: ClaimedGroup, member: int, retry: int, key: str) -> int:
+    """Let a program in by its key; returns the agent's id. An earlier agent of the member has ended then.
+
+    Raises:
+        LeaseLost: the worker does not hold the group any more.
+    """
+    values = {
+        "worker_id": worker_id,
+        "group_id": group.id,
+        "attempt": group.attempt,
+        "ordinal": member,
+        "retry": retry,
+        "key_hash": hash_of(key),
+    }
+    tx.execute(query("supersede_agents"), values)
+    tx.execute(query("begin_agent"), values)
+    row = tx.execute(query("agent_of_key"), values).fetchone()
+    if row is None:
+        raise LeaseLost(f"Another explorer has group {group.id} by now.")
+    return int(row["id"])
+
+
+def record(tx: Transaction, worker_id: int, calls: Sequence[Call]) -> set[tuple[int, int]]:
+    """Store calls, each once; returns agent and number of those that are stored.
+
+    The others came after their agent's end, or after the end of the worker's lease.
+    """
+    columns: dict[str, list[Any]] = {
+        "agent_ids": [call.agent_id for call in calls],
+        "numbers": [call.number for call in calls],
+        "digests": [call.digest for call in calls],
+        "prompts": [storable(call.prompt) for call in calls],
+        "codecs": [arrays.codec_of(call.payload) for call in calls],
+        "num_tokens": [call.payload.num_tokens for call in calls],
+        "data": [arrays.encode(call.payload) for call in calls],
+        "finish_reasons": [call.finish_reason for call in calls],
+    }
+    values = {"worker_id": worker_id, **columns}
+    return {(row["agent_id"], row["number"]) for row in tx.execute(query("record_calls"), values)}
+
+
+def end(tx: Transaction, worker_id: int, rollouts: Sequence[Rollout]) -> None:
+    """End the agents of rollouts that this transaction has written. Calls of accepted rollouts go."""
+    values = {
+        "worker_id": worker_id,
+        "group_ids": [rollout.group.id for rollout in rollouts],
+        "attempts": [rollout.group.attempt for rollout in rollouts],
+        "ordinals": [rollout.member for rollout in rollouts],
+    }
+    tx.execute(query("end_agents"), values)
