@@ -243,6 +243,10 @@ class ExplorerConfig(Settings):
     """Which tasks come next: shuffled, sequential, easy_to_hard, difficulty or select, by name or with
     options. All but select walk over the tasks in passes. Tasks that are imported meanwhile come at the end
     of the pass, with easy_to_hard in their place or in the next pass."""
+    backlog: Annotated[int | None, Change.DATED] = Field(10_000, ge=1, le=2**31 - 1)
+    """Rollout groups that may wait for the trainer, with those that are explored, in a run without a
+    staleness limit (max_staleness: null). More would fill the disk while the trainer is slow or stands
+    still: a group of 8 responses with 1000 tokens takes about 200 kB. null: no limit."""
     temperature: Annotated[float, Kept("the stored log-probabilities are at this temperature")] = Field(
         1.0, gt=0, le=1000
     )

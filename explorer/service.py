@@ -102,6 +102,14 @@ class Explorer(Service):
         super().wake()
         self._wake_loop()
 
+    def is_done(self) -> bool:
+        """When the run is finished, or has all the groups that it may start."""
+        if super().is_done():
+            return True
+        most = self._pace.most
+        with self.database.transaction() as tx:
+            return most is not None and groups.all_explored(tx, self.run.id, most)
+
     async def _explore(self) -> bool:
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         unavailable: DatabaseUnavailable | None = None

@@ -5,16 +5,24 @@ SELECT r.id FROM trinity.run r WHERE r.id = %(run_id)s FOR NO KEY UPDATE
 
 -- name: count_pace
 -- The numbers that the pace is computed from: groups that were trained on but are in no version up to the explorer's,
--- groups that wait, and groups that are being explored. They are counted anew each time, so that a restart loses none.
--- A dropped group is in none of the numbers: its place is free.
+-- groups that wait, and groups that are being explored; and all that the run has started. They are counted anew each
+-- time, so that a restart loses none. A dropped group is in none of the first three: its place is free.
 SELECT (SELECT coalesce(sum(b.size), 0) FROM trinity.batch b
         WHERE b.run_id = %(run_id)s AND b.state = 'committed'
           AND (b.included_version IS NULL OR b.included_version > %(version)s))::bigint AS unpublished,
        count(*) FILTER (WHERE g.state <> 'open') AS waiting,
-       count(*) FILTER (WHERE g.state = 'open') AS running
+       count(*) FILTER (WHERE g.state = 'open') AS running,
+       (SELECT coalesce(sum(p.issued), 0) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s)::bigint AS started
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state IN ('open', 'complete', 'ready', 'leased')
   AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
+
+-- name: count_explored
+-- How many groups a run has started, and whether one of them is still being explored or was abandoned.
+SELECT (SELECT coalesce(sum(p.issued), 0) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s)::bigint AS started,
+       EXISTS (SELECT FROM trinity.rollout_group g
+               WHERE g.run_id = %(run_id)s AND g.state = 'open'
+                 AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)) AS open
 
 -- name: claim_abandoned_groups
 -- Takes over groups whose explorer is gone, oldest first, and skips those that another explorer takes right now. A

@@ -38,6 +38,35 @@ def test_without_a_limit_only_the_explorer_limits_itself(scene: Scene) -> None:
     assert [len(scene.claim(5)), len(scene.claim(5))] == [5, 5]
 
 
+def test_without_a_staleness_limit_the_backlog_limits_explorers(scene: Scene) -> None:
+    pace = Pace(None, per_version=2, backlog=3)
+    assert len(scene.claim(100, pace=pace)) == 3
+    assert scene.claim(1, pace=pace) == []
+    scene.make_ready(0)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.rollout_group SET state = 'dropped', completed_at = now()")
+    assert len(scene.claim(100, pace=pace)) == 3
+
+
+def test_a_run_that_may_start_so_many_groups_has_explored_them_when_the_last_one_is_complete(
+    scene: Scene,
+) -> None:
+    def is_done() -> bool:
+        with scene.database.transaction() as tx:
+            return groups.all_explored(tx, scene.run.id, 5)
+
+    pace = Pace(None, per_version=2, most=5)
+    first = scene.claim(3, pace=pace)
+    scene.write([member for group in first for member in members(group)])
+    assert not is_done(), "groups are left to start"
+    second = scene.claim(100, pace=pace)
+    assert len(second) == 2
+    assert not is_done(), "groups are open"
+    scene.write([member for group in second for member in members(group)])
+    assert is_done()
+    assert scene.claim(100, pace=pace) == []
+
+
 def test_a_dropped_group_frees_its_place(scene: Scene) -> None:
     pace = Pace(0, per_version=2)
     kept, lost = scene.claim(2, pace=pace)

@@ -139,7 +139,7 @@ def test_an_unknown_key_of_an_algorithm_is_compared_with_those_of_that_algorithm
 def test_an_unknown_key_that_is_near_to_none_lists_those_there_are(read: Any) -> None:
     said = mistake(read, ONLINE + "explorer: {zzz: 1}\n")
     assert (
-        "known keys: attempt_seconds, concurrency, engine, environment, group_size, max_new_tokens, retries"
+        "known keys: attempt_seconds, backlog, concurrency, engine, environment, group_size, max_new_tokens"
         in said
     )
 

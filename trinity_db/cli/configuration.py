@@ -116,6 +116,16 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def one_limit_holds_explorers_back(self, info: ValidationInfo) -> Self:
+        is_set = self.explorer.backlog != ExplorerConfig().backlog
+        if info.context is None and is_set and self.max_staleness is not None:
+            raise ValueError(
+                f"explorer.backlog limits a run without a staleness limit; this one has max_staleness "
+                f"{self.max_staleness}: leave out explorer.backlog, or set max_staleness: null"
+            )
+        return self
+
+    @model_validator(mode="after")
     def only_explored_groups_wait(self) -> Self:
         if self.requires_reward is not None and not self.is_online:
             raise ValueError(

@@ -151,8 +151,12 @@ def _trainer_setup(config: RunConfig, allowed: "Allowed | None" = None) -> "Trai
     return setup
 
 
-def explore(config: RunConfig, change: bool = False) -> None:
-    """Be an explorer until the run is finished or a signal comes."""
+def explore(config: RunConfig, change: bool = False, most: int | None = None) -> None:
+    """Be an explorer until the run is finished or a signal comes.
+
+    Args:
+        most: end when the run has so many groups. No trainer is needed then to publish version 0.
+    """
     if not config.is_online:
         raise ConfigError(
             f"Run '{config.name}' is offline (algorithm {config.algorithm.name}): nothing to explore."
@@ -173,7 +177,12 @@ def explore(config: RunConfig, change: bool = False) -> None:
 
         create(config.algorithm)
     greedy = compares_with_greedy(config.algorithm)
+    pace = _pace(config, most)
     database, run = open_run(config, change)
+    if most is not None:
+        from trinity_db.trainer.checkpoints import beginning
+
+        beginning.begin(database, run, config.model, config.seed, config.checkpoints)
     weights = decide(
         database, lambda tx: {runs.find_taskset(tx, name): weight for name, weight in config.tasksets.items()}
     )
@@ -183,12 +192,29 @@ def explore(config: RunConfig, change: bool = False) -> None:
         config.explorer,
         workflow,
         engine,
-        groups.Pace(config.max_staleness, config.trainer.batch_size * (config.trainer.publish_every or 1)),
+        pace,
         tasks.selection(config.explorer.tasks, weights, config.seed),
         config.model.prompt_template,
         greedy,
     ).serve()
     engine.close()
+
+
+def _pace(config: RunConfig, most: int | None) -> groups.Pace:
+    """How far explorers may run ahead.
+
+    Raises:
+        ConfigError: fewer groups than `most` can be explored before a trainer is needed.
+    """
+    per_version = config.trainer.batch_size * (config.trainer.publish_every or 1)
+    if most is None:
+        return groups.Pace(config.max_staleness, per_version, config.explorer.backlog)
+    if config.max_staleness is not None and most > (room := (config.max_staleness + 1) * per_version):
+        raise ConfigError(
+            f"--groups {most}: with max_staleness {config.max_staleness} explorers start {room} groups ahead "
+            "of a trainer, and more would expire; set max_staleness: null, or take fewer groups."
+        )
+    return groups.Pace(config.max_staleness, per_version, most=most)
 
 
 def compares_with_greedy(algorithm: AlgorithmConfig) -> bool:

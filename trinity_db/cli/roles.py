@@ -47,8 +47,25 @@ Change = Annotated[
 ]
 
 
-def explore(config: Config, overrides: Overrides = None, change: Change = False) -> None:
+def explore(
+    config: Config,
+    overrides: Overrides = None,
+    groups: Annotated[
+        int | None,
+        typer.Option(
+            "--groups",
+            metavar="N",
+            min=1,
+            max=2**31 - 1,
+            help="Explore without a trainer, and end when the run has N rollout groups.",
+        ),
+    ] = None,
+    change: Change = False,
+) -> None:
     """Sample rollouts for a run, with every policy version as it appears, until the run is finished.
+
+    With --groups it needs no trainer: it publishes the starting model as version 0 if the run has none.
+    Several explorers share the N groups, and a restart goes on where they were.
 
     Example:
 
@@ -57,7 +74,7 @@ def explore(config: Config, overrides: Overrides = None, change: Change = False)
     from trinity_db.cli import launch
 
     with _stoppable():
-        launch.explore(launch.read(config, overrides), change)
+        launch.explore(launch.read(config, overrides), change, groups)
 
 
 def process(

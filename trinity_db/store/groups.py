@@ -31,12 +31,21 @@ class Pace:
 
     max_staleness: int | None
     per_version: int
+    backlog: int | None = None
+    """Without a staleness limit: how many groups may wait or be explored. None: any number."""
+    most: int | None = None
+    """How many groups the run may start in all. None: any number."""
 
-    def capacity(self, unpublished: int, waiting: int, running: int) -> int | None:
+    def capacity(self, unpublished: int, waiting: int, running: int, started: int) -> int | None:
         """How many more groups may be started; None: any number."""
-        if self.max_staleness is None:
-            return None
-        return max(0, (self.max_staleness + 1) * self.per_version - unpublished - waiting - running)
+        room = []
+        if self.max_staleness is not None:
+            room.append((self.max_staleness + 1) * self.per_version - unpublished - waiting - running)
+        elif self.backlog is not None:
+            room.append(self.backlog - waiting - running)
+        if self.most is not None:
+            room.append(self.most - started)
+        return max(0, min(room)) if room else None
 
 
 @dataclass(frozen=True)
@@ -187,6 +196,13 @@ def claim(
         )
         for row in rows
     ]
+
+
+def all_explored(tx: Transaction, run_id: int, most: int) -> bool:
+    """Whether the run has started so many groups, and none of them is still being explored."""
+    row = tx.execute(query("count_explored"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    return row["started"] >= most and not row["open"]
 
 
 def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout]) -> Unwanted:
