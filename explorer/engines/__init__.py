@@ -4,30 +4,38 @@ import os
 
 from trinity_db import functions, signatures
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.config import EndpointConfig, OwnEngineConfig, TransformersConfig
+from trinity_db.explorer.config import EndpointConfig, OwnEngineConfig, TransformersConfig, VLLMConfig
 from trinity_db.explorer.engines.engine import Engine
+from trinity_db.explorer.engines.vllm import environment
 
-AnyConfig = TransformersConfig | EndpointConfig | OwnEngineConfig
+AnyConfig = TransformersConfig | VLLMConfig | EndpointConfig | OwnEngineConfig
 
 
 def check(config: AnyConfig) -> None:
-    """Find out early, without a model, that an engine of the user's own is not there or takes other options.
+    """Find out early, without a model, that an engine is not installed, or a user's own takes other options.
 
     Raises:
         ConfigError: naming it.
     """
     if isinstance(config, OwnEngineConfig):
         signatures.options(*_own(config), config.options, ())
+    elif isinstance(config, VLLMConfig):
+        environment.find(config.python)
 
 
 def create(config: AnyConfig) -> Engine:
     """The engine of a configuration, with no weights yet.
 
     Raises:
-        ConfigError: there is no such class, or it takes other options; or an environment variable is missing.
+        ConfigError: there is no such class, or it takes other options; an environment variable is missing; or
+            vLLM is not installed.
     """
     if isinstance(config, EndpointConfig):
         return _endpoint(config)
+    if isinstance(config, VLLMConfig):
+        from trinity_db.explorer.engines.vllm.engine import VLLMEngine
+
+        return VLLMEngine(config)
     if isinstance(config, OwnEngineConfig):
         engine, name = _own(config)
         made: Engine = engine(**signatures.options(engine, name, config.options, ()))

@@ -120,7 +120,7 @@ class VLLM:
     Args:
         model: the name under which the server serves the model; None: its only one.
         reload: what each of the server's workers calls with `weights_path=`. A function of a worker extension
-            may answer with {"refused": "why"} before it has changed anything.
+            may answer with {"refused": "why"} before it has changed anything, or with {"failed": "why"}.
     """
 
     def __init__(self, model: str | None = None, reload: str = "reload_weights") -> None:
@@ -184,13 +184,41 @@ class VLLM:
         await post("/pause", params={"mode": "keep"})
         call = {"method": self._reload, "kwargs": {"weights_path": str(path)}}
         results = (await post("/collective_rpc", json=call) or {}).get("results", [])
-        refusals = [one["refused"] for one in results if isinstance(one, dict) and "refused" in one]
+        said = [one for one in results if isinstance(one, dict)]
+        refusals = [one["refused"] for one in said if "refused" in one]
+        failures = [one["failed"] for one in said if "failed" in one]
+        if failures or 0 < len(refusals) < len(results):  # then workers have different weights
+            raise ServerUnavailable(f"{url}: could not load {path}: {[*failures, *refusals][0]}")
         if not refusals:
-            await post("/update_weight_version", json={"new_version": str(version)})
-            _confirmed(url, await self.version(session, url), version)
+            await self.name(session, url, version)
         await post("/resume")
         if refusals:
             raise ConfigError(f"{url}: does not load {path}: {refusals[0]}")
+
+    async def name(self, session: aiohttp.ClientSession, url: str, version: int) -> None:
+        """Give the weights that the server has now a version, which its next tokens have."""
+        await _ask(
+            session,
+            "POST",
+            url,
+            "/update_weight_version",
+            _VLLM_HINTS,
+            json={"new_version": str(version)},
+            timeout=_AT_ONCE,
+        )
+        _confirmed(url, await self.version(session, url), version)
+
+    async def score(self, session: aiohttp.ClientSession, url: str, token_ids: Sequence[int]) -> list[float]:
+        """The log-probability of each token of a prompt but the first, at temperature 1."""
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        body = {**self._model, "token_ids": [*token_ids], "sampling_params": sampling}
+        answer = await _ask(session, "POST", url, "/inference/v1/generate", _VLLM_HINTS, json=body)
+        # The first token has none; each other has an object with one entry, named by its id.
+        entries = (_field(url, answer, "prompt_logprobs") or [])[1:]
+        return [
+            _field(url, entry, str(token), "logprob")
+            for token, entry in zip(token_ids[1:], entries, strict=True)
+        ]
 
 
 class SGLang:

@@ -107,6 +107,10 @@ CASES = {
     "unknown engine": Case(
         "explorer.engine: there is no engine 'vlm'", GRPO | {"explorer": {"engine": "vlm"}}
     ),
+    "engine that is not installed": Case(
+        "make an environment for it with: trinity-db engine install vllm",
+        GRPO | {"explorer": {"engine": "vllm"}},
+    ),
     "unknown option of an engine": Case(
         "unknown key 'sise'; did you mean 'size'?",
         GRPO | {"explorer": {"engine": {"name": "{folder}/engine.py:Mine", "sise": 3}}},

@@ -22,6 +22,7 @@ from . import (
     delete,
     demo,
     doctor,
+    engine,
     metrics,
     prune,
     replay,
@@ -55,6 +56,7 @@ app.command("delete")(delete.delete)
 app.command("prune")(prune.prune)
 app.add_typer(config.app, name="config")
 app.add_typer(db.app, name="db")
+app.add_typer(engine.app, name="engine")
 
 
 def main() -> None:

@@ -1,0 +1,300 @@
+"""The engine `vllm` with a real server: versions, log-probabilities, and what happens when it fails."""
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.references import References, versions_within
+from trinity_db.errors import ConfigError
+from trinity_db.explorer.config import VLLMConfig
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.vllm.engine import VLLMEngine
+from trinity_db.explorer.engines.vllm.inside import trinity_worker
+from trinity_db.explorer.engines.vllm.server import Server
+from trinity_db.prompts import PromptTooLong
+
+LONG, SHORT = 400, 40  # tokens of a response
+# What the worker of these tests does with the next load, once: as a vLLM would that has such an error.
+WORKER = """
+import sys
+sys.path.append({real!r})
+from pathlib import Path
+import trinity_worker_of_the_project as real
+
+TODO = Path({todo!r})
+
+class Worker(real.Worker):
+    def trinity_load(self, weights_path):
+        todo = TODO.read_text() if TODO.exists() else ""
+        TODO.unlink(missing_ok=True)
+        if todo == "nothing":
+            return {{}}
+        if todo == "half":
+            return super().trinity_load(weights_path) or {{"failed": "the disk went away"}}
+        return super().trinity_load(weights_path)
+"""
+
+
+class Served:
+    """An engine in an event loop of its own."""
+
+    def __init__(self, engine: VLLMEngine, todo: Path) -> None:
+        self.engine = engine
+        self.todo = todo
+        self._runner = asyncio.Runner()
+
+    def load(self, folder: Path, version: int) -> None:
+        self._runner.run(self.engine.load(folder, version))
+
+    def sample(self, requests: list[Request]) -> list[Completion]:
+        return self.during(asyncio.sleep(0), requests)
+
+    def during(self, coroutine: object, requests: list[Request]) -> list[Completion]:
+        """The answers to requests, while something else goes on."""
+
+        async def both() -> list[Completion]:
+            asked = [asyncio.create_task(self.engine.generate(one)) for one in requests]
+            await coroutine  # type: ignore[misc]
+            return await asyncio.gather(*asked)
+
+        return self._runner.run(both())
+
+    @property
+    def server(self) -> Server:
+        assert self.engine._server is not None
+        return self.engine._server
+
+    @property
+    def group(self) -> int:
+        assert self.server._process is not None
+        return self.server._process.pid
+
+    def close(self) -> None:
+        self._runner.close()
+        self.engine.close()
+
+
+@pytest.fixture(scope="module")
+def served(
+    python: Path, checkpoints: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """An engine with version 0, whose worker fails when a test says so."""
+    folder = tmp_path_factory.mktemp("worker")
+    real = Path(trinity_worker.__file__)
+    shutil.copy(real, folder / "trinity_worker_of_the_project.py")
+    todo = folder / "todo"
+    (folder / "trinity_worker.py").write_text(WORKER.format(real=str(folder), todo=str(todo)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRINITY_DB_HOME", str(folder / "home"))
+        patch.setattr("trinity_db.explorer.engines.vllm.server.INSIDE", folder)
+        one = Served(VLLMEngine(VLLMConfig(python=python, max_sequences=64)), todo)
+        one.load(checkpoints[0], 0)
+        yield one
+        group = one.group
+        one.close()
+        assert members(group) == {}
+        assert not one.engine._log.exists()
+
+
+@pytest.fixture(scope="module")
+def references(checkpoints: list[Path]) -> References:
+    return References(dict(enumerate(checkpoints)))
+
+
+def members(group: int) -> dict[str, int]:
+    """The processes of a group that live, by their names."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            before, _, rest = path.read_text().rpartition(")")
+        except OSError:
+            continue
+        state, _, of_group = rest.split()[:3]
+        if int(of_group) == group and state != "Z":
+            pid, _, name = before.partition(" (")
+            found[name] = int(pid)
+    return found
+
+
+def requests(number: int, length: int, temperature: float) -> list[Request]:
+    return [Request([seed % 200, 7, 11], length, temperature, seed) for seed in range(number)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(
+    served: Served, references: References, temperature: float
+) -> None:
+    asked = requests(16, SHORT, temperature)
+    for request, answer in zip(asked, served.sample(asked), strict=True):
+        worst = references.worst(
+            request.prompt_ids, answer, temperature=temperature or 1.0, greedy=not temperature
+        )
+        assert worst < 1e-4
+        end = served.engine.tokenizer.eos_token_id
+        assert (answer.token_ids[-1] == end) == (answer.finish_reason == "stop")
+        assert end not in answer.token_ids[:-1]
+
+
+def test_the_same_seed_gives_the_same_response_alone_and_among_others(served: Served) -> None:
+    asked = requests(40, SHORT, 1.0)
+    assert served.sample(asked)[3] == served.sample(asked[3:4])[0]
+
+
+def test_each_token_is_of_the_version_that_it_names_while_weights_change(
+    served: Served, references: References, checkpoints: list[Path]
+) -> None:
+    async def swaps() -> None:
+        for version in (1, 2, 3):
+            await asyncio.sleep(0.5)
+            await served.engine.load(checkpoints[version], version)
+
+    asked = [*requests(24, LONG, 0.0), *requests(24, LONG, 1.0)]
+    server = served.server
+    answers = served.during(swaps(), asked)
+    assert max(map(len, versions_within(answers))) > 1, "weights changed within responses"
+    for request, answer in zip(asked, answers, strict=True):
+        assert references.worst(request.prompt_ids, answer, greedy=not request.temperature) < 1e-4
+    assert served.server is server, "it was not started again"
+    served.load(checkpoints[0], 0)
+
+
+def test_what_does_not_fit_is_refused(served: Served) -> None:
+    for prompt in ([], [1] * 512):
+        with pytest.raises(PromptTooLong, match="takes 1 to 511"):
+            served.sample([Request(prompt, 4)])
+    (answer,) = served.sample([Request([1] * 508, 100, 1.0, 3)])
+    assert len(answer.token_ids) <= 4
+
+
+def test_giving_responses_up_frees_their_places(served: Served) -> None:
+    async def give_up() -> list[float]:
+        asked = [asyncio.create_task(served.engine.generate(one)) for one in requests(200, LONG, 0.0)]
+        await asyncio.sleep(1.0)
+        before = await in_flight(served.server)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        async with asyncio.timeout(5):  # to sample them would take longer
+            while await in_flight(served.server):
+                await asyncio.sleep(0.1)
+        return [before]
+
+    (before,) = served._runner.run(give_up())
+    assert before >= 64
+
+
+async def in_flight(server: Server) -> float:
+    """Requests that the server samples or keeps waiting."""
+    async with server.open_session() as session, session.get("http://vllm/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
+
+
+@pytest.mark.parametrize("killed", ["VLLM::EngineCor", "the guardian"])
+def test_a_killed_server_is_started_again_and_loses_no_request(
+    served: Served, references: References, killed: str
+) -> None:
+    async def kill() -> None:
+        await asyncio.sleep(1.0)
+        group = served.group
+        if killed == "the guardian":
+            os.kill(group, signal.SIGKILL)
+        else:
+            os.kill(members(group)[killed], signal.SIGKILL)
+        groups.append(group)
+
+    groups: list[int] = []
+    asked = requests(40, LONG, 1.0)
+    answers = served.during(kill(), asked)
+    assert versions_within(answers) == {(0,)}
+    assert (
+        max(references.worst(one.prompt_ids, answer) for one, answer in zip(asked, answers, strict=True))
+        < 1e-4
+    )
+    assert members(groups[0]) == {}
+    assert served.group != groups[0]
+
+
+@pytest.mark.parametrize(("todo", "said"), [("nothing", "stale or garbled"), ("half", "the disk went away")])
+def test_weights_that_the_server_did_not_take_are_never_sampled_from(
+    served: Served,
+    references: References,
+    checkpoints: list[Path],
+    caplog: pytest.LogCaptureFixture,
+    todo: str,
+    said: str,
+) -> None:
+    served.load(checkpoints[0], 0)
+    served.todo.write_text(todo)
+    group = served.group
+    asked = requests(40, LONG, 1.0)
+    with caplog.at_level(logging.WARNING, "trinity_db"):
+        answers = served.during(served.engine.load(checkpoints[1], 1), asked)
+    (line,) = (record.message for record in caplog.records if "is started again" in record.message)
+    assert said in line
+    assert "version 1" in line
+    assert served.group != group
+    assert served.engine.version == 1
+    assert all(
+        references.worst(one.prompt_ids, answer) < 1e-4 for one, answer in zip(asked, answers, strict=True)
+    )
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_server_goes_on(
+    served: Served, checkpoints: list[Path], tmp_path: Path
+) -> None:
+    version, group = served.engine.version, served.group
+    damaged = tmp_path / "damaged"
+    shutil.copytree(checkpoints[2], damaged)
+    os.truncate(damaged / "model.safetensors", 1000)
+    with pytest.raises(ConfigError, match=r"damaged: vLLM cannot load it: model.safetensors is damaged"):
+        served.load(damaged, 7)
+    with pytest.raises(ConfigError, match="no-such-folder"):
+        served.load(tmp_path / "no-such-folder", 8)
+    (answer,) = served.sample(requests(1, SHORT, 0.0))
+    assert set(answer.versions) == {version}
+    assert served.group == group
+
+
+def test_a_checkpoint_whose_canary_says_something_else_is_refused_until_a_good_one_comes(
+    served: Served, checkpoints: list[Path], tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong"
+    shutil.copytree(checkpoints[2], wrong)
+    shutil.copy(checkpoints[3] / "canary.json", wrong)
+    # Tensors that the trainer keeps beside the model are nothing to vLLM.
+    shutil.copy(checkpoints[3] / "model.safetensors", wrong / "value_head.safetensors")
+
+    async def refused_then_good() -> None:
+        for _ in range(2):  # the second time at once
+            with pytest.raises(ConfigError, match="refused: its weights are stale or garbled"):
+                await served.engine.load(wrong, 2)
+        assert served.engine._server is None
+        (wrong / "canary.json").write_bytes((checkpoints[2] / "canary.json").read_bytes())
+        await served.engine.load(wrong, 22)
+
+    served.load(checkpoints[1], 1)
+    asked = requests(40, LONG, 1.0)
+    answers = served.during(refused_then_good(), asked)
+    assert versions_within(answers) <= {(1,), (22,)}
+    assert (22,) in versions_within(answers), "they waited, and were sampled anew"
+    known = References({1: checkpoints[1], 22: checkpoints[2]})
+    for request, answer in zip(asked, answers, strict=True):
+        assert known.worst(request.prompt_ids, answer) < 1e-4
+
+
+def test_an_engine_that_cannot_start_says_why(python: Path, checkpoints: list[Path], tmp_path: Path) -> None:
+    config = VLLMConfig(python=python, arguments=("--no-such-argument",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRINITY_DB_HOME", str(tmp_path))
+        engine = VLLMEngine(config)
+        with pytest.raises(EngineFailed, match=r"vLLM does not start: .*no-such-argument.* \(log: .*vllm-"):
+            asyncio.run(engine.load(checkpoints[0], 0))
+        engine.close()
