@@ -29,7 +29,7 @@ class Mortal:
         self._scene = scene
         self._lives = folder / "lives"
         self._lives.touch()
-        self._supervisor = Supervisor(scene.database, scene.run, [], [])
+        self._supervisor = Supervisor(scene.database, scene.run, {}, [])
         command = [sys.executable, "-S", "-c", ROLE, str(self._lives), says]
         self._supervisor._children = [Child("train", command, folder / "train.log")]
 

@@ -20,19 +20,21 @@ ARCHIVING: dict[str, Any] = {"processors": {"archive": {}}}
     [
         (ONLINE, ["explore", "process", "train"]),
         (ONLINE | ARCHIVING, ["explore", "process", "train"]),
+        (ONLINE | {"explorers": 3}, ["explore", "explore-2", "explore-3", "process", "train"]),
         (OFFLINE, ["train"]),
         (OFFLINE | ARCHIVING, ["process", "train"]),
     ],
 )
 def test_a_run_has_the_roles_that_its_configuration_needs(content: dict[str, Any], roles: list[str]) -> None:
     config = validate(RunConfig, {"name": "run", "model": {"path": "model"}} | content, "run.yaml")
-    assert roles_of(config) == roles
+    assert roles_of(config) == {name: name.partition("-")[0] for name in roles}
 
 
 @pytest.mark.parametrize(
     ("content", "threads"),
     [
         (ONLINE, {"explore": 6, "process": 1, "train": 6}),
+        (ONLINE | {"explorers": 2}, {"explore": 4, "explore-2": 4, "process": 1, "train": 4}),
         (ONLINE | TAUGHT, {"explore": 4, "process": 4, "train": 4}),
         (OFFLINE | ARCHIVING, {"process": 1, "train": 12}),
     ],

@@ -79,6 +79,10 @@ class RunConfig(Settings):
     kept."""
     explorer: ExplorerConfig = ExplorerConfig()
     """How rollouts are produced."""
+    explorers: Annotated[int, Change.PER_PROCESS] = Field(1, ge=1, le=1000)
+    """How many explorers `trinity-db run` starts on this machine (online runs). Each has an engine and
+    `explorer.concurrency` attempts of its own, and they share the cores. May change during a run. On another
+    machine start more with `trinity-db explore`."""
     processors: ProcessorsConfig = ProcessorsConfig()
     """What happens to a rollout before it is trained on."""
     trainer: TrainerConfig = TrainerConfig()
@@ -218,7 +222,7 @@ class RunConfig(Settings):
     def _unread(self) -> tuple[str, ...]:
         """Keys that a run of this kind does not read."""
         if not self.is_online:
-            return ("taskset", "trainer.steps")
+            return ("taskset", "explorers", "trainer.steps")
         of_passes = ("trainer.epochs", "trainer.eval_every")
         of_rows = ("data", "holdout", "trainer.max_length")
         return of_passes if isinstance(self.algorithm, MixConfig) else (*of_rows, *of_passes)
@@ -250,6 +254,7 @@ _DEFAULTS: dict[str, Any] = {
     "holdout": 0.0,
     "metrics": MetricsConfig().model_dump(mode="json"),
     "explorer": ExplorerConfig().model_dump(mode="json"),
+    "explorers": 1,
     "processors": ProcessorsConfig().model_dump(mode="json"),
     "trainer": TrainerConfig().model_dump(mode="json"),
 }

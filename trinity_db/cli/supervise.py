@@ -42,7 +42,7 @@ QUICK_DEATHS = 5
 class Child:
     """One role's process."""
 
-    role: str
+    name: str
     command: Sequence[str]
     log: Path
     once: Sequence[str] = ()
@@ -95,17 +95,23 @@ def run(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = (), c
         progress.update(now=True)
 
 
-def roles_of(config: RunConfig) -> list[str]:
-    """The roles that a run needs: all three online, else the trainer, and processors if they archive."""
+def roles_of(config: RunConfig) -> dict[str, str]:
+    """The processes that a run needs, by name, and the role of each.
+
+    Online these are explorers, processors and the trainer; offline the trainer, and processors if they
+    archive.
+    """
     if config.is_online:
-        return ["explore", "process", "train"]
-    return ["process", "train"] if config.processors.archive else ["train"]
+        others = {f"explore-{number}": "explore" for number in range(2, config.explorers + 1)}
+        return {"explore": "explore", **others, "process": "process", "train": "train"}
+    return {"process": "process", "train": "train"} if config.processors.archive else {"train": "train"}
 
 
 def threads_of(config: RunConfig) -> dict[str, int]:
-    """The cores of this machine, shared among the roles that compute. Processors compute for a teacher."""
-    computing = {"explore", "train"} | ({"process"} if config.processors.has_teacher else set())
-    return cores.shares(roles_of(config), computing, cores.available())
+    """The cores of this machine, shared among what computes. Processors compute for a teacher."""
+    roles = {"explore", "train"} | ({"process"} if config.processors.has_teacher else set())
+    names = roles_of(config)
+    return cores.shares(list(names), [name for name in names if names[name] in roles], cores.available())
 
 
 class Supervisor:
@@ -115,7 +121,7 @@ class Supervisor:
         self,
         database: Database,
         run: runs.Run,
-        roles: Sequence[str],
+        roles: Mapping[str, str],
         arguments: Sequence[str],
         once: Sequence[str] = (),
         threads: Mapping[str, int] | None = None,
@@ -126,13 +132,13 @@ class Supervisor:
         logs = home() / "logs" / run.name
         self._children = [
             Child(
-                role,
+                name,
                 [sys.executable, "-m", "trinity_db", role, *arguments],
-                logs / f"{role}.log",
+                logs / f"{name}.log",
                 once if role == "train" else (),
-                (threads or {}).get(role, 1),
+                (threads or {}).get(name, 1),
             )
-            for role in roles
+            for name, role in roles.items()
         ]
 
     def supervise(self, tick: Callable[[], None]) -> None:
@@ -178,8 +184,8 @@ class Supervisor:
         alike, child.died_as = child.died_as == (words, step), (words, step)
         child.quick_deaths = child.quick_deaths + 1 if quick or alike else 0
         if child.quick_deaths >= QUICK_DEATHS:
-            raise TrinityError(f"{child.role} ends again and again: {words} (log: {child.log})")
-        logger.warning("%s ended with code %d, starting it again: %s", child.role, code, words)
+            raise TrinityError(f"{child.name} ends again and again: {words} (log: {child.log})")
+        logger.warning("%s ended with code %d, starting it again: %s", child.name, code, words)
         child.start()
 
     def _stop(self) -> None:

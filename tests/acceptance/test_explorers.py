@@ -1,4 +1,4 @@
-"""A run that explores before it trains: no trainer, an end, and rows that a later trainer takes."""
+"""Several explorers of a run, with a trainer and without: who starts them, and what they share."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,3 +47,14 @@ def test_more_groups_than_the_staleness_limit_lets_wait_are_refused(store: Store
         "error: --groups 7: with max_staleness 1 explorers start 6 groups ahead"
     )
     assert store.rows("SELECT name FROM run") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_starts_as_many_explorers_as_it_is_told(store: Store) -> None:
+    content = reversing(steps=4, batch_size=4) | {"explorers": 2, "max_staleness": 0}
+    ended = store.run("run", store.config("two", **content))
+    assert ended.code == 0, ended.stderr
+    assert store.value("SELECT count(*) FROM worker WHERE role = 'explore'") == 2
+    assert all("explore worker" in store.log("two", name) for name in ("explore", "explore-2"))
+    assert store.value("SELECT max(issued) - min(issued) FROM task_stat") == 0, "they share one pass"
