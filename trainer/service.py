@@ -286,7 +286,9 @@ class Trainer(Service):
         compares = algorithm.compares & algorithm.needs.keys()
         drawn = batches.read(self.database, batch.id)
         with self.database.transaction() as tx:
-            rows = batch_from_store.drawn_batch(tx, drawn, batch.experts, self._score_names, compares)
+            rows = batch_from_store.drawn_batch(
+                tx, drawn, batch.experts, self._score_names, compares, self._version_of_weights
+            )
             outcomes = outcomes_of(tx, batch.id) if self._setup.is_online else None
         self._rows[batch.step] = len(drawn)
         metrics = self._learner.step(rows)
@@ -296,6 +298,11 @@ class Trainer(Service):
             metrics["epoch"] = batch.step * self._setup.trainer.epochs / self._total_steps
         computed = time.monotonic() - started
         return metrics | step_metrics.of_time(rows, waited=waited, computed=computed, ranks=self._ranks.size)
+
+    @property
+    def _version_of_weights(self) -> int | None:
+        """The version with the weights of now; None after a step that was not published."""
+        return self._mark.version if self._learner.steps_done == self._published_step else None
 
     def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
         max_uses = self._setup.max_uses if self._setup.is_online else self._setup.trainer.epochs

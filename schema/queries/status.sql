@@ -47,7 +47,8 @@ WHERE %(run_id)s::bigint IS NULL OR r.id = %(run_id)s
 ORDER BY r.id
 
 -- name: status_detail
--- The state of one run: its groups by state, the staleness of its latest batches, how much was explored and trained
+-- The state of one run: its groups by state, the staleness of its latest batches, how far the recorded
+-- log-probabilities are from those that the trainer computed for the same weights (`sampling`), how much was explored and trained
 -- lately, the reward of its newest versions and the loss of their last steps, why rows were dropped, and which writes
 -- came too late. `awaited` counts the rows that wait for a required reward; NULL if the run requires none.
 -- `unlabelled` counts the rows without the reward that a label needs. Counts are exact and scan rows, rollouts and
@@ -61,6 +62,15 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
               ORDER BY b.step DESC LIMIT %(batches)s) b
         JOIN trinity.batch_item i ON i.batch_id = b.id
         WHERE i.staleness IS NOT NULL) AS staleness,
+       (SELECT jsonb_build_object(
+                   'step', o.step, 'outside', o.value,
+                   'mean', (SELECT m.value FROM trinity.metric m
+                            WHERE m.run_id = %(run_id)s AND m.name = 'sampling/engine_logp_difference/mean'
+                              AND m.step = o.step
+                            ORDER BY m.id DESC LIMIT 1))
+        FROM (SELECT m.step, m.value FROM trinity.metric m
+              WHERE m.run_id = %(run_id)s AND m.name = 'sampling/engine_ratio_outside'
+              ORDER BY m.step DESC, m.id DESC LIMIT 1) o) AS sampling,
        jsonb_build_object(
            'seconds', %(window_seconds)s::integer,
            'rollouts_per_second',

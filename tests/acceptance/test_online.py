@@ -226,6 +226,17 @@ def test_without_staleness_every_row_is_of_the_latest_version(store: Store) -> N
 
 
 @pytest.mark.usefixtures("synchronous")
+def test_without_staleness_each_step_measures_that_engine_and_trainer_compute_the_same(store: Store) -> None:
+    found = [
+        (row["step"], row["value"])
+        for row in store.rows(METRICS, run=SYNC.run)
+        if row["name"] == "sampling/engine_logp_difference/max"
+    ]
+    assert [step for step, _ in found] == [*range(1, SYNC.steps + 1)]
+    assert max(value for _, value in found) < 1e-3
+
+
+@pytest.mark.usefixtures("synchronous")
 def test_without_staleness_exploring_and_training_alternate(store: Store) -> None:
     assert store.value(OVERLAPS, run=SYNC.run) == 0
 

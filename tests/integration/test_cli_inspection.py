@@ -370,6 +370,23 @@ def test_status_says_how_many_rows_of_a_run_that_learns_from_labels_have_none(
         assert "waits for" not in output(database_url, "status", "labels")
 
 
+def test_status_says_how_far_engine_and_trainer_are_apart(database_url: str, output: Say) -> None:
+    with closing(Database(database_url)) as database:
+        scene = Scene.open(database, "new")
+        assert json.loads(output(database_url, "status", "new", "--json"))["sampling"] is None
+        for step, outside in ((1, 0.5), (2, 0.015)):
+            measured = {
+                "sampling/engine_ratio_outside": outside,
+                "sampling/engine_logp_difference/mean": 0.002,
+            }
+            scene.record(step, measured)
+        scene.record(3, {"loss": 1.0})  # on rows of older versions
+        said = output(database_url, "status", "new")
+        assert "differ by 0.002 nats a token, 1.5% of the tokens outside 0.8 to 1.2, at step 2" in " ".join(
+            said.split()
+        )
+
+
 def test_status_of_a_run_as_json(url: str, output: Say) -> None:
     status = json.loads(output(url, "status", "first", "--json"))
     assert [status[name] for name in ("run", "policy_version", "step")] == ["first", 1, 1]

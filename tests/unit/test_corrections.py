@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trinity_db.settings import validate
 from trinity_db.trainer.parts.corrections import (
+    engine_difference,
     importance_metrics,
     interpolated_proximal,
     m2po,
@@ -245,6 +246,21 @@ def test_the_sampling_difference_is_absolute_and_of_the_trained_tokens() -> None
     found = sampling_difference(PROXIMAL, BEHAVIOUR, MASK, Totals(tokens=10, sequences=4, items=4))
     assert found["sampling/sampling_logp_difference/mean"].item() == pytest.approx((0.5 + 1 + 2 + 0.5) / 10)
     assert found["sampling/sampling_logp_difference/max"].item() == pytest.approx(2.0)
+
+
+def test_the_difference_of_engines_is_that_of_tokens_of_the_same_version() -> None:
+    behaviour = torch.tensor([[-1.0, -2.0, -3.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
+    ratios = torch.tensor([[1.0, 1.19, 0.5, 1.0], [0.79, 1.21, 9.0, 0.81]])
+    same = torch.tensor([[True, True, False, True], [True, True, False, True]])
+    totals = Totals(tokens=16, sequences=4, items=4, same_version_tokens=12)  # half in another micro-batch
+    found = engine_difference(behaviour + ratios.log(), behaviour, same, totals)
+    compared = [1.0, 1.19, 1.0, 0.79, 1.21, 0.81]
+    differences = [abs(math.log(ratio)) for ratio in compared]
+    assert {name: value.item() for name, value in found.items()} == {
+        "sampling/engine_logp_difference/mean": pytest.approx(sum(differences) / 12, abs=1e-6),
+        "sampling/engine_logp_difference/max": pytest.approx(math.log(1 / 0.79), abs=1e-6),
+        "sampling/engine_ratio_outside": pytest.approx(2 / 12),
+    }
 
 
 def test_an_unscored_token_is_its_own_proximal_policy() -> None:

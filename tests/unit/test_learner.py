@@ -172,6 +172,10 @@ def test_calls_with_temperatures_of_their_own_have_a_ratio_of_one_too(model: Pat
     one = Learner(TrainerConfig(), recipe("grpo"), model, total_steps=1, temperature=0.8, device="cpu")
     rows = Batch(payloads, {"advantages": np.array([1.0, -1.0])})
     assert one.evaluate(rows)["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    same = one.evaluate(replace(rows, version=0))
+    assert same["sampling/engine_logp_difference/mean"] == pytest.approx(0.0, abs=1e-5)
+    assert same["sampling/engine_ratio_outside"] == 0
+    assert "sampling/engine_ratio_outside" not in one.evaluate(replace(rows, version=1))
     ignored = Batch([replace(payload, temperatures=None) for payload in payloads], rows.columns)
     assert one.evaluate(ignored)["approx_kl"] > 1e-3
 

@@ -63,7 +63,7 @@ def batch(draws: str, has_experts: bool) -> Batch:
     if has_experts:
         columns["is_expert"] = np.arange(size) >= 4
     said = {"teacher": [np.full(3, -0.6, np.float32)] * size} if draws == "groups" else {}
-    return Batch(payloads, columns, said)
+    return Batch(payloads, columns, said, version=0)
 
 
 def measured(model: Path, algorithm: AlgorithmConfig) -> set[str]:

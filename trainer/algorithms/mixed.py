@@ -112,6 +112,9 @@ def _by_kind(totals: Totals) -> tuple[Totals, Totals]:
     """The counts of the live rows, and the counts of the expert rows."""
     expert = Totals(totals.expert_tokens, totals.expert_sequences, totals.expert_sequences)
     live = Totals(
-        totals.tokens - expert.tokens, totals.sequences - expert.sequences, totals.items - expert.items
+        totals.tokens - expert.tokens,
+        totals.sequences - expert.sequences,
+        totals.items - expert.items,
+        same_version_tokens=totals.same_version_tokens,
     )
     return live, expert

@@ -19,6 +19,7 @@ from trinity_db.trainer.parts.advantages import returns_to_go, whiten
 from trinity_db.trainer.parts.aggregation import seq_mean_token_mean, token_mean
 from trinity_db.trainer.parts.columns import Origin, names_of
 from trinity_db.trainer.parts.corrections import (
+    engine_difference,
     importance_metrics,
     interpolated_proximal,
     sampling_difference,
@@ -119,6 +120,9 @@ class PolicyGradient(Algorithm):
         values, shares = terms["loss"], _distances(rows, totals)
         if "behaviour" in rows:
             shares |= sampling_difference(rows["logprobs"], rows["behaviour"], mask, totals)
+        if totals.same_version_tokens:
+            same = rows["same_version"] & mask
+            shares |= engine_difference(rows["logprobs"], rows["behaviour"], same, totals)
         if "correction" in rows:
             values = values * rows["correction"]
             shares |= importance_metrics(rows["correction"], mask, totals)

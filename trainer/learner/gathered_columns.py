@@ -37,6 +37,8 @@ class Batch:
     scores: Mapping[str, Sequence[NDArray[np.floating]]] = field(default_factory=dict)
     """For each row, the stored log-probabilities [k] of its trained tokens under another model. The names are
     those in `COLUMNS`: teacher, and reference where it was precomputed."""
+    version: int | None = None
+    """The policy version that has the weights of before the step; None if these were not published."""
 
 
 @torch.no_grad()
@@ -92,6 +94,10 @@ def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
     if all(payload.logprobs is not None for payload in sampled):
         columns["behaviour"] = torch.from_numpy(trained_values(batch.payloads, "logprobs"))
     mask = trained_mask(batch.payloads)
+    if "behaviour" in columns and batch.version is not None:
+        same = mask & (trained_values(batch.payloads, "versions") == batch.version)
+        same[[payload.versions is None for payload in batch.payloads]] = False
+        columns["same_version"] = torch.from_numpy(same)
     for name, rows in batch.scores.items():
         values = np.zeros(mask.shape, np.float32)
         values[mask] = np.concatenate(rows)

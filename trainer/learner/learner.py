@@ -187,6 +187,9 @@ class Learner:
             items=int(items.sum()),
             expert_tokens=int(expert.sum()),
             expert_sequences=int((expert > 0).sum()),
+            same_version_tokens=int((rows["same_version"] & rows["mask"]).sum())
+            if "same_version" in rows
+            else 0,
         )
         return rows, totals, metrics
 

@@ -80,6 +80,12 @@ _DECLARED = (
         readers=("policy loss", "correction", "distillation"),
     ),
     Column(
+        "same_version",
+        "[B, K] bool",
+        "True where the token was sampled by the version whose weights the step starts from",
+        Origin.PAYLOAD,
+    ),
+    Column(
         "proximal",
         "[B, K]",
         "log-probabilities of the policy at the start of the step, or interpolated "

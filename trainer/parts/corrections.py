@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from trinity_db.trainer.parts.totals import Totals
 
+ENGINE_RATIOS = (0.8, 1.2)  # the usual policy loss clips a token beyond them before anything is learned
 MAX_LOG_RATIO = 20.0  # nats, as in verl: e^20 is far above any bound, and finite in float32
 
 
@@ -212,6 +213,24 @@ def sampling_difference(
     return {
         f"{name}/mean": token_mean(difference, mask, totals),
         f"{name}/max": difference.masked_fill(~mask, 0.0).amax(),
+    }
+
+
+def engine_difference(
+    logprobs: Tensor, behaviour: Tensor, same_version: Tensor, totals: Totals
+) -> dict[str, Tensor]:
+    """Shares of what `sampling_difference` measures, over tokens of the version that is computed again.
+
+    Staleness has no part in it: what remains is how engine and trainer compute one model. `outside` is the
+    share of these tokens whose ratio p / behaviour is below 0.8 or above 1.2.
+    """
+    log_ratios = _log_ratios(logprobs, behaviour).masked_fill(~same_version, 0.0)
+    ratios, difference = log_ratios.exp(), log_ratios.abs()
+    outside = (ratios < ENGINE_RATIOS[0]) | (ratios > ENGINE_RATIOS[1])
+    return {
+        "sampling/engine_logp_difference/mean": difference.sum() / totals.same_version_tokens,
+        "sampling/engine_logp_difference/max": difference.amax(),
+        "sampling/engine_ratio_outside": outside.sum() / totals.same_version_tokens,
     }
 
 

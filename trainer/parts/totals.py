@@ -17,3 +17,5 @@ class Totals:
     """Those of the tokens that belong to expert rows."""
     expert_sequences: int = 0
     """Those of the sequences that are expert rows."""
+    same_version_tokens: int = 0
+    """Those of the tokens that were sampled by the version whose weights the step starts from."""

@@ -19,6 +19,7 @@ def drawn_batch(
     experts: int,
     score_names: Iterable[scores.Name],
     compares: Collection[str] = (),
+    version: int | None = None,
 ) -> Batch:
     """Make a batch of drawn rows.
 
@@ -27,6 +28,7 @@ def drawn_batch(
         experts: the number of expert rows.
         score_names: the stored scores that are read with the rows.
         compares: the columns of `store.attempts` that are read too, for advantages that a step recomputes.
+        version: the policy version with the weights of before the step; None if there is none.
     """
     live = len(rows) - experts
     columns: dict[str, list[Any]] = {
@@ -42,7 +44,7 @@ def drawn_batch(
     if experts:
         known["is_expert"] = np.arange(len(rows)) >= live
     known |= attempts.read(tx, [row.experience_id for row in rows], compares)
-    return Batch([row.payload for row in rows], known, _stored_scores(tx, rows, score_names))
+    return Batch([row.payload for row in rows], known, _stored_scores(tx, rows, score_names), version)
 
 
 def held_out_batch(

@@ -172,6 +172,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "preferences": _counts(run["preferences"]),
             "policy": _policy(run),
             "staleness": _staleness(run["staleness"]),
+            "sampling": _sampling(run["sampling"]),
             "rates": _rates(run["rates"]),
             "rewards": "\n".join(_reward(version, run) for version in run["rewards"]) or None,
             "drops": "\n".join(map(_drop, run["drops"])) or None,
@@ -204,6 +205,16 @@ def _staleness(recent: Mapping[str, Any]) -> str | None:
     if recent["max"] is None:
         return None
     return f"mean {recent['mean']:.2f}, max {recent['max']} in the last {recent['batches']} batches"
+
+
+def _sampling(latest: Mapping[str, Any] | None) -> str | None:
+    """How far the engine's log-probabilities are from the trainer's, for the same weights."""
+    if latest is None:
+        return None
+    return (
+        f"engine and trainer differ by {latest['mean']:.2g} nats a token, {latest['outside']:.1%} of the "
+        f"tokens outside 0.8 to 1.2, at step {latest['step']}"
+    )
 
 
 def _rates(rates: Mapping[str, Any]) -> str:
