@@ -22,6 +22,7 @@ WALKED = {  # the runs that a page makes
     "tasks-and-rewards.md": ["larger"],
     "preferences.md": ["sorted-dpo"],
     "agent.md": ["guess"],
+    "environment.md": ["lake"],
 }
 
 
