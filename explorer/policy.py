@@ -400,12 +400,12 @@ class Policy:
 
     def _record(self, request: Request, prompt: str | None, completion: Completion) -> None:
         prompt_ids = request.prompt_ids
-        for sequence in self._open:
-            length = len(sequence.token_ids)
-            if length <= len(prompt_ids) and sequence.token_ids == prompt_ids[:length]:
-                sequence.add(prompt_ids, completion, request.temperature)
-                return
-        self._open.append(self._sequence(request, prompt, completion))
+        begun = [one for one in self._open if one.token_ids == prompt_ids[: len(one.token_ids)]]
+        if begun:  # several may begin it, as two answers to one prompt: the longest has most in common
+            longest = max(begun, key=lambda one: len(one.token_ids))
+            longest.add(prompt_ids, completion, request.temperature)
+        else:
+            self._open.append(self._sequence(request, prompt, completion))
 
     def _sequence(self, request: Request, prompt: str | None, completion: Completion) -> _Sequence:
         """The sequence of one call."""

@@ -101,6 +101,26 @@ def test_what_two_branches_share_is_trained_once() -> None:
     assert sum(second.payload.action_mask) == 5
 
 
+def test_of_two_answers_to_one_prompt_the_one_goes_on_that_the_next_prompt_holds_whole() -> None:
+    says = iter([[2], [2, 3], [7]])
+
+    class Retried(Echo):
+        async def generate(self, request: Request) -> Completion:
+            said = next(says)
+            return Completion(said, [-0.7] * len(said), [0] * len(said), "stop")
+
+    asked = policy(Retried())
+
+    async def attempt() -> None:
+        for prompt in ([1], [1], [1, 2, 3, 4]):
+            await asked.sample(prompt)
+
+    asyncio.run(attempt())
+    first, second = asked.steps(None)
+    assert tokens(first) == [(1, False), (2, True)]
+    assert tokens(second) == [(1, False), (2, True), (3, True), (4, False), (7, True)]
+
+
 def test_an_answer_stays_in_the_conversation_as_it_was_sampled() -> None:
     """Written again, the answer 12 would be two tokens."""
     asked = policy(Twelve(context=50))

@@ -38,6 +38,14 @@ HERMES = """{%- if tools %}<|im_start|>system
 {% endif %}"""
 
 
+FORGETFUL = HERMES.replace(
+    "{{ message.content }}\n{%- for call",
+    "{% set asks = messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ message.content if asks[-1] in messages[:loop.index0] else message.content.split('</think>')[-1] }}\n"
+    "{%- for call",
+)
+
+
 def add(a: int, b: float = 1, how: str = "up") -> float:
     """Add two numbers.
 
@@ -238,6 +246,33 @@ def test_a_conversation_with_tools_is_one_sequence_in_which_only_answers_are_tra
     sampled = tokenizer.decode(step.payload.token_ids[step.payload.action_mask])
     assert sampled == f"{said}<|im_end|>It is 2.<|im_end|>"
     assert [*step.payload.token_ids][: len(engine.asked[1].prompt_ids)] == engine.asked[1].prompt_ids
+
+
+def test_a_template_that_rewrites_history_begins_another_sequence_and_trains_each_sampled_token_once(
+    tokenizer: Any,
+) -> None:
+    """Qwen 3 keeps reasoning up to the next question of the user, and then removes it."""
+    call = '<think>add</think><tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
+    says = [call, "<think>so</think>2.", "<think>easy</think>Yes."]
+    engine = Scripted(tokenizer, says)
+    asked = policy(engine)
+    tokenizer.chat_template = FORGETFUL
+
+    async def attempt() -> None:
+        messages = [{"role": "user", "content": "1 + 1?"}]
+        messages += await asked.act(messages, [add])
+        messages.append({"role": "user", "content": "Sure?"})
+        await asked.act(messages, [add])
+
+    try:
+        asyncio.run(attempt())
+    finally:
+        tokenizer.chat_template = HERMES
+    prompts = [tokenizer.decode(one.prompt_ids) for one in engine.asked]
+    assert prompts[1].startswith(prompts[0] + call)
+    assert "<think>" not in prompts[2]
+    sampled = [tokenizer.decode(one.payload.token_ids[one.payload.action_mask]) for one in asked.steps(None)]
+    assert sampled == [f"{says[0]}<|im_end|>{says[1]}<|im_end|>", f"{says[2]}<|im_end|>"]
 
 
 def test_an_answer_with_calls_that_was_changed_is_written_as_it_is_now(tokenizer: Any) -> None:
