@@ -88,8 +88,8 @@ class Attempts:
             template=self.template,
             temperature=0.0 if member == group.greedy else self.config.temperature,
             max_new_tokens=self.config.max_new_tokens,
-            seed=seed_of(self.seed, group.id, group.attempt, member, number),
-            group_seed=seed_of(self.seed, group.id),
+            seed=seed_of(self.seed, *group.origin, member, number),
+            group_seed=seed_of(self.seed, group.id if group.key is None else group.key),
             listen=self.listen and partial(self.listen, group, member, number),
         )
 

@@ -329,3 +329,23 @@ class ExplorerConfig(Settings):
         if isinstance(self.workflow, CommandConfig) or self.environment is not None:
             return True
         return ".py:" in self.workflow
+
+
+class EvaluationConfig(Settings):
+    """Which versions are evaluated, and on what."""
+
+    taskset: list[str] = Field(min_length=1)
+    """Imported tasks, of one taskset or of several. Each is attempted."""
+    every: int = Field(10, ge=1)
+    """Versions between two evaluations. Version 0 and the last one are always evaluated."""
+    samples: int = Field(4, ge=1, le=10_000)
+    """Attempts at each task."""
+    temperature: float | None = Field(None, ge=0, le=1000)
+    """Sampling temperature; 0 takes the likeliest token each time. None: explorer.temperature."""
+    max_new_tokens: int | None = Field(None, ge=1, le=10_000_000)
+    """Longest response in tokens. None: explorer.max_new_tokens."""
+
+    @field_validator("taskset", mode="before")
+    @classmethod
+    def one_taskset_needs_no_list(cls, taskset: Any) -> Any:
+        return [taskset] if isinstance(taskset, str) else taskset

@@ -7,22 +7,23 @@ transaction takes all that ended since the last one. It never speaks to a proces
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
+from trinity_db.explorer.evaluating import SHARE, Look, PinnedAttempts, Turns, policy_of
 from trinity_db.explorer.policy import Address, Policy
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import POLL_SECONDS, Service
-from trinity_db.store import calls, groups, policies, runs
+from trinity_db.store import calls, evaluations, groups, policies, runs
 from trinity_db.store.metrics import record_metrics
 from trinity_db.store.selection import Selection
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+MakeAttempt = Callable[[groups.ClaimedGroup, int], Coroutine[Any, Any, groups.Rollout]]
 
 FAILURES_IN_A_ROW = 256  # rollouts; by then the setup is at fault, not a task
 CLAIM_SHARE = 4  # groups are claimed when one place in so many is free, as explorers take turns to claim
@@ -43,6 +45,7 @@ class Explorer(Service):
 
     Args:
         greedy: each group has one more member, sampled at temperature 0, as the algorithm asks for.
+        only: it makes the attempts of these evaluations, explores nothing for training, and then ends.
     """
 
     role = WorkerRole.EXPLORE
@@ -58,8 +61,15 @@ class Explorer(Service):
         selection: Selection,
         prompt_template: str,
         greedy: bool = False,
+        only: Sequence[int] | None = None,
     ) -> None:
         super().__init__(database, run)
+        self._only = only
+        self._turns = Turns()
+        self._evaluating: set[asyncio.Task[groups.Rollout]] = set()
+        """Those under way that are attempts of evaluations: while there is one, its version stays loaded."""
+        self._is_held_up = False
+        """Whether training had nothing to claim when it last could."""
         self._config = config
         self._engine = engine
         self._pace = pace
@@ -103,7 +113,11 @@ class Explorer(Service):
         self._wake_loop()
 
     def is_done(self) -> bool:
-        """When the run is finished, or has all the groups that it may start."""
+        """When the run and its evaluations are finished, or what this explorer is to explore is explored."""
+        if self._only is not None:
+            with self.database.transaction() as tx:
+                ended, attempts = evaluations.progress(tx, self._only)
+                return ended == attempts or not evaluations.are_open(tx, self.run.id, self._only)
         if super().is_done():
             return True
         most = self._pace.most
@@ -149,36 +163,89 @@ class Explorer(Service):
         return has_begun
 
     async def _refill(self, event: asyncio.Event) -> bool:
-        """Start attempts where places are free, by the newest version; False when the run is finished.
+        """Start attempts where places are free; False when the run and its evaluations are finished.
 
         Raises:
             DatabaseUnavailable: groups may have been claimed or not.
         """
-        free = self._config.concurrency - len(self._under_way)
-        size = self._config.group_size + self._greedy
-        enough = max(size, self._config.concurrency // CLAIM_SHARE)
         if not self._may_claim:
             return True
         self._may_claim = False  # first: news that arrive from here on are of something not seen below
-        is_finished, policy = await self._in_store(self._newest)
-        if is_finished:
+        look = await self._in_store(self._look)
+        trains = not look.is_finished and self._only is None
+        if not trains and look.due is None and not self._evaluating:
             return False
-        if self._under_way and free < enough:
+        enough = max(self._config.group_size + self._greedy, self._config.concurrency // CLAIM_SHARE)
+        if self._under_way and self._free < enough:
             self._may_claim = True  # as soon as there is room
             return True
-        if policy is None or not await self._load(policy):
+        if look.due is None:
+            self._turns.give(to_evaluation=False)
+        elif not trains or look.is_shared:
+            await self._evaluate(look.due, event, SHARE if trains and not self._is_held_up else 1.0)
+        elif self._turns.look():
+            await self._evaluate(look.due, event)
             return True
-        claimed = await self._in_store(lambda: self._claim(policy.version, max(1, free // size)))
-        self._may_claim |= bool(claimed)
-        for group in claimed:
-            for member in group.members:
-                attempt = asyncio.create_task(self._attempts.make(group, member))
-                self._under_way.add(attempt)
-                attempt.add_done_callback(lambda ended: self._note(ended, event))
+        if trains and look.newest is not None:
+            await self._train(look.newest, event)
+            if look.due is not None and not look.is_shared and not self._under_way:
+                self._turns.give(to_evaluation=True)
+                await self._evaluate(look.due, event)
         return True
+
+    @property
+    def _free(self) -> int:
+        """How many more attempts may be under way."""
+        return self._config.concurrency - len(self._under_way)
+
+    async def _train(self, policy: policies.PolicyVersion, event: asyncio.Event) -> None:
+        """Start attempts for training, by the newest version, as far as the pace allows."""
+        if self._evaluating and self._loaded != (policy.version, policy.checkpoint_hash):
+            self._may_claim = True  # as soon as they have ended
+            return
+        if not await self._load(policy):
+            return
+        self._turns.begin()
+        limit = max(1, self._free // (self._config.group_size + self._greedy))
+        claimed = await self._in_store(lambda: self._claim(policy.version, limit))
+        self._is_held_up = not claimed
+        self._begin(claimed, self._attempts.make, event)
+
+    async def _evaluate(self, due: evaluations.Due, event: asyncio.Event, share: float = 1.0) -> None:
+        """Start attempts of an evaluation in a share of the places.
+
+        Where another version is loaded, what is under way ends by it first.
+        """
+        policy = policy_of(due)
+        if self._loaded != (policy.version, policy.checkpoint_hash):
+            if self._under_way:
+                self._may_claim = True  # as soon as they have ended
+                return
+            if (error := await self._try_to_load(policy)) is not None:
+                logger.warning("the evaluation of version %d is given up: %s", policy.version, error)
+                await self._in_store(lambda: self._give_up(due, error))
+                self._may_claim = True
+                return
+        self._turns.begin()
+        places = min(self._free, int(share * self._config.concurrency) - len(self._evaluating))
+        limit = max(places // due.samples, int(not self._evaluating))
+        claimed = await self._in_store(lambda: self._claim_of(due, limit)) if limit else []
+        self._evaluating |= self._begin(claimed, PinnedAttempts.of(self._attempts, due).make, event)
+
+    def _begin(
+        self, claimed: Sequence[groups.ClaimedGroup], make: MakeAttempt, event: asyncio.Event
+    ) -> set[asyncio.Task[groups.Rollout]]:
+        """Start the attempts of claimed groups."""
+        self._may_claim |= bool(claimed)
+        begun = {asyncio.create_task(make(group, member)) for group in claimed for member in group.members}
+        for attempt in begun:
+            attempt.add_done_callback(lambda ended: self._note(ended, event))
+        self._under_way |= begun
+        return begun
 
     def _note(self, ended: asyncio.Task[groups.Rollout], event: asyncio.Event) -> None:
         self._under_way.discard(ended)
+        self._evaluating.discard(ended)
         if not ended.cancelled():
             self._ended.append(ended)
             event.set()
@@ -190,6 +257,7 @@ class Explorer(Service):
             attempt.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)
         self._under_way.clear()
+        self._evaluating.clear()
         self._ended.clear()
 
     async def _in_store(self, verb: Callable[[], Result]) -> Result:
@@ -205,14 +273,27 @@ class Explorer(Service):
             self._endpoint = Endpoint(log, self.run.name)
         return await self._endpoint.open(group, member, retry, policy)
 
-    def _newest(self) -> tuple[bool, policies.PolicyVersion | None]:
-        """Whether the run is finished, and its newest version."""
+    def _look(self) -> Look:
+        """Whether the run is finished, its newest version, and the next evaluation."""
+        loaded = -1 if self._loaded is None else self._loaded[0]
 
-        def newest() -> tuple[bool, policies.PolicyVersion | None]:
+        def look() -> Look:
             with self.database.transaction() as tx:
-                return runs.is_finished(tx, self.run.id), policies.newest(tx, self.run.id)
+                return Look(
+                    runs.is_finished(tx, self.run.id),
+                    policies.newest(tx, self.run.id),
+                    evaluations.due(tx, self.run.id, loaded, self._only),
+                )
 
-        return self.database.retry(newest, give_up=lambda: self.stopping)
+        return self.database.retry(look, give_up=lambda: self.stopping)
+
+    def _claim_of(self, due: evaluations.Due, limit: int) -> list[groups.ClaimedGroup]:
+        with self.database.transaction() as tx:
+            return evaluations.claim(tx, self.worker_id, due.id, limit)
+
+    def _give_up(self, due: evaluations.Due, error: str) -> None:
+        with self.database.transaction() as tx:
+            evaluations.give_up(tx, self.run.id, due.id, error)
 
     def _claim(self, version: int, limit: int) -> list[groups.ClaimedGroup]:
         with self.database.transaction() as tx:
@@ -239,23 +320,28 @@ class Explorer(Service):
         # By the hash too: after a setback of the server the same number may stand for other weights.
         if self._loaded == (policy.version, policy.checkpoint_hash):
             return True
+        error = await self._try_to_load(policy)
+        if error is None:
+            return True
+        if policy.version == 0:
+            raise ConfigError(error)
+        if policy != self._unusable:
+            logger.warning("version %d cannot be used: %s", policy.version, error)
+        self._unusable = policy
+        return False
+
+    async def _try_to_load(self, policy: policies.PolicyVersion) -> str | None:
+        """Load a version; why it cannot be loaded, or None."""
         try:
             if not await asyncio.to_thread(folder_digest.verify, policy.checkpoint, policy.checkpoint_hash):
-                raise ConfigError(
-                    f"{policy.checkpoint}: its files are not those that were published; restore them."
-                )
+                return f"{policy.checkpoint}: its files are not those that were published; restore them."
             self._loaded = None  # a load that fails may leave the engine without the weights of before
             await self._engine.load(policy.checkpoint, policy.version)
         except (ConfigError, OSError) as error:
-            if policy.version == 0:
-                raise
-            if policy != self._unusable:
-                logger.warning("version %d cannot be used: %s", policy.version, error)
-            self._unusable = policy
-            return False
+            return str(error)
         logger.info("using policy version %d", policy.version)
         self._loaded = policy.version, policy.checkpoint_hash
-        return True
+        return None
 
     async def _write_ended(self, is_last: bool = False) -> None:
         """Write all that ended since the last time, and now and then how fast it goes.

@@ -21,7 +21,7 @@ from trinity_db.processors.scan_position import ScanPosition, Sweep
 from trinity_db.processors.step import Step
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import processing, runs
+from trinity_db.store import evaluations, processing, runs
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,13 @@ class Processors(Service):
     def work(self) -> bool:
         """One round over all processors; whether any had something to do."""
         judges = [partial(self._judge, of) for of in self._stages]
-        turns: list[Callable[[], bool]] = [*judges, self._settle, self._pair, self._archive]
+        turns: list[Callable[[], bool]] = [
+            *judges,
+            self._settle,
+            self._end_evaluations,
+            self._pair,
+            self._archive,
+        ]
         # A list, so that each gets its turn in every round, until a signal comes.
         moved = [not self.stopping and take_turn() for take_turn in turns]
         return any(moved)
@@ -172,6 +178,13 @@ class Processors(Service):
                 self._config.group.drop_equal_rewards,
                 self._config.group.solved_reward,
             )
+
+    def _end_evaluations(self) -> bool:
+        with self.database.transaction() as tx:
+            ended = evaluations.finish(tx, self.run.id)
+        for evaluation in ended:
+            logger.info("evaluated: %s", evaluations.describe(evaluation))
+        return bool(ended)
 
     def _pair(self) -> bool:
         if self._config.pair is None:

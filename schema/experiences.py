@@ -61,7 +61,7 @@ class Experience(Base):
     )
     state: Mapped[ExperienceState] = mapped_column(
         enum(ExperienceState, "experience_state"),
-        comment="raw, clean, scored, ready, leased, trained, dropped or expired",
+        comment="raw, clean, scored, ready, leased, trained, dropped or expired; evaluated in an evaluation",
     )
     held_out: Mapped[bool] = mapped_column(
         Boolean, server_default="false", comment="Whether it is kept for evaluation and never drawn"
@@ -143,6 +143,13 @@ class Experience(Base):
         # One infinite reward would make the advantages of its whole group infinite or NaN.
         CheckConstraint("reward > '-Infinity' AND reward < 'Infinity'", "reward_finite"),
         CheckConstraint("version_min <= version_max", "versions_in_order"),
+        # A row of an evaluation is judged, and never trained on. An adopted row that is held out stays ready.
+        CheckConstraint(
+            "source_id IS NOT NULL OR NOT held_out"
+            " OR state::text = ANY (ARRAY['clean', 'evaluated', 'dropped'])",
+            "evaluated_in_place_of_trained",
+        ),
+        CheckConstraint("held_out OR state::text <> 'evaluated'", "only_held_out_are_evaluated"),
         Index(
             "experience_import_key",
             "run_id",

@@ -3,6 +3,7 @@
 from trinity_db.schema import (
     batches,
     calls,
+    evaluations,
     experiences,
     preferences,
     processing,
@@ -21,6 +22,7 @@ metadata = Base.metadata
 __all__ = [
     "batches",
     "calls",
+    "evaluations",
     "experiences",
     "metadata",
     "preferences",

@@ -53,7 +53,7 @@ GRANT INSERT, UPDATE (issued, walk, number, first, size, position, level) ON tri
 GRANT INSERT (run_id, task_id, expected, worker_id), UPDATE (attempt, arrived, failed, version_min, version_max, state, completed_at)
     ON trinity.rollout_group TO trinity_explorer;
 GRANT INSERT, UPDATE (version_min, version_max) ON trinity.rollout TO trinity_explorer;
-GRANT INSERT (id, run_id, group_id, rollout_id, step, state, version_min, version_max, prompt_length, response_length)
+GRANT INSERT (id, run_id, group_id, rollout_id, step, state, held_out, version_min, version_max, prompt_length, response_length)
     ON trinity.experience TO trinity_explorer;
 GRANT INSERT ON trinity.experience_text, trinity.payload, trinity."drop" TO trinity_explorer;
 GRANT USAGE ON SEQUENCE trinity.rollout_id_seq, trinity.experience_id_seq TO trinity_explorer;
@@ -86,6 +86,14 @@ GRANT UPDATE (state, attempt, use_count, prompt_length, response_length, ready_x
     TO trinity_trainer;
 GRANT UPDATE (state) ON trinity.rollout_group TO trinity_trainer;
 GRANT UPDATE (state, worker_id, attempt, use_count, seed) ON trinity.preference TO trinity_trainer;
+
+-- A trainer begins the evaluations of a version that it publishes, an explorer gives up what it cannot load, and a
+-- processor ends them.
+GRANT INSERT (run_id, taskset_id, version, samples, temperature, max_new_tokens, seed, solved_reward, setting_id)
+    ON trinity.evaluation TO trinity_trainer;
+GRANT INSERT (run_id, task_id, state, evaluation_id, expected, attempt) ON trinity.rollout_group TO trinity_trainer;
+GRANT UPDATE (error, finished_at) ON trinity.evaluation TO trinity_trainer, trinity_explorer;
+GRANT UPDATE (finished_at) ON trinity.evaluation TO trinity_processor;
 
 -- A labeller writes reward events and pairs, and the numbers that follow from them.
 GRANT INSERT (run_id, rollout_id, experience_id, source, name, value, weight, created_by, detail) ON trinity.reward_event
@@ -123,7 +131,7 @@ CREATE POLICY is_own ON trinity.worker FOR UPDATE USING (login = session_user);
 DROP POLICY IF EXISTS trainer_replaces ON trinity.worker;
 CREATE POLICY trainer_replaces ON trinity.worker FOR UPDATE TO trinity_trainer USING (role = 'train');
 
--- An explorer changes open groups, but none that a living worker of another login holds. The other roles change groups
+-- An explorer changes groups that are open or evaluating, but none that a living worker of another login holds. The other roles change groups
 -- that no explorer holds any more; the columns that they may update are listed above.
 ALTER TABLE trinity.rollout_group ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS is_read ON trinity.rollout_group;
@@ -131,14 +139,17 @@ CREATE POLICY is_read ON trinity.rollout_group FOR SELECT USING (true);
 DROP POLICY IF EXISTS explorer_starts ON trinity.rollout_group;
 CREATE POLICY explorer_starts ON trinity.rollout_group FOR INSERT TO trinity_explorer
     WITH CHECK (state = 'open' AND worker_id = ANY (ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user)));
+DROP POLICY IF EXISTS trainer_evaluates ON trinity.rollout_group;
+CREATE POLICY trainer_evaluates ON trinity.rollout_group FOR INSERT TO trinity_trainer
+    WITH CHECK (evaluation_id IS NOT NULL AND worker_id IS NULL);
 DROP POLICY IF EXISTS explorer_moves ON trinity.rollout_group;
 CREATE POLICY explorer_moves ON trinity.rollout_group FOR UPDATE TO trinity_explorer
-    USING (state = 'open'
+    USING (state::text IN ('open', 'evaluating')
            AND (worker_id IS NULL
                 OR worker_id <> ALL (ARRAY(SELECT w.id FROM trinity.worker w
                                            WHERE w.login <> session_user AND w.stopped_at IS NULL
                                              AND w.heartbeat_at >= clock_timestamp() - interval '30 s'))))
-    WITH CHECK (state IN ('open', 'complete')
+    WITH CHECK (state::text IN ('open', 'complete', 'evaluating', 'evaluated')
                 AND (worker_id IS NULL
                      OR worker_id = ANY (ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user))));
 DROP POLICY IF EXISTS others_move ON trinity.rollout_group;
@@ -159,7 +170,7 @@ CREATE POLICY explorer_writes ON trinity.rollout FOR INSERT TO trinity_explorer
                       AND CASE rollout.state
                           WHEN 'refused' THEN g.worker_id IS NULL OR g.attempt <> rollout.attempt OR g.worker_id = ANY (
                               ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user))
-                          ELSE g.state = 'open' AND g.worker_id = rollout.worker_id AND g.attempt = rollout.attempt END));
+                          ELSE g.state::text IN ('open', 'evaluating') AND g.worker_id = rollout.worker_id AND g.attempt = rollout.attempt END));
 DROP POLICY IF EXISTS is_own ON trinity.rollout;
 CREATE POLICY is_own ON trinity.rollout FOR UPDATE TO trinity_explorer
     USING (worker_id = ANY (ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user)));
@@ -178,14 +189,19 @@ CREATE POLICY explorer_writes ON trinity.experience FOR INSERT TO trinity_explor
             AND EXISTS (SELECT FROM trinity.rollout_group g
                         WHERE g.id = group_id AND g.run_id = experience.run_id
                           AND (experience.state = 'dropped'
-                               OR experience.state = 'raw' AND g.state = 'open' AND g.worker_id = ANY (
+                               OR CASE WHEN experience.held_out
+                                       THEN experience.state = 'clean' AND g.state::text = 'evaluating'
+                                       ELSE experience.state = 'raw' AND g.state = 'open' END AND g.worker_id = ANY (
                                    ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user))))
         ELSE
             EXISTS (SELECT FROM trinity.rollout r
                     WHERE r.id = rollout_id AND r.group_id = experience.group_id AND r.run_id = experience.run_id
                       AND r.worker_id = ANY (ARRAY(SELECT w.id FROM trinity.worker w WHERE w.login = session_user))
-                      AND experience.state = CASE r.state WHEN 'finished' THEN 'raw' WHEN 'refused' THEN 'dropped' END
-                                             ::trinity.experience_state)
+                      AND experience.held_out = (SELECT g.evaluation_id IS NOT NULL FROM trinity.rollout_group g
+                                                 WHERE g.id = r.group_id)
+                      AND experience.state = CASE WHEN r.state = 'refused' THEN 'dropped'
+                                                  WHEN r.state = 'finished' AND experience.held_out THEN 'clean'
+                                                  WHEN r.state = 'finished' THEN 'raw' END::trinity.experience_state)
         END);
 DROP POLICY IF EXISTS trainer_adopts ON trinity.experience;
 CREATE POLICY trainer_adopts ON trinity.experience FOR INSERT TO trinity_trainer WITH CHECK (source_id IS NOT NULL);

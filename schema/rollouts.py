@@ -8,6 +8,7 @@ from sqlalchemy import (
     Computed,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     SmallInteger,
@@ -34,7 +35,10 @@ class RolloutGroup(Base):
     state: Mapped[GroupState] = mapped_column(
         enum(GroupState, "group_state"),
         server_default="open",
-        comment="open, complete, ready, leased, trained or dropped",
+        comment="open, complete, ready, leased, trained or dropped; evaluating or evaluated in an evaluation",
+    )
+    evaluation_id: Mapped[int | None] = mapped_column(
+        ForeignKey("evaluation.id"), comment="The evaluation that it is a part of; NULL if it is for training"
     )
     expected: Mapped[int] = mapped_column(SmallInteger, comment="How many members it is to have")
     arrived: Mapped[int] = mapped_column(SmallInteger, server_default="0", comment="How many members arrived")
@@ -107,7 +111,27 @@ class RolloutGroup(Base):
         CheckConstraint("expected > 0 AND arrived + failed <= expected", "members_within_expected"),
         CheckConstraint("version_min <= version_max", "versions_in_order"),
         # The group processor looks for complete groups by state, people by time: both must say the same.
-        CheckConstraint("(state = 'open') = (completed_at IS NULL)", "completed_at_iff_not_open"),
+        # As texts here and below: a migration cannot name a value of an enum that it has just added.
+        CheckConstraint(
+            "(state::text = ANY (ARRAY['open', 'evaluating'])) = (completed_at IS NULL)",
+            "completed_at_iff_not_open",
+        ),
+        # By its state a group of an evaluation is in no draw, no pace and no expiry.
+        CheckConstraint(
+            "(state::text = ANY (ARRAY['evaluating', 'evaluated'])) = (evaluation_id IS NOT NULL)",
+            "evaluated_iff_of_an_evaluation",
+        ),
+        # Every token of an evaluation is of its version. They cost nothing where the group is for training.
+        ForeignKeyConstraint(["evaluation_id", "version_min"], ["evaluation.id", "evaluation.version"]),
+        ForeignKeyConstraint(["evaluation_id", "version_max"], ["evaluation.id", "evaluation.version"]),
+        # Finds the groups of an evaluation that are still to be attempted, and all of them.
+        Index(
+            "rollout_group_evaluation_idx",
+            "evaluation_id",
+            "completed_at",
+            "id",
+            postgresql_where=text("evaluation_id IS NOT NULL"),
+        ),
         # Serves the pace, the group processor and the draw. Finished groups are not in it.
         Index(
             "rollout_group_live_idx",

@@ -40,6 +40,8 @@ class GroupState(StrEnum):
     LEASED = "leased"  #: in a batch that a trainer works on
     TRAINED = "trained"  #: its batch is committed; reopened when a checkpoint is rolled back
     DROPPED = "dropped"  #: will not be trained on; table drop says why
+    EVALUATING = "evaluating"  #: of an evaluation: waits for an explorer, or is being explored
+    EVALUATED = "evaluated"  #: of an evaluation: all members arrived or failed; it is never drawn
 
 
 class RolloutState(StrEnum):
@@ -61,6 +63,7 @@ class ExperienceState(StrEnum):
     TRAINED = "trained"  #: used as often as allowed; back to ready when a checkpoint is rolled back
     DROPPED = "dropped"  #: will not be trained on; table drop says why
     EXPIRED = "expired"  #: too stale to be trained on; table drop says by how much
+    EVALUATED = "evaluated"  #: of an evaluation: has been scored; it is never drawn
 
 
 class BatchState(StrEnum):

@@ -7,6 +7,11 @@ DROP FUNCTION IF EXISTS trinity.key(bigint, double precision, bigint);
 DROP FUNCTION IF EXISTS trinity.unit(bigint);
 DROP FUNCTION IF EXISTS trinity.chance(bigint, bigint);
 DROP FUNCTION IF EXISTS trinity.lineage(integer, text);
+DROP FUNCTION IF EXISTS trinity.evaluation_difference(bigint, bigint, integer);
+DROP VIEW IF EXISTS trinity.evaluation_view;
+DROP FUNCTION IF EXISTS trinity.evaluation_at(bigint, integer);
+DROP VIEW IF EXISTS trinity.evaluation_task_view;
+DROP FUNCTION IF EXISTS trinity.pass_at(bigint, bigint, integer);
 DROP VIEW IF EXISTS trinity.state_time_view;
 DROP VIEW IF EXISTS trinity.setting_view;
 DROP VIEW IF EXISTS trinity.awaited_reward_view;
@@ -100,6 +105,7 @@ SELECT e.id,
        m.finish_reason,
        m.greedy,
        e.held_out,
+       g.evaluation_id,
        e.created_at
 FROM trinity.experience e
 JOIN trinity.run r ON r.id = e.run_id
@@ -111,7 +117,7 @@ LEFT JOIN LATERAL (SELECT max(p.version) AS version FROM trinity.policy_version 
                    WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL) latest ON true;
 COMMENT ON COLUMN trinity.experience_view.id IS 'Number of the experience';
 COMMENT ON COLUMN trinity.experience_view.run IS 'Name of its run';
-COMMENT ON COLUMN trinity.experience_view.state IS 'raw, clean, scored, ready, leased, trained, dropped or expired';
+COMMENT ON COLUMN trinity.experience_view.state IS 'raw, clean, scored, ready, leased, trained, dropped or expired; evaluated in an evaluation';
 COMMENT ON COLUMN trinity.experience_view.group_id IS 'Its rollout group; NULL for an imported row without one';
 COMMENT ON COLUMN trinity.experience_view.member IS 'Which member of its group its rollout is, from 0';
 COMMENT ON COLUMN trinity.experience_view.step IS 'Which step of its rollout it is, from 0';
@@ -129,9 +135,10 @@ COMMENT ON COLUMN trinity.experience_view.model IS 'Model that wrote it; NULL if
 COMMENT ON COLUMN trinity.experience_view.finish_reason IS 'Why its rollout ended, as stop or length';
 COMMENT ON COLUMN trinity.experience_view.greedy IS 'Whether it was sampled at temperature 0, to be compared with';
 COMMENT ON COLUMN trinity.experience_view.held_out IS 'Whether it is kept for evaluation and never drawn';
+COMMENT ON COLUMN trinity.experience_view.evaluation_id IS 'The evaluation that it is a part of; NULL if it is for training';
 COMMENT ON COLUMN trinity.experience_view.created_at IS 'Time at which it was written';
 
--- Each policy version with the experiences that it wrote: how many, with which reward and of which length.
+-- Each policy version with the experiences that it wrote to be trained on: how many, with which reward and of which length.
 CREATE VIEW trinity.policy_progress AS
 SELECT r.name AS run,
        p.version,
@@ -144,7 +151,7 @@ SELECT r.name AS run,
        count(e.id) FILTER (WHERE e.state IN ('dropped', 'expired')) AS dropped
 FROM trinity.policy_version p
 JOIN trinity.run r ON r.id = p.run_id
-LEFT JOIN trinity.experience e ON e.run_id = p.run_id AND e.version_min = p.version
+LEFT JOIN trinity.experience e ON e.run_id = p.run_id AND e.version_min = p.version AND NOT e.held_out
 GROUP BY r.name, p.run_id, p.version, p.step, p.published_at;
 COMMENT ON COLUMN trinity.policy_progress.run IS 'Name of the run';
 COMMENT ON COLUMN trinity.policy_progress.version IS 'Policy version';
@@ -401,7 +408,7 @@ WITH judged AS (
            min(p.created_at) FILTER (WHERE p.processor = 'clean') AS cleaned_at,
            min(p.created_at) FILTER (WHERE p.processor = 'score') AS scored_at
     FROM trinity.run r
-    JOIN trinity.experience e ON e.run_id = r.id AND e.source_id IS NULL
+    JOIN trinity.experience e ON e.run_id = r.id AND e.source_id IS NULL AND NOT e.held_out
     JOIN trinity.processing p ON p.experience_id = e.id AND p.outcome = 'passed'
     JOIN trinity.rollout_group g ON g.id = e.group_id
     GROUP BY r.name, e.id, g.ready_at
@@ -421,7 +428,10 @@ drawn AS (
 ),
 stay AS (
     SELECT r.name AS run, 1 AS place, 'exploring' AS state, m.started_at AS since, m.finished_at AS until
-    FROM trinity.run r JOIN trinity.rollout m ON m.run_id = r.id AND m.state = 'finished'
+    FROM trinity.run r
+    JOIN trinity.rollout m ON m.run_id = r.id AND m.state = 'finished'
+    LEFT JOIN trinity.rollout_group g ON g.id = m.group_id
+    WHERE g.evaluation_id IS NULL
     UNION ALL
     SELECT j.run, s.place, s.state, s.since, s.until
     FROM judged j
@@ -583,6 +593,194 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
            floor(trinity.unit(trinity.chance(8 * n + 3, probes.seed)) * probes.places)::bigint,
            trinity.unit(trinity.chance(8 * n + 4, probes.seed))
     FROM generate_series(1, probes.probes) n
+$$;
+
+-- The chance that at least one of k attempts at a task solves it, estimated without bias from `samples` attempts that were
+-- judged, of which `solved` solved it: 1 - C(samples - solved, k) / C(samples, k), as a sum of logarithms, so that no number
+-- overflows. NULL where fewer than k were judged.
+CREATE FUNCTION trinity.pass_at(samples bigint, solved bigint, k integer)
+RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN pass_at.k < 1 OR pass_at.samples < pass_at.k THEN NULL
+                WHEN pass_at.samples - pass_at.solved < pass_at.k THEN 1
+                ELSE 1 - exp(coalesce((SELECT sum(ln(1 - pass_at.k::double precision / i))
+                                       FROM generate_series(pass_at.samples - pass_at.solved + 1, pass_at.samples) i), 0))
+           END
+$$;
+
+-- The tasks of each evaluation with what their attempts earned. An attempt earns the sum of the rewards of its steps, as they
+-- are now. A failed attempt, or one whose row no processor could judge, has no reward, and is never counted as a zero.
+CREATE VIEW trinity.evaluation_task_view AS
+SELECT v.id AS evaluation_id,
+       r.name AS run,
+       s.name AS taskset,
+       v.version,
+       t.key AS task,
+       g.id AS group_id,
+       v.samples,
+       count(a.reward) AS judged,
+       count(*) FILTER (WHERE a.has_failed) AS failed,
+       count(*) FILTER (WHERE a.reward >= v.solved_reward) AS solved,
+       avg(a.reward) AS reward,
+       max(a.reward) AS best,
+       array_agg(a.reward ORDER BY a.reward) FILTER (WHERE a.reward IS NOT NULL) AS rewards
+FROM trinity.evaluation v
+JOIN trinity.run r ON r.id = v.run_id
+JOIN trinity.taskset s ON s.id = v.taskset_id
+JOIN trinity.rollout_group g ON g.evaluation_id = v.id
+JOIN trinity.task t ON t.id = g.task_id
+LEFT JOIN LATERAL (
+    SELECT m.state = 'failed' OR bool_or(e.state = 'dropped') AS has_failed,
+           CASE WHEN bool_and(e.state::text = 'evaluated') THEN sum(e.reward) END AS reward
+    FROM trinity.rollout m
+    LEFT JOIN trinity.experience e ON e.rollout_id = m.id AND e.source_id IS NULL
+    WHERE m.group_id = g.id AND m.state::text <> 'refused'
+    GROUP BY m.id
+) a ON true
+GROUP BY v.id, r.name, s.name, t.key, g.id;
+COMMENT ON COLUMN trinity.evaluation_task_view.evaluation_id IS 'Number of the evaluation';
+COMMENT ON COLUMN trinity.evaluation_task_view.run IS 'Name of its run';
+COMMENT ON COLUMN trinity.evaluation_task_view.taskset IS 'Name of the taskset';
+COMMENT ON COLUMN trinity.evaluation_task_view.version IS 'The policy version that is evaluated';
+COMMENT ON COLUMN trinity.evaluation_task_view.task IS 'Key of the task';
+COMMENT ON COLUMN trinity.evaluation_task_view.group_id IS 'The rollout group of its attempts';
+COMMENT ON COLUMN trinity.evaluation_task_view.samples IS 'How many attempts it is to have';
+COMMENT ON COLUMN trinity.evaluation_task_view.judged IS 'How many attempts have a reward';
+COMMENT ON COLUMN trinity.evaluation_task_view.failed IS 'How many attempts failed, or could not be judged';
+COMMENT ON COLUMN trinity.evaluation_task_view.solved IS 'How many attempts have at least the reward that solves a task';
+COMMENT ON COLUMN trinity.evaluation_task_view.reward IS 'Mean reward of the judged attempts; NULL without any';
+COMMENT ON COLUMN trinity.evaluation_task_view.best IS 'Highest of their rewards';
+COMMENT ON COLUMN trinity.evaluation_task_view.rewards IS 'All of their rewards, the lowest first';
+
+-- What an evaluation says of k attempts at a task: their mean reward, the reward of the best of k, and the chance that one
+-- of k solves the task, each as the mean over tasks. A task counts in the last two where at least k attempts were judged.
+-- The limits are intervals at 95 %, clustered by task: attempts at one task are alike, so that only tasks count as
+-- independent. Those of the rewards are normal, from the deviation between tasks. Those of the chance are Wilson's, with
+-- tasks in place of trials: exact for one attempt at each task, a little too wide for more.
+CREATE FUNCTION trinity.evaluation_at(evaluation_id bigint, k integer)
+RETURNS TABLE (tasks bigint, mean double precision, mean_low double precision, mean_high double precision,
+               tasks_at_k bigint, best double precision, best_low double precision, best_high double precision,
+               pass double precision, pass_low double precision, pass_high double precision)
+LANGUAGE sql STABLE AS $$
+    WITH task AS (
+        SELECT w.reward, trinity.pass_at(w.judged, w.solved, evaluation_at.k) AS pass,
+               -- The reward in place i is the best of k with the chance that k attempts reach place i and none beyond.
+               (SELECT sum(u.reward * (trinity.pass_at(w.judged, w.judged - u.place + 1, evaluation_at.k)
+                                       - trinity.pass_at(w.judged, w.judged - u.place, evaluation_at.k)))
+                FROM unnest(w.rewards) WITH ORDINALITY AS u (reward, place)) AS best
+        FROM trinity.evaluation_task_view w
+        WHERE w.evaluation_id = evaluation_at.evaluation_id
+    ),
+    total AS (
+        SELECT count(task.reward) AS tasks, avg(task.reward) AS mean,
+               1.959964 * stddev_samp(task.reward) / sqrt(count(task.reward)) AS mean_error,
+               count(task.pass) AS tasks_at_k, avg(task.best) AS best,
+               1.959964 * stddev_samp(task.best) / sqrt(count(task.best)) AS best_error,
+               avg(task.pass) AS pass, 1.959964 ^ 2 / nullif(count(task.pass), 0) AS z
+        FROM task
+    )
+    SELECT t.tasks, t.mean, t.mean - t.mean_error, t.mean + t.mean_error,
+           t.tasks_at_k, t.best, t.best - t.best_error, t.best + t.best_error,
+           t.pass,
+           greatest((t.pass + t.z / 2 - sqrt(t.z * (greatest(t.pass * (1 - t.pass), 0) + t.z / 4))) / (1 + t.z), 0),
+           least((t.pass + t.z / 2 + sqrt(t.z * (greatest(t.pass * (1 - t.pass), 0) + t.z / 4))) / (1 + t.z), 1)
+    FROM total t
+$$;
+
+-- Every evaluation with what it says, from the rewards as they are now. mean is the mean reward of an attempt, best the
+-- reward of the best of all `samples` attempts at a task, pass_1 and pass_k the chances that one and that `samples` attempts
+-- solve a task. evaluation_at says the same for another k, and how the intervals at 95 % are made.
+CREATE VIEW trinity.evaluation_view AS
+SELECT v.id,
+       r.name AS run,
+       s.name AS taskset,
+       v.version,
+       p.step,
+       v.samples,
+       v.temperature,
+       v.max_new_tokens,
+       g.tasks,
+       g.judged,
+       g.failed,
+       g.tasks * v.samples - g.judged - g.failed AS waiting,
+       one.mean,
+       one.mean_low,
+       one.mean_high,
+       one.pass AS pass_1,
+       one.pass_low AS pass_1_low,
+       one.pass_high AS pass_1_high,
+       k.tasks_at_k,
+       k.best,
+       k.pass AS pass_k,
+       k.pass_low AS pass_k_low,
+       k.pass_high AS pass_k_high,
+       v.created_at,
+       v.finished_at,
+       v.error
+FROM trinity.evaluation v
+JOIN trinity.run r ON r.id = v.run_id
+JOIN trinity.taskset s ON s.id = v.taskset_id
+JOIN trinity.policy_version p ON p.run_id = v.run_id AND p.version = v.version
+CROSS JOIN LATERAL (
+    SELECT count(*) AS tasks, coalesce(sum(w.judged), 0)::bigint AS judged, coalesce(sum(w.failed), 0)::bigint AS failed
+    FROM trinity.evaluation_task_view w WHERE w.evaluation_id = v.id
+) g
+CROSS JOIN LATERAL trinity.evaluation_at(v.id, 1) one
+CROSS JOIN LATERAL trinity.evaluation_at(v.id, v.samples) k;
+COMMENT ON COLUMN trinity.evaluation_view.id IS 'Number of the evaluation';
+COMMENT ON COLUMN trinity.evaluation_view.run IS 'Name of its run';
+COMMENT ON COLUMN trinity.evaluation_view.taskset IS 'Name of the taskset';
+COMMENT ON COLUMN trinity.evaluation_view.version IS 'The policy version that is evaluated';
+COMMENT ON COLUMN trinity.evaluation_view.step IS 'Trainer step after which the version was published';
+COMMENT ON COLUMN trinity.evaluation_view.samples IS 'Attempts at each task';
+COMMENT ON COLUMN trinity.evaluation_view.temperature IS 'Sampling temperature';
+COMMENT ON COLUMN trinity.evaluation_view.max_new_tokens IS 'Longest response in tokens';
+COMMENT ON COLUMN trinity.evaluation_view.tasks IS 'Tasks that are attempted';
+COMMENT ON COLUMN trinity.evaluation_view.judged IS 'Attempts that have a reward';
+COMMENT ON COLUMN trinity.evaluation_view.failed IS 'Attempts that failed, or could not be judged; they are in no mean';
+COMMENT ON COLUMN trinity.evaluation_view.waiting IS 'Attempts that have not ended, or have no reward yet';
+COMMENT ON COLUMN trinity.evaluation_view.mean IS 'Mean over tasks of the mean reward of their attempts (mean@k)';
+COMMENT ON COLUMN trinity.evaluation_view.mean_low IS 'Lower limit of its interval at 95 %; NULL with fewer than two tasks';
+COMMENT ON COLUMN trinity.evaluation_view.mean_high IS 'Upper limit of that interval';
+COMMENT ON COLUMN trinity.evaluation_view.pass_1 IS 'Chance that one attempt solves a task (pass@1)';
+COMMENT ON COLUMN trinity.evaluation_view.pass_1_low IS 'Lower limit of its interval at 95 %';
+COMMENT ON COLUMN trinity.evaluation_view.pass_1_high IS 'Upper limit of that interval';
+COMMENT ON COLUMN trinity.evaluation_view.tasks_at_k IS 'Tasks all of whose attempts were judged: best and pass_k are of these';
+COMMENT ON COLUMN trinity.evaluation_view.best IS 'Mean over tasks of the highest reward among all attempts (best@k)';
+COMMENT ON COLUMN trinity.evaluation_view.pass_k IS 'Chance that one of samples attempts solves a task (pass@k)';
+COMMENT ON COLUMN trinity.evaluation_view.pass_k_low IS 'Lower limit of its interval at 95 %';
+COMMENT ON COLUMN trinity.evaluation_view.pass_k_high IS 'Upper limit of that interval';
+COMMENT ON COLUMN trinity.evaluation_view.created_at IS 'Time at which it was begun';
+COMMENT ON COLUMN trinity.evaluation_view.finished_at IS 'Time at which its last attempt was judged, or it was given up; NULL before';
+COMMENT ON COLUMN trinity.evaluation_view.error IS 'Why it was given up; NULL if it was not';
+
+-- The difference between two evaluations, over the tasks that both have: the second less the first. Tasks are matched by
+-- their content, so that evaluations of other runs and tasksets can be compared. A task counts in the rewards where both
+-- evaluations judged an attempt at it, in the chances where both judged at least k. The intervals at 95 % are normal, from
+-- the deviation of the differences between tasks: hard tasks are hard for both, so that they are narrower than those of
+-- each evaluation by itself.
+CREATE FUNCTION trinity.evaluation_difference(before bigint, after bigint, k integer DEFAULT 1)
+RETURNS TABLE (tasks bigint, mean double precision, mean_low double precision, mean_high double precision,
+               tasks_at_k bigint, pass double precision, pass_low double precision, pass_high double precision)
+LANGUAGE sql STABLE AS $$
+    WITH task AS (
+        SELECT b.reward - a.reward AS mean,
+               trinity.pass_at(b.judged, b.solved, evaluation_difference.k)
+               - trinity.pass_at(a.judged, a.solved, evaluation_difference.k) AS pass
+        FROM trinity.evaluation_task_view a
+        JOIN trinity.evaluation_task_view b ON b.task = a.task
+        WHERE a.evaluation_id = evaluation_difference.before AND b.evaluation_id = evaluation_difference.after
+    ),
+    total AS (
+        SELECT count(task.mean) AS tasks, avg(task.mean) AS mean,
+               1.959964 * stddev_samp(task.mean) / sqrt(count(task.mean)) AS mean_error,
+               count(task.pass) AS tasks_at_k, avg(task.pass) AS pass,
+               1.959964 * stddev_samp(task.pass) / sqrt(count(task.pass)) AS pass_error
+        FROM task
+    )
+    SELECT t.tasks, t.mean, t.mean - t.mean_error, t.mean + t.mean_error,
+           t.tasks_at_k, t.pass, t.pass - t.pass_error, t.pass + t.pass_error
+    FROM total t
 $$;
 
 -- For inspection: reads everything, writes nothing. Absent where the owner may not create roles.

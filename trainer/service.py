@@ -19,7 +19,7 @@ from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.models import context_length, load_tokenizer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import batches, offline, policies, runs, samplers, scores
+from trinity_db.store import batches, evaluations, offline, policies, runs, samplers, scores
 from trinity_db.store.metrics import outcomes_of, record_metrics
 from trinity_db.trainer import lead_follow
 from trinity_db.trainer.algorithms.compositions import create
@@ -182,6 +182,7 @@ class Trainer(Service):
                 return False
             with self.database.transaction() as tx:
                 batches.hold_trainer(tx, self.run.id, self.worker_id, self._mark)
+                evaluations.begin_due(tx, self.run.id, self._mark.version, is_last=True)
                 runs.finish(tx, self.run.id)
         except batches.SetBack:
             self._go_back()

@@ -22,7 +22,7 @@ import psycopg
 from trinity_db.database import RETRY_SECONDS, Database, Transaction, in_our_words, is_pooled
 from trinity_db.errors import ConfigError, DatabaseUnavailable, LeaseLost, TrinityError
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import runs, workers
+from trinity_db.store import evaluations, runs, workers
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Service:
     def is_done(self) -> bool:
         """Whether there will never be more work. The service asks when `work` has returned False."""
         with self.database.transaction() as tx:
-            return runs.is_finished(tx, self.run.id)
+            return runs.is_finished(tx, self.run.id) and not evaluations.are_open(tx, self.run.id)
 
     @property
     def stopping(self) -> bool:

@@ -8,8 +8,8 @@ WHERE r.id = %(run_id)s
 ORDER BY r.id <> %(run_id)s, r.id
 
 -- name: tasksets_of_copy
--- The tasksets that these runs need: those of tasks that they attempted, those that they explore, and those of data
--- sets, which have the names of their runs.
+-- The tasksets that these runs need: those of tasks that they attempted, those that they explore or are evaluated on,
+-- and those of data sets, which have the names of their runs.
 SELECT s.id
 FROM trinity.taskset s
 WHERE s.id IN (SELECT t.taskset_id FROM trinity.task t
@@ -19,8 +19,9 @@ WHERE s.id IN (SELECT t.taskset_id FROM trinity.task t
    OR s.name = ANY(%(names)s::text[])
    OR s.name IN (SELECT r.config ->> 'taskset' FROM trinity.run r WHERE r.id = ANY(%(runs)s::bigint[]))
    OR EXISTS (SELECT FROM trinity.run r
-              WHERE r.id = ANY(%(runs)s::bigint[]) AND jsonb_typeof(r.config -> 'taskset') = 'object'
-                AND r.config -> 'taskset' ? s.name)
+              WHERE r.id = ANY(%(runs)s::bigint[])
+                AND (jsonb_typeof(r.config -> 'taskset') = 'object' AND r.config -> 'taskset' ? s.name
+                     OR r.config #> '{evaluation,taskset}' ? s.name))
 ORDER BY s.id
 
 -- name: taken_names

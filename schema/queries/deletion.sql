@@ -33,8 +33,12 @@ DELETE FROM trinity.task_stat
 WHERE (run_id, task_id) IN (SELECT t.run_id, t.task_id FROM trinity.task_stat t
                             WHERE t.run_id = %(run_id)s LIMIT %(limit)s)
 
+-- name: delete_evaluations
+-- Deletes all evaluations of a run. Their groups must be gone.
+DELETE FROM trinity.evaluation WHERE run_id = %(run_id)s
+
 -- name: delete_versions
--- Deletes all policy versions of a run. No batch may name one any more.
+-- Deletes all policy versions of a run. No batch and no evaluation may name one any more.
 DELETE FROM trinity.policy_version WHERE run_id = %(run_id)s
 
 -- name: next_experience

@@ -81,11 +81,13 @@ SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER B
 -- name: write_rollouts
 -- Writes rollouts with their first steps, under the lock of their groups. A rollout that is already stored stays as it
 -- is. A rollout of a worker that lost its group is refused, but kept. The last member completes its group and ends the
--- lease. Returns how many of the rollouts are refused, now or before, and how many belong to a group that exists.
+-- lease. Rows of an evaluation are judged as they are: no clean step drops one. Returns how many of the rollouts are
+-- refused, now or before, and how many belong to a group that exists.
 -- One statement writes a rollout with its row, text and arrays: the policies of roles.sql allow an explorer no other way.
 WITH given AS MATERIALIZED (
     SELECT m.*, r.state AS known,
-        (g.state = 'open' AND g.worker_id = %(worker_id)s AND g.attempt = m.attempt) IS TRUE AS is_held
+        (g.state IN ('open', 'evaluating') AND g.worker_id = %(worker_id)s AND g.attempt = m.attempt) IS TRUE AS is_held,
+        g.evaluation_id IS NOT NULL AS is_evaluated
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[],
             %(finish_reasons)b::text[], %(errors)b::text[], %(oldest)b::integer[], %(newest)b::integer[],
             %(started_at)b::timestamptz[], %(finished_at)b::timestamptz[],
@@ -111,11 +113,11 @@ rollouts AS (
     FROM new
 ),
 fresh AS (
-    INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, version_min, version_max,
+    INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, held_out, version_min, version_max,
         prompt_length, response_length)
     SELECT id, %(run_id)s, group_id, rollout_id,
-        CASE WHEN is_held THEN 'raw' ELSE 'dropped' END::trinity.experience_state,
-        version_min, version_max, prompt_length, response_length
+        CASE WHEN NOT is_held THEN 'dropped' WHEN is_evaluated THEN 'clean' ELSE 'raw' END::trinity.experience_state,
+        is_evaluated, version_min, version_max, prompt_length, response_length
     FROM new WHERE id IS NOT NULL
 ),
 texts AS (
@@ -133,13 +135,14 @@ payloads AS (
 ),
 late AS (
     INSERT INTO trinity."drop" (run_id, experience_id, stage, reason)
-    SELECT %(run_id)s, id, 'explore', 'late' FROM new WHERE NOT is_held AND id IS NOT NULL
+    SELECT %(run_id)s, id, 'explore', 'late' FROM new WHERE NOT is_held AND NOT is_evaluated AND id IS NOT NULL
 ),
 arrived AS (
     UPDATE trinity.rollout_group g
     SET arrived = g.arrived + m.arrived, failed = g.failed + m.failed,
         version_min = least(g.version_min, m.version_min), version_max = greatest(g.version_max, m.version_max),
-        state = CASE WHEN ended = expected - g.arrived - g.failed THEN 'complete' ELSE 'open' END::trinity.group_state,
+        state = CASE WHEN ended < expected - g.arrived - g.failed THEN g.state
+                     WHEN evaluation_id IS NULL THEN 'complete' ELSE 'evaluated' END,
         completed_at = CASE WHEN ended = expected - g.arrived - g.failed THEN now() END,
         worker_id = CASE WHEN ended < expected - g.arrived - g.failed THEN worker_id END
     FROM (SELECT group_id, count(id) AS arrived, count(error) AS failed, count(*) AS ended, min(version_min) AS version_min,
@@ -156,7 +159,8 @@ FROM given
 -- late where the rollout was refused. A step that is already stored stays as it is. Steps of one attempt may be of
 -- several policy versions.
 WITH given AS MATERIALIZED (
-    SELECT w.*, r.id AS rollout_id, r.run_id, r.state = 'finished' AS is_held
+    SELECT w.*, r.id AS rollout_id, r.run_id, r.state = 'finished' AS is_held,
+        (SELECT g.evaluation_id IS NOT NULL FROM trinity.rollout_group g WHERE g.id = w.group_id) AS is_evaluated
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[], %(steps)b::smallint[],
             %(prompts)b::text[], %(responses)b::text[], %(states)b::text[], %(codecs)b::text[], %(payloads)b::bytea[],
             %(prompt_lengths)b::integer[], %(response_lengths)b::integer[], %(oldest)b::integer[],
@@ -171,11 +175,11 @@ new AS MATERIALIZED (
     SELECT n.*, nextval('trinity.experience_id_seq') AS id FROM (SELECT * FROM given ORDER BY position) n
 ),
 fresh AS (
-    INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, step, state, version_min, version_max,
+    INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, step, state, held_out, version_min, version_max,
         prompt_length, response_length)
     SELECT id, run_id, group_id, rollout_id, step,
-        CASE WHEN is_held THEN 'raw' ELSE 'dropped' END::trinity.experience_state,
-        version_min, version_max, prompt_length, response_length
+        CASE WHEN NOT is_held THEN 'dropped' WHEN is_evaluated THEN 'clean' ELSE 'raw' END::trinity.experience_state,
+        is_evaluated, version_min, version_max, prompt_length, response_length
     FROM new
 ),
 texts AS (
@@ -188,7 +192,7 @@ payloads AS (
 ),
 late AS (
     INSERT INTO trinity."drop" (run_id, experience_id, stage, reason)
-    SELECT run_id, id, 'explore', 'late' FROM new WHERE NOT is_held
+    SELECT run_id, id, 'explore', 'late' FROM new WHERE NOT is_held AND NOT is_evaluated
 ),
 attempts AS (
     UPDATE trinity.rollout r

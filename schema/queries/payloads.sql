@@ -39,11 +39,11 @@ FOR NO KEY UPDATE
 
 -- name: archivable_payloads
 -- Payloads that may be archived, by id: those of rows that are done with and, in a finished run, those of ready and
--- scored rows, since no step will draw them. The sizes come from the rows' headers, and the bytes are not read.
+-- scored rows, since no step will draw them. Rows of evaluations stay in Postgres. The sizes come from the rows' headers, and the bytes are not read.
 SELECT e.id, octet_length(p.data) AS bytes
 FROM trinity.experience e
 JOIN trinity.payload p ON p.experience_id = e.id
-WHERE e.run_id = %(run_id)s AND e.id >= %(floor)s AND p.data IS NOT NULL
+WHERE e.run_id = %(run_id)s AND e.id >= %(floor)s AND p.data IS NOT NULL AND (e.source_id IS NOT NULL OR NOT e.held_out)
   AND (e.state IN ('trained', 'expired', 'dropped')
        OR (e.state IN ('scored', 'ready') AND (SELECT r.state FROM trinity.run r WHERE r.id = %(run_id)s) = 'finished'))
 ORDER BY e.id
@@ -51,11 +51,11 @@ LIMIT %(limit)s
 
 -- name: archive_floor
 -- The lowest id, from the floor before on, of a row whose payload is in Postgres or has yet to be written. It passes
--- over adopted rows beside rollout groups: they are done with when the run is, and then all rows are looked at again.
+-- over rows of evaluations, and over adopted rows beside rollout groups: they are done with when the run is, and then all rows are looked at again.
 SELECT e.id
 FROM trinity.experience e
 LEFT JOIN trinity.payload p ON p.experience_id = e.id
-WHERE e.run_id = %(run_id)s AND e.id >= %(floor)s
+WHERE e.run_id = %(run_id)s AND e.id >= %(floor)s AND (e.source_id IS NOT NULL OR NOT e.held_out)
   AND (p.data IS NOT NULL OR (p.experience_id IS NULL AND e.state NOT IN ('trained', 'expired', 'dropped')))
   AND (e.source_id IS NULL
        OR (SELECT r.config -> 'algorithm' ? 'expert_rows' FROM trinity.run r WHERE r.id = %(run_id)s) IS NOT TRUE)

@@ -52,7 +52,8 @@ FOR NO KEY UPDATE
 
 -- name: prune_checkpoints
 -- Forgets the checkpoints of all but the newest few versions, before their files are deleted. Version 0 stays, since
--- runs start anew from it and are compared with it. A checkpoint that another run started from stays too.
+-- runs start anew from it and are compared with it. A checkpoint that another run started from stays too, and so does
+-- that of a version whose evaluation is not finished.
 WITH old AS (
     SELECT p.version, p.checkpoint
     FROM trinity.policy_version p
@@ -64,6 +65,8 @@ UPDATE trinity.policy_version p SET checkpoint = NULL
 FROM old
 WHERE p.run_id = %(run_id)s AND p.version = old.version
   AND NOT EXISTS (SELECT FROM trinity.policy_version o WHERE o.checkpoint = old.checkpoint AND o.run_id <> p.run_id)
+  AND NOT EXISTS (SELECT FROM trinity.evaluation v
+                  WHERE v.run_id = p.run_id AND v.version = p.version AND v.finished_at IS NULL)
 RETURNING old.version, old.checkpoint
 
 -- name: relocate_checkpoint

@@ -98,8 +98,9 @@ ORDER BY e.id
 FOR NO KEY UPDATE
 
 -- name: pass_rows
--- Moves held rows from a stage's state to the next. The states are sent as literals.
-UPDATE trinity.experience e SET state = %(next_state)s, worker_id = NULL
+-- Moves held rows from a stage's state to the next, or, in an evaluation, to its end. The states are sent as literals.
+UPDATE trinity.experience e
+SET state = CASE WHEN e.held_out THEN 'evaluated' ELSE %(next_state)s END::trinity.experience_state, worker_id = NULL
 WHERE e.id = ANY(%(ids)s) AND e.state = %(state)s
 
 -- name: drop_held
@@ -129,11 +130,12 @@ ON CONFLICT (experience_id, processor, processor_version, attempt) DO NOTHING
 
 -- name: record_drops
 -- Records why rows will not be trained on, and which processing steps dropped them, if steps did. The state changes in
--- the same transaction.
+-- the same transaction. Rows of an evaluation are never trained on, so that none is recorded.
 INSERT INTO trinity."drop" (run_id, experience_id, stage, step, reason, detail)
 SELECT %(run_id)s, d.id, %(stage)s, d.step, d.reason, d.detail
 FROM unnest(%(ids)s::bigint[], %(steps)s::text[], %(reasons)s::text[], %(details)s::jsonb[])
      AS d (id, step, reason, detail)
+JOIN trinity.experience e ON e.id = d.id AND (e.source_id IS NOT NULL OR NOT e.held_out)
 ON CONFLICT (experience_id) DO NOTHING
 
 -- name: pick_groups

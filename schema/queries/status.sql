@@ -1,6 +1,6 @@
 -- name: status_runs
 -- Every run, or the one with this id, with its workers that have not stopped, its rows and its pairs by state, and
--- whether its latest batch took pairs. Counts are exact and scan the hot rows: about 100 ms for a million.
+-- whether its latest batch took pairs. Rows of evaluations do not count. Counts are exact and scan the hot rows: about 100 ms for a million.
 SELECT r.id, r.name AS run, r.kind,
        CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state,
        r.created_at, r.finished_at, p.version AS policy_version, p.step,
@@ -31,7 +31,7 @@ LEFT JOIN (
     SELECT s.run_id, jsonb_object_agg(s.state, s.rows) AS states
     FROM (SELECT e.run_id, e.state, count(*) AS rows
           FROM trinity.experience e
-          WHERE %(run_id)s::bigint IS NULL OR e.run_id = %(run_id)s
+          WHERE (%(run_id)s::bigint IS NULL OR e.run_id = %(run_id)s) AND (e.source_id IS NOT NULL OR NOT e.held_out)
           GROUP BY e.run_id, e.state) s
     GROUP BY s.run_id
 ) e ON e.run_id = r.id
@@ -49,13 +49,13 @@ ORDER BY r.id
 -- name: status_detail
 -- The state of one run: its groups by state, the staleness of its latest batches, how far the recorded
 -- log-probabilities are from those that the trainer computed for the same weights (`sampling`), how much was explored and trained
--- lately, the reward of its newest versions and the loss of their last steps, why rows were dropped, and which writes
+-- lately, the newest evaluation on each taskset, the reward of its newest versions and the loss of their last steps, why rows were dropped, and which writes
 -- came too late. `awaited` counts the rows that wait for a required reward; NULL if the run requires none.
 -- `unlabelled` counts the rows without the reward that a label needs. Counts are exact and scan rows, rollouts and
 -- verdicts: some hundred milliseconds for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
-              WHERE g.run_id = %(run_id)s GROUP BY g.state) s) AS groups,
+              WHERE g.run_id = %(run_id)s AND g.evaluation_id IS NULL GROUP BY g.state) s) AS groups,
        (SELECT jsonb_build_object('batches', count(DISTINCT b.id), 'mean', avg(i.staleness), 'max', max(i.staleness))
         FROM (SELECT b.id FROM trinity.batch b
               WHERE b.run_id = %(run_id)s AND b.state <> 'reopened'
@@ -89,7 +89,7 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
               FROM trinity.policy_version p
               LEFT JOIN (SELECT e.version_min, count(*) AS rows, avg(e.reward) AS reward
                          FROM trinity.experience e
-                         WHERE e.run_id = %(run_id)s
+                         WHERE e.run_id = %(run_id)s AND NOT e.held_out
                            AND e.version_min > (SELECT max(p.version) - %(versions)s::integer
                                                 FROM trinity.policy_version p WHERE p.run_id = %(run_id)s)
                          GROUP BY e.version_min) e ON e.version_min = p.version
@@ -119,5 +119,9 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
             WHERE m.run_id = %(run_id)s AND m.name = 'refused/batches')) AS refused,
        (SELECT coalesce(jsonb_agg(to_jsonb(s) - 'run_id' ORDER BY s.id), '[]')
         FROM trinity.setback s WHERE s.run_id = %(run_id)s) AS setbacks,
+       (SELECT coalesce(jsonb_agg(to_jsonb(v)), '[]')
+        FROM (SELECT DISTINCT ON (o.taskset_id) o.id FROM trinity.evaluation o
+              WHERE o.run_id = %(run_id)s ORDER BY o.taskset_id, o.version DESC, o.id DESC) newest
+        JOIN trinity.evaluation_view v ON v.id = newest.id) AS evaluations,
        (SELECT jsonb_build_object('payloads', sum(a.num_rows), 'bytes', sum(a.num_bytes))
         FROM trinity.archive a WHERE a.run_id = %(run_id)s HAVING count(*) > 0) AS archived

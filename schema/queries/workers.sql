@@ -87,7 +87,7 @@ WITH gone AS MATERIALIZED (
            OR NOT trinity.is_alive(w.heartbeat_at, %(lease_seconds)s))
 ),
 stalled_groups AS MATERIALIZED (
-    SELECT g.id FROM gone JOIN trinity.rollout_group g ON g.worker_id = gone.id AND g.state = 'open'
+    SELECT g.id FROM gone JOIN trinity.rollout_group g ON g.worker_id = gone.id AND g.state IN ('open', 'evaluating')
     ORDER BY g.id
     FOR NO KEY UPDATE OF g SKIP LOCKED
 ),
@@ -113,7 +113,7 @@ SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM 
 -- Rows are locked in the order of their ids.
 WITH held_groups AS MATERIALIZED (
     SELECT g.id FROM trinity.rollout_group g
-    WHERE g.worker_id = %(worker_id)s AND g.state = 'open'
+    WHERE g.worker_id = %(worker_id)s AND g.state IN ('open', 'evaluating')
     ORDER BY g.id
     FOR NO KEY UPDATE
 ),

@@ -23,6 +23,9 @@ INSERT INTO trinity.task (id, taskset_id, key, ordinal, payload) VALUES (1, 1, '
 INSERT INTO trinity.task_stat (run_id, task_id) VALUES (1, 1);
 INSERT INTO trinity.worker (id, run_id, role, setting_id, host, pid) VALUES (1, 1, 'train', 1, 'host', 1);
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash) VALUES (1, 0, 0, '');
+INSERT INTO trinity.evaluation
+    (id, run_id, taskset_id, version, samples, temperature, max_new_tokens, seed, solved_reward, setting_id)
+VALUES (1, 1, 1, 0, 4, 1, 8, 0, 1, 1);
 INSERT INTO trinity.rollout_group (id, run_id, task_id, expected, arrived) VALUES (1, 1, 1, 8, 2);
 INSERT INTO trinity.agent (id, run_id, group_id, ordinal, attempt, retry, worker_id, key_hash)
 VALUES (1, 1, 1, 2, 1, 0, 1, '\\x01'), (2, 1, 1, 3, 1, 0, 1, '\\x02');
@@ -50,6 +53,7 @@ NEW_PASS = "INSERT INTO trinity.task_pass (run_id, taskset_id, walk, size, posit
 NEW_ROW = (
     "INSERT INTO trinity.experience (run_id, group_id, rollout_id, state, source_id, import_key) VALUES "
 )
+EVALUATED = "UPDATE trinity.rollout_group SET state = 'evaluating', evaluation_id = 1, "
 NEW_EVENT = (
     "INSERT INTO trinity.reward_event (run_id, rollout_id, experience_id, source, name, value) VALUES "
 )
@@ -135,6 +139,16 @@ REFUSED = [
         "rollout_group_completed_at_iff_not_open_check",
         "UPDATE trinity.rollout_group SET completed_at = now()",
     ),
+    (
+        "rollout_group_evaluated_iff_of_an_evaluation_check",
+        "UPDATE trinity.rollout_group SET evaluation_id = 1",
+    ),
+    (
+        "rollout_group_evaluated_iff_of_an_evaluation_check",
+        "UPDATE trinity.rollout_group SET state = 'evaluating'",
+    ),
+    ("rollout_group_evaluation_id_version_min_fkey", EVALUATED + "version_min = 1"),
+    ("rollout_group_evaluation_id_version_max_fkey", EVALUATED + "version_max = 1"),
     ("rollout_group_priority_in_range_check", "UPDATE trinity.rollout_group SET priority = 1e-19"),
     ("rollout_group_priority_in_range_check", "UPDATE trinity.rollout_group SET priority = 1e19"),
     ("rollout_error_iff_failed_check", NEW_ROLLOUT + "(1, 1, 2, 1, 'failed', NULL)"),
@@ -143,7 +157,17 @@ REFUSED = [
     ("rollout_finished_member_key", NEW_ROLLOUT + "(1, 1, 0, 2, 'finished', NULL)"),
     ("rollout_group_id_fkey", NEW_ROLLOUT + "(1, 9, 0, 1, 'finished', NULL)"),
     ("rollout_versions_in_order_check", "UPDATE trinity.rollout SET version_min = 2, version_max = 1"),
+    # evaluations
+    ("evaluation_positive_check", "UPDATE trinity.evaluation SET samples = 0"),
+    ("evaluation_positive_check", "UPDATE trinity.evaluation SET temperature = -1"),
+    ("evaluation_given_up_is_finished_check", "UPDATE trinity.evaluation SET error = 'lost'"),
+    ("evaluation_run_id_version_fkey", "UPDATE trinity.evaluation SET version = 1"),
     # experiences
+    ("experience_evaluated_in_place_of_trained_check", "UPDATE trinity.experience SET held_out = true"),
+    (
+        "experience_only_held_out_are_evaluated_check",
+        "UPDATE trinity.experience SET state = 'evaluated' WHERE id = 1",
+    ),
     ("experience_leased_by_a_worker_check", "UPDATE trinity.experience SET state = 'leased'"),
     ("experience_reward_finite_check", "UPDATE trinity.experience SET reward = 'NaN'"),
     ("experience_reward_finite_check", "UPDATE trinity.experience SET reward = 'Infinity'"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from trinity_db.config import ModelConfig
-from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.config import EvaluationConfig, ExplorerConfig
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.settings import RUN_NAME, Change, Kept, Settings, home, marked
 from trinity_db.sinks.config import MetricsConfig
@@ -83,6 +83,9 @@ class RunConfig(Settings):
     """How many explorers `trinity-db run` starts on this machine (online runs). Each has an engine and
     `explorer.concurrency` attempts of its own, and they share the cores. May change during a run. On another
     machine start more with `trinity-db explore`."""
+    evaluation: Annotated[EvaluationConfig | None, Change.DATED] = None
+    """Tasks that tell how good versions are, and are never trained on (online runs), as in
+    {taskset: gsm8k-test, every: 10}. Explorers attempt them beside their work for the trainer."""
     processors: ProcessorsConfig = ProcessorsConfig()
     """What happens to a rollout before it is trained on."""
     trainer: TrainerConfig = TrainerConfig()
@@ -222,7 +225,7 @@ class RunConfig(Settings):
     def _unread(self) -> tuple[str, ...]:
         """Keys that a run of this kind does not read."""
         if not self.is_online:
-            return ("taskset", "explorers", "trainer.steps")
+            return ("taskset", "explorers", "evaluation", "trainer.steps")
         of_passes = ("trainer.epochs", "trainer.eval_every")
         of_rows = ("data", "holdout", "trainer.max_length")
         return of_passes if isinstance(self.algorithm, MixConfig) else (*of_rows, *of_passes)
@@ -252,6 +255,7 @@ _DEFAULTS: dict[str, Any] = {
     "taskset": None,
     "data": [],
     "holdout": 0.0,
+    "evaluation": None,
     "metrics": MetricsConfig().model_dump(mode="json"),
     "explorer": ExplorerConfig().model_dump(mode="json"),
     "explorers": 1,

@@ -3,7 +3,7 @@
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,7 +14,7 @@ from trinity_db.database import Database, Transaction, open_database, retry
 from trinity_db.errors import ConfigError
 from trinity_db.service import LEASE_SECONDS, is_orphan, is_supervised
 from trinity_db.sinks.follow import mirrored, sinks_of
-from trinity_db.store import groups, runs
+from trinity_db.store import evaluations, groups, runs
 from trinity_db.trainer.config import AlgorithmConfig
 from trinity_db.trainer.parts.kinds import part
 from trinity_db.trainer.recipes import PolicyGradientConfig
@@ -22,6 +22,8 @@ from trinity_db.trainer.recipes import PolicyGradientConfig
 if TYPE_CHECKING:
     from trinity_db.trainer.checkpoints.recovery import Allowed
     from trinity_db.trainer.service import TrainerSetup
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -69,9 +71,24 @@ def open_run(config: RunConfig, change: bool = False) -> tuple[Database, runs.Ru
             runs.find_taskset(tx, taskset)
         if config.model.run is not None:
             runs.find(tx, config.model.run)
+        if config.evaluation is not None:
+            _check_evaluated(tx, config.evaluation.taskset, config.tasksets)
         return run
 
     return database, decide(database, join)
+
+
+def _check_evaluated(tx: Transaction, evaluated: Sequence[str], trained: Iterable[str]) -> None:
+    """Warn of tasks that are trained on and evaluated.
+
+    Raises:
+        NotFound: a taskset does not exist, or is empty.
+    """
+    for name in evaluated:
+        taskset_id = runs.find_taskset(tx, name)
+        for other in trained:
+            if shared := evaluations.shared_tasks(tx, taskset_id, runs.find_taskset(tx, other)):
+                logger.warning("%d tasks of '%s' are in '%s' too, which is trained on", shared, name, other)
 
 
 def decide(database: Database, verb: Callable[[Transaction], Result]) -> Result:

@@ -175,6 +175,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "sampling": _sampling(run["sampling"]),
             "rates": _rates(run["rates"]),
             "rewards": "\n".join(_reward(version, run) for version in run["rewards"]) or None,
+            "evaluations": "\n".join(map(_evaluation, run["evaluations"])) or None,
             "drops": "\n".join(map(_drop, run["drops"])) or None,
             "waits for": _awaited(run["awaited"]) or _unlabelled(run),
             "came too late": _refused(run["refused"]),
@@ -232,6 +233,13 @@ def _reward(version: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         return f"{said}{why}, experiences {version['experiences']}"
     loss = "" if version["loss"] is None else f", loss {version['loss']:.4g} at step {version['step']}"
     return f"{said}no rollouts{loss}"
+
+
+def _evaluation(one: Mapping[str, Any]) -> str:
+    """The newest evaluation on a taskset."""
+    from trinity_db.store.evaluations import describe
+
+    return describe(one)
 
 
 def _drop(drop: Mapping[str, Any]) -> str:

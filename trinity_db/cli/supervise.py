@@ -26,7 +26,7 @@ from trinity_db.schema.queries import query
 from trinity_db.service import SUPERVISOR
 from trinity_db.settings import home
 from trinity_db.sinks.follow import mirrored, sinks_of
-from trinity_db.store import runs
+from trinity_db.store import evaluations, runs
 
 logger = logging.getLogger(__name__)
 
@@ -166,15 +166,17 @@ class Supervisor:
             raise KeyboardInterrupt
 
     def _look_after(self) -> bool:
-        """Start dead roles again. True when the run is finished or a signal came."""
+        """Start dead roles again. True when the run and its evaluations are finished, or a signal came."""
         # Before asking whether the run is finished: a role that ends in between has ended for that reason.
         dead = [child for child in self._children if child.process.poll() is not None]
         with self._database.transaction() as tx:
-            finished = runs.is_finished(tx, self._run.id)
+            is_trained = runs.is_finished(tx, self._run.id)
+            finished = is_trained and not evaluations.are_open(tx, self._run.id)
             step = _last_step(tx, self._run.id) if dead else 0
         if not finished and not self._signals:
             for child in dead:
-                self._revive(child, step)
+                if child.name != "train" or not is_trained:
+                    self._revive(child, step)
         return bool(self._signals) or (finished and len(dead) == len(self._children))
 
     def _revive(self, child: Child, step: int) -> None:

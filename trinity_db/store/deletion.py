@@ -41,6 +41,7 @@ PARTS = (
     Part("marks", "delete_pairings", 10_000),
     Part("task statistics", "delete_task_stats", 10_000),
     Part("metrics", "delete_metrics", 10_000),
+    Part("evaluations", "delete_evaluations", 10_000),
     Part("versions", "delete_versions", 10_000),
 )
 """In an order in which no row refers to one that is gone."""

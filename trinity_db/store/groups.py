@@ -58,6 +58,13 @@ class ClaimedGroup:
     members: list[int]
     greedy: int | None = None
     """The member that is to be sampled at temperature 0, for the others to be compared with."""
+    key: int | None = None
+    """Tells the task in every store: random numbers of an evaluation follow from it. None: from the group."""
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """What the random numbers of its attempts follow from, beside a seed."""
+        return (self.id, self.attempt) if self.key is None else (self.key,)
 
 
 Reward: TypeAlias = float | Mapping[str, float] | None

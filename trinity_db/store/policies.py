@@ -6,7 +6,7 @@ from pathlib import Path
 from trinity_db.database import Transaction
 from trinity_db.errors import LeaseLost
 from trinity_db.schema.queries import query
-from trinity_db.store import runs
+from trinity_db.store import evaluations, runs
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class PolicyVersion:
 def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int | None = None) -> None:
     """Record a version; by that its checkpoint includes every batch committed since the one before.
 
+    The evaluations that the configuration wants of it begin in the same transaction.
     Call it when the files are safe on disk, never before. Saying it again changes nothing. All
     versions but the first name the worker that committed their last step.
 
@@ -38,6 +39,7 @@ def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int 
     }
     if tx.execute(query("publish_version"), values).rowcount:
         tx.execute(query("include_batches"), values)
+        evaluations.begin_due(tx, run_id, policy.version)
         runs.announce(tx, run_id)
     elif tx.execute(query("find_version"), values).fetchone() is None:
         raise LeaseLost(f"Version {policy.version} was not published: another trainer took the run over.")

@@ -1,0 +1,142 @@
+-- name: hold_evaluated_version
+-- Locks a version, so that the trainer's pruning waits. No row if the run has no such version, or its checkpoint is
+-- gone.
+SELECT p.version FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint IS NOT NULL
+FOR SHARE
+
+-- name: due_tasksets
+-- The tasksets that the run's configuration evaluates this version on, and how. A version is evaluated if `every`
+-- divides its number, or if it is the last one.
+SELECT s.id AS taskset_id,
+       (v.of ->> 'samples')::integer AS samples,
+       coalesce(v.of ->> 'temperature', r.config #>> '{explorer,temperature}')::float8 AS temperature,
+       coalesce(v.of ->> 'max_new_tokens', r.config #>> '{explorer,max_new_tokens}')::integer AS max_new_tokens
+FROM trinity.run r
+CROSS JOIN LATERAL (SELECT r.config -> 'evaluation' AS of) v
+JOIN trinity.taskset s ON v.of -> 'taskset' ? s.name
+WHERE r.id = %(run_id)s AND (%(version)s %% (v.of ->> 'every')::integer = 0 OR %(is_last)s)
+ORDER BY s.id
+
+-- name: begin_evaluation
+-- Records an evaluation and all its rollout groups, one for each task, which explorers then claim. Returns its id; no
+-- row if the run has the same evaluation already.
+WITH made AS (
+    INSERT INTO trinity.evaluation
+        (run_id, taskset_id, version, samples, temperature, max_new_tokens, seed, solved_reward, setting_id)
+    SELECT r.id, %(taskset_id)s, %(version)s, %(samples)s, %(temperature)s, %(max_new_tokens)s, r.seed,
+           coalesce((r.config #>> '{processors,group,solved_reward}')::float8, 1),
+           (SELECT max(s.id) FROM trinity.run_setting s WHERE s.run_id = r.id)
+    FROM trinity.run r
+    WHERE r.id = %(run_id)s
+    ON CONFLICT (run_id, version, taskset_id, samples, temperature, max_new_tokens, seed) DO NOTHING
+    RETURNING id, run_id, taskset_id, samples
+),
+groups AS (
+    INSERT INTO trinity.rollout_group (run_id, task_id, state, evaluation_id, expected, attempt)
+    SELECT made.run_id, t.id, 'evaluating', made.id, made.samples, 0
+    FROM made JOIN trinity.task t ON t.taskset_id = made.taskset_id
+    ORDER BY t.id
+)
+SELECT made.id FROM made
+
+-- name: resume_evaluation
+-- Finds the evaluation that begin_evaluation found. One that was given up goes on.
+WITH known AS (
+    SELECT v.id
+    FROM trinity.evaluation v JOIN trinity.run r ON r.id = v.run_id
+    WHERE v.run_id = %(run_id)s AND v.version = %(version)s AND v.taskset_id = %(taskset_id)s
+      AND v.samples = %(samples)s AND v.temperature = %(temperature)s AND v.max_new_tokens = %(max_new_tokens)s
+      AND v.seed = r.seed
+),
+resumed AS (
+    UPDATE trinity.evaluation v SET error = NULL, finished_at = NULL
+    FROM known
+    WHERE v.id = known.id AND v.error IS NOT NULL
+)
+SELECT known.id FROM known
+
+-- name: due_evaluation
+-- The next evaluation of a run that has groups for an explorer: first one of the version that the explorer has loaded,
+-- then the oldest. If :among is not NULL, only these evaluations count.
+SELECT v.id, v.version, v.samples, v.temperature, v.max_new_tokens, v.seed, p.step, p.checkpoint, p.checkpoint_hash
+FROM trinity.evaluation v
+JOIN trinity.policy_version p ON p.run_id = v.run_id AND p.version = v.version
+WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL AND p.checkpoint IS NOT NULL
+  AND v.id = ANY(coalesce(%(among)s::bigint[], ARRAY[v.id]))
+  AND EXISTS (SELECT FROM trinity.rollout_group g
+              WHERE g.evaluation_id = v.id AND g.completed_at IS NULL AND g.worker_id IS NULL)
+ORDER BY v.version <> %(loaded)s, v.id
+LIMIT 1
+
+-- name: claim_evaluation_groups
+-- Leases groups of an evaluation that no explorer holds, in the order of their tasks, and skips those that another
+-- explorer takes right now. A member is missing as long as its only rollouts were refused. `key` tells the task in
+-- every store, so that the same evaluation samples the same again.
+WITH picked AS MATERIALIZED (
+    SELECT g.id
+    FROM trinity.rollout_group g
+    WHERE g.evaluation_id = %(evaluation_id)s AND g.completed_at IS NULL AND g.worker_id IS NULL
+    ORDER BY g.id
+    LIMIT %(limit)s
+    FOR NO KEY UPDATE SKIP LOCKED
+),
+claimed AS (
+    UPDATE trinity.rollout_group g SET worker_id = %(worker_id)s, attempt = g.attempt + 1
+    FROM picked
+    WHERE g.id = picked.id
+    RETURNING g.id, g.task_id, g.attempt, g.expected
+)
+SELECT c.id, c.attempt, hashtextextended(t.key, 0) AS key, t.payload,
+       ARRAY(SELECT n FROM generate_series(0, c.expected - 1) n
+             WHERE NOT EXISTS (SELECT FROM trinity.rollout r
+                               WHERE r.group_id = c.id AND r.ordinal = n AND r.state <> 'refused')
+             ORDER BY n) AS members
+FROM claimed c
+JOIN trinity.task t ON t.id = c.task_id
+ORDER BY c.id
+
+-- name: give_up_evaluation
+-- Ends an evaluation whose version cannot be loaded. Harmless when repeated.
+UPDATE trinity.evaluation v SET error = %(error)s, finished_at = now()
+WHERE v.id = %(evaluation_id)s AND v.finished_at IS NULL
+
+-- name: open_evaluations
+-- How many evaluations of a run are not finished. Those of versions that were withdrawn cannot go on and do not count,
+-- and neither do those of a run that is being deleted.
+SELECT count(*) AS evaluations
+FROM trinity.evaluation v
+JOIN trinity.run r ON r.id = v.run_id AND r.deleting_at IS NULL
+JOIN trinity.policy_version p ON p.run_id = v.run_id AND p.version = v.version AND p.checkpoint IS NOT NULL
+WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL
+  AND v.id = ANY(coalesce(%(among)s::bigint[], ARRAY[v.id]))
+
+-- name: finish_evaluations
+-- Ends the evaluations of a run whose attempts have all ended and are all judged. Of two sessions that end the same
+-- one, the first gets its id.
+UPDATE trinity.evaluation v SET finished_at = now()
+WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL
+  AND NOT EXISTS (SELECT FROM trinity.rollout_group g WHERE g.evaluation_id = v.id AND g.completed_at IS NULL)
+  AND NOT EXISTS (SELECT FROM trinity.rollout_group g JOIN trinity.experience e ON e.group_id = g.id
+                  WHERE g.evaluation_id = v.id AND e.state = 'clean')
+RETURNING v.id
+
+-- name: read_evaluations
+-- What these evaluations say, in the order in which they were begun.
+SELECT v.* FROM trinity.evaluation_view v WHERE v.id = ANY(%(ids)s) ORDER BY v.id
+
+-- name: compare_evaluations
+-- The difference between two evaluations over the tasks that both have.
+SELECT d.* FROM trinity.evaluation_difference(%(before)s, %(after)s, %(k)s) d
+
+-- name: evaluation_progress
+-- How many attempts these evaluations have, and how many of them have ended.
+SELECT coalesce(sum(g.expected), 0) AS attempts, coalesce(sum(g.arrived + g.failed), 0) AS ended
+FROM trinity.rollout_group g
+WHERE g.evaluation_id = ANY(%(ids)s)
+
+-- name: shared_tasks
+-- How many tasks of a taskset another one has as well. The key of a task is made from its content.
+SELECT count(*) AS tasks
+FROM trinity.task t JOIN trinity.task o ON o.taskset_id = %(other_id)s AND o.key = t.key
+WHERE t.taskset_id = %(taskset_id)s

@@ -1,0 +1,426 @@
+"""Evaluations: what explorers do for them, what no draw and no pace sees of them, and what they say."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.echo import Echo
+from tests.rows import Scene, rollout
+from trinity_db.explorer import evaluating
+from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.engines.engine import Completion, Request
+from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.service import Explorer
+from trinity_db.explorer.workflow import Workflow
+from trinity_db.models import folder_digest
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import evaluations, policies, processing, rewards
+from trinity_db.store.groups import Pace
+
+NUM_TASKS = 8
+
+
+def publish(scene: Scene, version: int, folder: Path) -> None:
+    """A version whose files are there; with each other weights."""
+    files = folder / f"version-{version}"
+    files.mkdir(exist_ok=True)
+    (files / "model.safetensors").write_bytes(b"weights %d" % version)
+    with scene.database.transaction() as tx:
+        tx.execute(
+            "INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)"
+            " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (run_id, version) DO UPDATE"
+            " SET checkpoint = excluded.checkpoint, checkpoint_hash = excluded.checkpoint_hash",
+            [scene.run.id, version, version, str(files), folder_digest.digest(files)],
+        )
+
+
+def taskset(scene: Scene) -> int:
+    found: int = scene.value("SELECT id FROM trinity.taskset")
+    return found
+
+
+def begin(scene: Scene, version: int = 0, samples: int = 2, temperature: float = 0.5) -> int:
+    settings = evaluations.Settings(taskset(scene), samples, temperature, max_new_tokens=4)
+    with scene.database.transaction() as tx:
+        begun = evaluations.begin(tx, scene.run.id, version, settings)
+    assert begun is not None
+    return begun
+
+
+def finish(scene: Scene) -> list[int]:
+    with scene.database.transaction() as tx:
+        return [row["id"] for row in evaluations.finish(tx, scene.run.id)]
+
+
+def said(scene: Scene, *ids: int) -> list[dict[str, Any]]:
+    with scene.database.transaction() as tx:
+        return evaluations.read(tx, ids)
+
+
+def claim(scene: Scene, evaluation: int, limit: int = 100, worker: int | None = None) -> list[Any]:
+    with scene.database.transaction() as tx:
+        return evaluations.claim(tx, worker or scene.explorer, evaluation, limit)
+
+
+def attempt(
+    scene: Scene, evaluation: int, rewarded: Callable[[int, int], float | None], version: int = 0
+) -> None:
+    """Write every attempt with the reward that task and member have; None: it failed."""
+    written = []
+    for number, group in enumerate(claim(scene, evaluation)):
+        for member in group.members:
+            reward = rewarded(number, member)
+            error = "it failed" if reward is None else None
+            written.append(rollout(group, member, str(reward), (version, version), error))
+    scene.write(written)
+    scene.judge(processing.SCORE)
+
+
+class Explorers:
+    """Makes explorers of a scene, whose starting model is there."""
+
+    def __init__(self, scene: Scene, folder: Path) -> None:
+        self.scene, self.folder = scene, folder
+        self.made: list[Explorer] = []
+        publish(scene, 0, folder)
+
+    def __call__(
+        self, workflow: Workflow, engine: Echo | None = None, pace: int = 2, **options: Any
+    ) -> Explorer:
+        only = options.pop("only", None)
+        config = ExplorerConfig(workflow="mine.py:workflow", group_size=2, **options)
+        role = Explorer(
+            self.scene.database,
+            self.scene.run,
+            config,
+            workflow,
+            engine or Echo(),
+            Pace(max_staleness=0, per_version=pace),
+            self.scene.selection,
+            "{prompt}",
+            only=only,
+        )
+        role.worker_id = self.scene.explorer
+        self.made.append(role)
+        return role
+
+
+@pytest.fixture
+def explorers(scene: Scene, tmp_path: Path) -> Iterator[Explorers]:
+    made = Explorers(scene, tmp_path)
+    yield made
+    for role in made.made:
+        role.release()
+
+
+async def answers(task: Mapping[str, Any], policy: Policy) -> float:
+    await policy.sample([1, 2])
+    return 1.0
+
+
+def test_an_explorer_makes_the_attempts_of_an_evaluation_beside_those_for_training(
+    scene: Scene, explorers: Explorers
+) -> None:
+    begin(scene, samples=3)
+    engine = Echo()
+    assert explorers(answers, engine).work()
+    states = scene.rows("SELECT state, count(*) FROM trinity.rollout_group GROUP BY 1 ORDER BY 1")
+    assert dict(states) == {"complete": 2, "evaluated": NUM_TASKS}
+    asked = [(request.temperature, request.max_new_tokens) for request in engine.asked]
+    assert asked.count((0.5, 4)) == 3 * NUM_TASKS
+    assert asked.count((1.0, 256)) == 2 * 2
+
+
+def test_no_statement_of_training_sees_an_evaluation(scene: Scene, explorers: Explorers) -> None:
+    begin(scene)
+    role = explorers(answers, pace=2)
+    assert role.work()
+    scene.process()
+    counts = scene.rows(
+        "SELECT (SELECT sum(issued) FROM trinity.task_stat), (SELECT sum(scored) FROM trinity.task_stat),"
+        " (SELECT experiences FROM trinity.policy_progress), (SELECT count(*) FROM trinity.drop)"
+    )
+    assert counts == [(2, 4, 4, 0)]
+    assert set(scene.values("SELECT state FROM trinity.experience WHERE held_out")) == {"evaluated"}
+    assert scene.draw(1, 3) is None
+    batch = scene.draw(1, 2)
+    assert batch is not None
+    drawn = scene.values(
+        "SELECT e.held_out FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id"
+    )
+    assert drawn == [False] * 4
+
+
+@pytest.mark.parametrize("state", ["raw", "scored", "ready", "leased", "trained", "expired"])
+def test_the_database_refuses_to_train_on_a_row_of_an_evaluation(scene: Scene, state: str) -> None:
+    attempt(scene, begin(scene), lambda task, member: 1.0)
+    with pytest.raises(psycopg.errors.CheckViolation), scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.experience SET state = %s, worker_id = 1 WHERE held_out", [state])
+    with pytest.raises(psycopg.errors.CheckViolation), scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.rollout_group SET state = 'ready' WHERE evaluation_id IS NOT NULL")
+
+
+def test_the_database_refuses_a_token_of_another_version(scene: Scene) -> None:
+    [group, *_] = claim(scene, begin(scene))
+    with pytest.raises(psycopg.errors.ForeignKeyViolation):
+        scene.write([rollout(group, 0, "1", (0, 1))])
+
+
+def test_an_attempt_with_a_token_of_another_version_is_a_failed_rollout(
+    scene: Scene, explorers: Explorers
+) -> None:
+    class Ahead(Echo):
+        async def generate(self, request: Request) -> Completion:
+            said = await super().generate(request)
+            return Completion(said.token_ids, said.logprobs, [7] * len(said.token_ids), "stop")
+
+    begin(scene)
+    assert explorers(answers, Ahead(), pace=1).work()
+    errors = scene.values("SELECT DISTINCT error FROM trinity.rollout WHERE error IS NOT NULL")
+    assert errors == ["the engine sampled by version 7 in an evaluation of version 0"]
+
+
+def test_attempts_of_an_older_version_are_made_by_it_and_training_goes_on_by_the_newest(
+    scene: Scene, explorers: Explorers, tmp_path: Path
+) -> None:
+    begin(scene)
+    publish(scene, 1, tmp_path)
+    assert explorers(answers, pace=2).work()
+    versions = scene.rows(
+        "SELECT evaluation_id IS NOT NULL, version_min, version_max, count(*) FROM trinity.rollout_group"
+        " GROUP BY 1, 2, 3 ORDER BY 1"
+    )
+    assert versions == [(False, 1, 1, 2), (True, 0, 0, NUM_TASKS)]
+
+
+def test_evaluation_and_training_take_turns_where_both_have_work(
+    scene: Scene, explorers: Explorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither waits for the end of the other one's work."""
+    monkeypatch.setattr(evaluating, "TURN_SECONDS", 0.0)
+    loaded: list[int] = []
+
+    class Loads(Echo):
+        async def load(self, path: Path, version: int) -> None:
+            loaded.append(version)
+            await super().load(path, version)
+
+    begin(scene)
+    publish(scene, 1, tmp_path)
+    assert explorers(answers, Loads(), pace=8, concurrency=4).work()
+    assert loaded.count(0) > 1
+    assert loaded.count(1) > 1
+    versions = scene.values("SELECT DISTINCT version_max FROM trinity.rollout_group WHERE evaluation_id > 0")
+    assert versions == [0]
+
+
+def test_the_same_evaluation_samples_by_the_same_seeds(scene: Scene, explorers: Explorers) -> None:
+    """Seeds follow from task and member: not from groups, whose numbers differ, and not from their order."""
+    engines = [Echo(), Echo()]
+    for engine, temperature in zip(engines, (0.5, 0.25), strict=True):
+        begin(scene, temperature=temperature)
+        assert explorers(answers, engine, pace=1).work()
+    first, second = (
+        {request.seed for request in engine.asked if request.max_new_tokens == 4} for engine in engines
+    )
+    assert len(first) == 2 * NUM_TASKS
+    assert first == second
+
+
+def test_an_evaluation_is_begun_once_and_goes_on_where_it_was(scene: Scene, explorers: Explorers) -> None:
+    evaluation = begin(scene)
+    assert begin(scene) == evaluation
+    lost = scene.new_worker(WorkerRole.EXPLORE)
+    group, other = claim(scene, evaluation, limit=2, worker=lost)
+    scene.write([rollout(group, member, "1") for member in group.members], worker=lost)
+    assert scene.lose(lost).groups == 1
+    role = explorers(answers, only=[evaluation])
+    assert not role.is_done()
+    assert role.work()
+    assert role.is_done()
+    assert scene.rows("SELECT id, attempt FROM trinity.rollout_group WHERE attempt <> 1") == [(other.id, 2)]
+    assert scene.values("SELECT count(*) FROM trinity.rollout") == [2 * NUM_TASKS]
+    assert scene.values("SELECT count(*) FROM trinity.rollout_group WHERE evaluation_id IS NULL") == [0]
+
+
+def test_an_evaluation_ends_when_its_last_attempt_is_judged_and_its_numbers_are_metrics(scene: Scene) -> None:
+    evaluation = begin(scene)
+    claimed = claim(scene, evaluation)
+    scene.write([rollout(group, member, "1") for group in claimed for member in group.members])
+    assert finish(scene) == []
+    with scene.database.transaction() as tx:
+        assert evaluations.are_open(tx, scene.run.id)
+    scene.judge(processing.SCORE)
+    assert finish(scene) == [evaluation]
+    assert finish(scene) == []
+    with scene.database.transaction() as tx:
+        assert not evaluations.are_open(tx, scene.run.id)
+    metrics = dict(scene.rows("SELECT name, value FROM trinity.metric WHERE name LIKE 'eval/%'"))
+    assert metrics == {
+        "eval/tasks/mean@2": 1,
+        "eval/tasks/best@2": 1,
+        "eval/tasks/pass@1": 1,
+        "eval/tasks/pass@2": 1,
+        "eval/tasks/failed": 0,
+    }
+
+
+def test_an_evaluation_whose_version_cannot_be_loaded_is_given_up_and_can_be_resumed(
+    scene: Scene, explorers: Explorers, tmp_path: Path
+) -> None:
+    publish(scene, 1, tmp_path)
+    evaluation = begin(scene, version=1)
+    publish(scene, 2, tmp_path)
+    (tmp_path / "version-1" / "model.safetensors").write_bytes(b"damaged")
+    role = explorers(answers, only=[evaluation])
+    role.work()
+    assert role.is_done()
+    [row] = said(scene, evaluation)
+    assert "its files are not those that were published" in row["error"]
+    publish(scene, 1, tmp_path)
+    assert begin(scene, version=1) == evaluation
+    assert role.work()
+    assert scene.values("SELECT DISTINCT version_min FROM trinity.rollout") == [1]
+
+
+def test_a_checkpoint_stays_until_its_evaluation_has_ended(scene: Scene, tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        publish(scene, version, tmp_path)
+    evaluation = begin(scene, version=1)
+
+    def prune() -> list[int]:
+        with scene.database.transaction() as tx:
+            return [version for version, _ in policies.prune(tx, scene.run.id, keep=1)]
+
+    assert prune() == [2]
+    attempt(scene, evaluation, lambda task, member: 1.0, version=1)
+    assert finish(scene) == [evaluation]
+    assert prune() == [1]
+    settings = evaluations.Settings(taskset(scene), 9, 1.0, max_new_tokens=4)
+    with scene.database.transaction() as tx:
+        assert evaluations.begin(tx, scene.run.id, 1, settings) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "is_last", "begun"), [(0, False, 1), (3, False, 0), (4, False, 1), (5, True, 1)]
+)
+def test_the_configuration_says_which_versions_are_evaluated(
+    scene: Scene, tmp_path: Path, version: int, is_last: bool, begun: int
+) -> None:
+    of = {"taskset": ["tasks"], "every": 4, "samples": 3, "temperature": None, "max_new_tokens": None}
+    explorer = {"temperature": 0.7, "max_new_tokens": 9}
+    other = scene.beside("other", {"evaluation": of, "explorer": explorer, "seed": 5})
+    publish(other, version, tmp_path)
+    with scene.database.transaction() as tx:
+        evaluations.begin_due(tx, other.run.id, version, is_last)
+        evaluations.begin_due(tx, other.run.id, version, is_last)
+    rows = scene.rows("SELECT version, samples, temperature, max_new_tokens, seed FROM trinity.evaluation")
+    assert rows == [(version, 3, 0.7, 9, 5)] * begun
+
+
+def test_publishing_a_version_begins_its_evaluation(scene: Scene) -> None:
+    of = {"taskset": ["tasks"], "every": 1, "samples": 2, "temperature": 0.0, "max_new_tokens": 4}
+    other = scene.beside("other", {"evaluation": of})
+    other.publish(0, step=0)
+    assert scene.rows("SELECT version, temperature FROM trinity.evaluation") == [(0, 0.0)]
+
+
+def brute_force(rewarded: list[list[float]], k: int, of: Callable[[tuple[float, ...]], float]) -> float:
+    """The mean over tasks of what every subset of k attempts says."""
+    return mean(mean(of(chosen) for chosen in combinations(task, k)) for task in rewarded if len(task) >= k)
+
+
+REWARDS: list[list[float]] = [
+    [0, 0, 0, 0],
+    [1, 0, 0, 2],
+    [1, 1, 1, 1],
+    [0, 0.5, 1, 0],
+    [3, 0, 0],
+    [0],
+    [1, -1, 0.25, 0],
+    [0, 1],
+]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_best_and_pass_at_k_are_means_over_all_subsets_of_k_judged_attempts(scene: Scene, k: int) -> None:
+    evaluation = begin(scene, samples=4)
+    attempt(scene, evaluation, lambda task, member: dict(enumerate(map(float, REWARDS[task]))).get(member))
+    [row] = scene.rows(
+        "SELECT tasks, mean, tasks_at_k, best, pass FROM trinity.evaluation_at(%s, %s)", evaluation, k
+    )
+    assert row[0] == 8
+    assert row[1] == pytest.approx(mean(mean(task) for task in REWARDS))
+    assert row[2] == sum(len(task) >= k for task in REWARDS)
+    assert row[3] == pytest.approx(brute_force(REWARDS, k, max))
+    assert row[4] == pytest.approx(brute_force(REWARDS, k, lambda chosen: max(chosen) >= 1))
+    [whole] = said(scene, evaluation)
+    assert (whole["judged"], whole["failed"], whole["waiting"]) == (26, 6, 0)
+
+
+def test_the_chance_of_many_attempts_is_exact(scene: Scene) -> None:
+    for samples, solved, k in ((5000, 3, 1), (5000, 2500, 100), (10_000, 10_000, 1), (200, 0, 64)):
+        [[found]] = scene.rows("SELECT trinity.pass_at(%s, %s, %s)", samples, solved, k)
+        exact = 1 - math.comb(samples - solved, k) / math.comb(samples, k)
+        assert found == pytest.approx(exact, rel=1e-12, abs=1e-15)
+    assert scene.values("SELECT trinity.pass_at(3, 1, 4)") == [None]
+
+
+def test_intervals_are_those_of_means_over_tasks(scene: Scene) -> None:
+    evaluation = begin(scene, samples=2)
+    solved = [2, 1, 0, 2, 2, 0, 1, 0]
+    attempt(scene, evaluation, lambda task, member: float(member < solved[task]))
+    [row] = said(scene, evaluation)
+    z, shares = 1.959964, [number / 2 for number in solved]
+    center = mean(shares)
+    error = z * math.sqrt(sum((share - center) ** 2 for share in shares) / 7 / 8)
+    assert (row["mean_low"], row["mean_high"]) == pytest.approx((center - error, center + error))
+    # Wilson's limits are where the distance from the estimate is z deviations of the limit itself.
+    for limit in (row["pass_1_low"], row["pass_1_high"]):
+        assert abs(center - limit) == pytest.approx(z * math.sqrt(limit * (1 - limit) / 8))
+
+
+def test_a_difference_is_over_the_tasks_that_both_evaluations_have(scene: Scene, tmp_path: Path) -> None:
+    publish(scene, 1, tmp_path)
+    before, after = begin(scene, samples=1), begin(scene, version=1, samples=1)
+    attempt(scene, before, lambda task, member: None if task == 0 else float(task > 4))
+    attempt(scene, after, lambda task, member: float(task > 2), version=1)
+    with scene.database.transaction() as tx:
+        row = evaluations.compare(tx, before, after)
+    differences = [0, 0, 1, 1, 0, 0, 0]
+    center = mean(differences)
+    error = 1.959964 * math.sqrt(sum((one - center) ** 2 for one in differences) / 6 / 7)
+    assert (row["tasks"], row["tasks_at_k"]) == (7, 7)
+    for name in ("mean", "pass"):
+        limits = (row[name], row[f"{name}_low"], row[f"{name}_high"])
+        assert limits == pytest.approx((center, center - error, center + error))
+
+
+def test_a_late_reward_changes_what_an_evaluation_says(scene: Scene) -> None:
+    evaluation = begin(scene, samples=1)
+    attempt(scene, evaluation, lambda task, member: 0.0)
+    assert finish(scene) == [evaluation]
+    [row] = scene.rows("SELECT min(id) FROM trinity.experience")
+    with scene.database.transaction() as tx:
+        event = rewards.RewardEvent(None, "human", 1.0, experience_id=row[0])
+        rewards.record(tx, scene.run.id, "human", [event])
+    [now] = said(scene, evaluation)
+    assert now["pass_1"] == pytest.approx(1 / NUM_TASKS)
+
+
+def test_a_row_that_cannot_be_judged_is_no_zero(scene: Scene) -> None:
+    evaluation = begin(scene, samples=1)
+    attempt(scene, evaluation, lambda task, member: 1.0)
+    with scene.database.transaction() as tx:
+        tx.execute(
+            "UPDATE trinity.experience SET state = 'dropped'"
+            " WHERE id = (SELECT min(id) FROM trinity.experience)"
+        )
+    [row] = said(scene, evaluation)
+    assert (row["mean"], row["judged"], row["failed"]) == (1.0, NUM_TASKS - 1, 1)

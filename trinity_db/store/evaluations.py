@@ -1,0 +1,177 @@
+"""Evaluations: attempts of one policy version at every task of a taskset, judged and never trained on.
+
+An evaluation is a row and a rollout group for each task. Any explorer of the run claims these groups, any
+processor judges their rows, and a processor ends the evaluation. What it says is derived when it is read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psycopg.rows import DictRow
+
+from trinity_db.database import Transaction
+from trinity_db.schema.queries import query
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import runs
+from trinity_db.store.groups import ClaimedGroup
+from trinity_db.store.metrics import record_metrics
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the tasks of a taskset are attempted."""
+
+    taskset_id: int
+    samples: int
+    """Attempts at each task."""
+    temperature: float
+    """0 takes the likeliest token each time."""
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Due:
+    """An evaluation that has groups for an explorer, and the version that all of its tokens must be of."""
+
+    id: int
+    version: int
+    step: int
+    """The trainer's, of the version."""
+    checkpoint: Path
+    checkpoint_hash: str
+    samples: int
+    """Attempts at each task."""
+    temperature: float
+    max_new_tokens: int
+    seed: int
+
+
+def begin_due(tx: Transaction, run_id: int, version: int, is_last: bool = False) -> None:
+    """Begin what the run's configuration says of a version, in the transaction that publishes it.
+
+    Harmless when repeated.
+
+    Args:
+        is_last: the run trains no more, so that the version is evaluated whatever its number is.
+    """
+    values = {"run_id": run_id, "version": version, "is_last": is_last}
+    for row in tx.execute(query("due_tasksets"), values).fetchall():
+        begin(tx, run_id, version, Settings(**row))
+
+
+def begin(tx: Transaction, run_id: int, version: int, settings: Settings) -> int | None:
+    """Begin an evaluation, or go on with the same one; its id. None: the version has no checkpoint.
+
+    The checkpoint then stays until the evaluation is finished.
+    """
+    values = {"run_id": run_id, "version": version, **vars(settings)}
+    if tx.execute(query("hold_evaluated_version"), values).fetchone() is None:
+        return None
+    row = tx.execute(query("begin_evaluation"), values).fetchone()
+    if row is None:
+        row = tx.execute(query("resume_evaluation"), values).fetchone()
+    assert row is not None
+    runs.announce(tx, run_id)
+    return int(row["id"])
+
+
+def due(tx: Transaction, run_id: int, loaded: int, among: Sequence[int] | None = None) -> Due | None:
+    """The next evaluation with groups that no explorer holds; first one of the version that is loaded.
+
+    Args:
+        among: only these evaluations count.
+    """
+    values = {"run_id": run_id, "loaded": loaded, "among": _ids(among)}
+    row = tx.execute(query("due_evaluation"), values).fetchone()
+    return Due(**row | {"checkpoint": Path(row["checkpoint"])}) if row else None
+
+
+def claim(tx: Transaction, worker_id: int, evaluation_id: int, limit: int) -> list[ClaimedGroup]:
+    """Up to `limit` groups of an evaluation to explore."""
+    values = {"evaluation_id": evaluation_id, "worker_id": worker_id, "limit": limit}
+    return [
+        ClaimedGroup(row["id"], row["attempt"], row["payload"], row["members"], key=row["key"])
+        for row in tx.execute(query("claim_evaluation_groups"), values)
+    ]
+
+
+def give_up(tx: Transaction, run_id: int, evaluation_id: int, error: str) -> None:
+    """End an evaluation whose version cannot be loaded. Beginning it again resumes it."""
+    tx.execute(query("give_up_evaluation"), {"evaluation_id": evaluation_id, "error": error})
+    runs.announce(tx, run_id)
+
+
+def are_open(tx: Transaction, run_id: int, among: Sequence[int] | None = None) -> bool:
+    """Whether evaluations of a run, or those `among` them, have attempts to make or to judge."""
+    row = tx.execute(query("open_evaluations"), {"run_id": run_id, "among": _ids(among)}).fetchone()
+    assert row is not None
+    return bool(row["evaluations"])
+
+
+def finish(tx: Transaction, run_id: int) -> list[DictRow]:
+    """End evaluations whose attempts are all judged, record what they say as metrics, and return them."""
+    ended = [row["id"] for row in tx.execute(query("finish_evaluations"), {"run_id": run_id})]
+    found = read(tx, ended) if ended else []
+    for row in found:
+        record_metrics(tx, run_id, WorkerRole.PROCESS, row["step"], metrics(row))
+    if ended:
+        runs.announce(tx, run_id)
+    return found
+
+
+def read(tx: Transaction, ids: Sequence[int]) -> list[DictRow]:
+    """Rows of evaluation_view, in the order in which the evaluations were begun."""
+    return tx.execute(query("read_evaluations"), {"ids": list(ids)}).fetchall()
+
+
+def compare(tx: Transaction, before: int, after: int, k: int = 1) -> DictRow:
+    """What evaluation_difference says of two evaluations."""
+    row = tx.execute(query("compare_evaluations"), {"before": before, "after": after, "k": k}).fetchone()
+    assert row is not None
+    return row
+
+
+def progress(tx: Transaction, ids: Sequence[int]) -> tuple[int, int]:
+    """How many attempts of these evaluations have ended, and how many there are."""
+    row = tx.execute(query("evaluation_progress"), {"ids": list(ids)}).fetchone()
+    assert row is not None
+    return int(row["ended"]), int(row["attempts"])
+
+
+def shared_tasks(tx: Transaction, taskset_id: int, other_id: int) -> int:
+    """How many tasks of a taskset are in another one too."""
+    values = {"taskset_id": taskset_id, "other_id": other_id}
+    row = tx.execute(query("shared_tasks"), values).fetchone()
+    assert row is not None
+    return int(row["tasks"])
+
+
+def metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of an evaluation, a row of evaluation_view. What is not known is left out."""
+    k = evaluation["samples"]
+    values = {
+        f"mean@{k}": evaluation["mean"],
+        "pass@1": evaluation["pass_1"],
+        f"best@{k}": evaluation["best"],
+        f"pass@{k}": evaluation["pass_k"],
+        "failed": evaluation["failed"],
+    }
+    return {f"eval/{evaluation['taskset']}/{name}": v for name, v in values.items() if v is not None}
+
+
+def describe(evaluation: Mapping[str, Any]) -> str:
+    """One line about an evaluation, a row of evaluation_view."""
+    said = f"{evaluation['taskset']}, version {evaluation['version']}: "
+    if evaluation["error"] is not None:
+        return f"{said}given up: {evaluation['error']}"
+    if evaluation["mean"] is not None:
+        said += f"mean@{evaluation['samples']} {evaluation['mean']:.3f}, pass@1 {evaluation['pass_1']:.3f}, "
+    if evaluation["finished_at"] is None or evaluation["waiting"]:
+        said += f"{evaluation['waiting']} attempts wait, "
+    return f"{said}{evaluation['failed']} failed"
+
+
+def _ids(among: Sequence[int] | None) -> list[int] | None:
+    return None if among is None else list(among)
