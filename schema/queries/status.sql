@@ -48,10 +48,11 @@ ORDER BY r.id
 
 -- name: status_detail
 -- The state of one run: its groups by state, the staleness of its latest batches, how far the recorded
--- log-probabilities are from those that the trainer computed for the same weights (`sampling`), how much was explored and trained
--- lately, the newest evaluation on each taskset, the reward of its newest versions and the loss of their last steps, why rows were dropped, and which writes
--- came too late. `awaited` counts the rows that wait for a required reward; NULL if the run requires none.
--- `unlabelled` counts the rows without the reward that a label needs. Counts are exact and scan rows, rollouts and
+-- log-probabilities are from those that the trainer computed for the same weights (`sampling`), how much was explored
+-- and trained lately, the newest evaluation on each taskset, the reward of its newest versions and the loss of their last
+-- steps, why rows were dropped, and which writes came too late. `awaited` counts the rows that wait for a required
+-- reward; NULL if the run requires none. `unlabelled` counts the rows without the reward that a label needs. Counts are
+-- exact and scan rows, rollouts and
 -- verdicts: some hundred milliseconds for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
