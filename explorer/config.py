@@ -45,6 +45,10 @@ class EndpointConfig(Settings):
     them with the number of the version. A server is used while it has the version that the explorer wants."""
     load_seconds: float = Field(600.0, gt=0, le=1e6)
     """Longest time in seconds that a server may take to load a version."""
+    tolerance: float = Field(0.3, gt=0, le=100)
+    """Nats by which a server's log-probabilities of a checkpoint's canary may differ from the trainer's, in
+    the mean over tokens. If they differ by more, the server does not count as loaded. In bfloat16 they differ
+    by 0.05. For servers that compute in float32, take 0.005."""
     patience_seconds: float = Field(60.0, gt=0, le=1e6)
     """How long in seconds requests wait while no server is usable. Then the explorer ends, and says why."""
 

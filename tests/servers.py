@@ -26,6 +26,8 @@ class Server:
         """Folders and versions, in the order in which they were loaded."""
         self.asked: list[dict[str, Any]] = []
         """Bodies of all requests for tokens."""
+        self.sampled = 0
+        """Tokens so far."""
         self.given_up = 0
         """Requests whose client left."""
         self.token_seconds = 0.0
@@ -39,6 +41,8 @@ class Server:
         self.is_deaf = False
         """Whether it cannot load weights."""
         self.is_healthy = True
+        self.says = -1.0
+        """The log-probability of each token of a prompt, by its weights."""
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -85,6 +89,7 @@ class Server:
                 if not spans or spans[-1]["version"] != self.label:
                     spans.append({"version": self.label, "start": place, "end": place})
                 spans[-1]["end"] = place + 1
+                self.sampled += 1
         except asyncio.CancelledError:
             self.given_up += 1
             raise
@@ -110,6 +115,9 @@ class VLLMServer(Server):
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if body["sampling_params"].get("prompt_logprobs") is not None:
+            entries = [{str(token): {"logprob": self.says}} for token in body["token_ids"][1:]]
+            return web.json_response({"prompt_logprobs": [None, *entries]})
         self.asked.append(body)
         if (refusal := self.refusal(body)) is not None:
             return refusal
@@ -175,6 +183,9 @@ class SGLangServer(Server):
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if "logprob_start_len" in body:
+            said = [[self.says, token, None] for token in body["input_ids"][1:]]
+            return web.json_response({"meta_info": {"input_token_logprobs": [[None, 0, None], *said]}})
         self.asked.append(body)
         if (refusal := self.refusal(body)) is not None:
             return refusal

@@ -63,6 +63,7 @@ def _endpoint(config: EndpointConfig) -> Engine:
         key=key,
         load_weights=config.load_weights,
         load_seconds=config.load_seconds,
+        tolerance=config.tolerance,
         patience_seconds=config.patience_seconds,
     )
 

@@ -25,6 +25,7 @@ from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.prompts import PromptTooLong
 
 CONNECT_SECONDS = 10.0
+KEPT_SECONDS = 2.0  # of an idle connection; the servers close theirs after 5, and a request may cross that
 ANSWER_SECONDS = 30.0  # for routes that answer at once; a server that is silent for so long hangs
 NO_LOGPROB = -9999.0  # what vLLM writes for minus infinity and for "not a number"
 ROUNDING = 1e-3  # by which a log-probability may exceed 0
@@ -97,6 +98,9 @@ class Dialect(Protocol):
             ConfigError: the server refused the folder, and goes on with the weights of before.
         """
 
+    async def score(self, session: aiohttp.ClientSession, url: str, token_ids: Sequence[int]) -> list[float]:
+        """The log-probability of each token of a prompt but the first, at temperature 1."""
+
 
 def open_session(key: str | None = None) -> aiohttp.ClientSession:
     """A session for any number of requests at once, of any length. It belongs to the running event loop.
@@ -105,7 +109,7 @@ def open_session(key: str | None = None) -> aiohttp.ClientSession:
         key: goes into the header "Authorization" of every request.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         headers={"Authorization": f"Bearer {key}"} if key else None,
     )
@@ -294,6 +298,17 @@ class SGLang:
             raise ServerUnavailable(f"{url}: does not load {path}: {_one_line(str(answer.get('message')))}")
         _confirmed(url, await self.version(session, url), version)
         await post("/continue_generation", {})
+
+    async def score(self, session: aiohttp.ClientSession, url: str, token_ids: Sequence[int]) -> list[float]:
+        sampling = {"max_new_tokens": 1, "temperature": 0.0}
+        body = {
+            "input_ids": [*token_ids],
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        answer = await _ask(session, "POST", url, "/generate", json=body)
+        return [entry[0] for entry in _field(url, answer, "meta_info", "input_token_logprobs")[1:]]
 
 
 _VLLM_HINTS: Mapping[str, str] = {

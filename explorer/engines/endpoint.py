@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from trinity_db.explorer.engines.dialects import (
 )
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.explorer.engines.stops import cut_off
+from trinity_db.models.canary import read as read_canary
 from trinity_db.prompts import PromptTooLong
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,8 @@ class EndpointEngine:
             under the same path. False: other people do so, and a server is used while it has the version
             that the engine wants.
         load_seconds: that a server may take to load a version.
+        tolerance: nats by which a server's log-probabilities of a checkpoint's canary may differ from the
+            trainer's in the mean.
         patience_seconds: that a request waits while no server is usable and none is loading.
     """
 
@@ -108,12 +112,14 @@ class EndpointEngine:
         key: str | None = None,
         load_weights: bool = True,
         load_seconds: float = 600.0,
+        tolerance: float = 0.3,
         patience_seconds: float = 60.0,
     ) -> None:
         self._dialect = dialect
         self._key = key
         self._load_weights = load_weights
         self._load_seconds = load_seconds
+        self._tolerance = tolerance
         self._patience = patience_seconds
         self._servers = [_Server(url, ServerUnavailable(f"{url}: was not asked yet")) for url in urls]
         self._target: _Target | None = None
@@ -192,13 +198,25 @@ class EndpointEngine:
         finally:
             server.in_flight -= 1
             server.limits.discard(limit)
+        if self._load_weights:
+            await self._check_versions(server, completion)
+        return completion
+
+    async def _check_versions(self, server: _Server, completion: Completion) -> None:
+        """Refuse tokens of versions that count for nothing at this server.
+
+        Raises:
+            ServerUnavailable: naming one.
+        """
         strange = set(completion.versions) - server.loaded
-        if self._load_weights and strange:
+        while strange and server.is_loading:  # a load counts when the canary has been heard
+            await self._news.wait()
+            strange = set(completion.versions) - server.loaded
+        if strange:
             raise ServerUnavailable(
                 f"{server.url}: sampled with version {min(strange)}, which this explorer did not load there; "
                 "another program loads weights"
             )
-        return completion
 
     def _doubt(self, server: _Server, problem: ServerUnavailable | ServerUnusable) -> None:
         """Leave a server out after a failed request, until it was looked at. Many fail at the same time."""
@@ -319,23 +337,48 @@ class EndpointEngine:
     async def _bring(self, server: _Server, target: _Target) -> None:
         """See to it that a server has a version; if other people do so, find out which one it has."""
         label = await self._dialect.version(self._session, server.url)
+        has_it = label == str(target.version)
         if not self._load_weights:
             if not (label.isascii() and label.isdecimal()):
                 raise ServerUnavailable(f"{server.url}: has version {label!r}, which is no whole number")
+            if has_it and server.confirmed is not target:
+                await self._check_weights(server, target)
             server.version = int(label)
             return
-        if label == str(target.version) and server.confirmed is target:
+        if has_it and server.confirmed is target:
             return
         server.is_loading = True
+        server.loaded.discard(target.version)
         self._tell()
         try:
             await self._dialect.load(
                 self._session, server.url, target.path, target.version, seconds=self._load_seconds
             )
+            await self._check_weights(server, target)
+            server.loaded.add(target.version)
         finally:
             server.is_loading = False
+            self._tell()
         server.version = target.version
-        server.loaded.add(target.version)
+
+    async def _check_weights(self, server: _Server, target: _Target) -> None:
+        """Hear what a server's weights say of the checkpoint's canary.
+
+        Raises:
+            ServerUnavailable: something else than the trainer's.
+        """
+        canary = read_canary(target.path)
+        if canary is None:
+            return
+        said = await self._dialect.score(self._session, server.url, canary.token_ids)
+        if len(said) != len(canary.logprobs):
+            raise ServerUnusable(f"{server.url}: does not say how likely each token of a prompt is")
+        mean = sum(map(abs, map(sub, said, canary.logprobs))) / len(said)
+        if not mean <= self._tolerance:  # also where it is not a number
+            raise ServerUnavailable(
+                f"{server.url}: does not have the weights of version {target.version}: its log-probabilities "
+                f"of the canary differ from the trainer's by {mean:.3g} nats in the mean"
+            )
 
 
 async def _is_set(event: asyncio.Event, seconds: float) -> None:

@@ -1,6 +1,7 @@
 """A fleet of servers behind one engine: which server is asked, and what becomes of those that fail."""
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from trinity_db.explorer.engines.dialects import DIALECTS, RequestRefused
 from trinity_db.explorer.engines.endpoint import EndpointEngine
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.models import build_scratch
+from trinity_db.models.canary import Canary
 from trinity_db.prompts import PromptTooLong
 
 BOTH = pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -220,6 +222,57 @@ def test_weights_that_another_program_loads_are_noticed_and_replaced(fleet: Tell
         fleet.servers[0].label = "9"
         assert set((await fleet.ask(5)).versions) == {3}
         await until(lambda: fleet.servers[0].label == "3")
+
+    fleet(story, number=1)
+
+
+@BOTH
+@pytest.mark.parametrize("load_weights", [True, False])
+def test_weights_that_say_something_else_of_the_canary_do_not_count_as_loaded(
+    fleet: Telling, kind: str, load_weights: bool, model_folder: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(model_folder, checkpoint)
+    Canary([1, 2, 3], [-1.0, -1.2]).save(checkpoint)
+
+    async def story(fleet: Fleet) -> None:
+        fleet.folder = checkpoint
+        first, second = fleet.servers
+        first.label = second.label = "3"
+        first.says = -1.5
+        await fleet.load(3)
+        assert set((await fleet.ask(5)).versions) == {3}
+        await until(lambda: "differ from the trainer's by 0.4 nats" in str(fleet.engine._servers[0].problem))
+        assert not first.asked
+        first.says = -1.0
+        await until(lambda: not fleet.engine._servers[0].is_left_out)
+
+    fleet(story, kind, load_weights=load_weights)
+
+
+def test_a_response_that_ends_between_a_load_and_its_canary_waits_for_it(
+    fleet: Telling, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(fleet: Fleet) -> None:
+        await fleet.ready()
+        server = fleet.servers[0]
+        server.token_seconds = 0.03
+        may_check = asyncio.Event()
+        check = fleet.engine._check_weights
+
+        async def waits(*arguments: Any) -> None:
+            await may_check.wait()
+            await check(*arguments)
+
+        monkeypatch.setattr(fleet.engine, "_check_weights", waits)
+        response = asyncio.create_task(fleet.ask(*range(20, 29)))
+        await until(lambda: server.sampled > 1)
+        loading = asyncio.create_task(fleet.load(4))
+        await until(lambda: server.sampled == 9)
+        assert not response.done()
+        may_check.set()
+        assert set((await response).versions) == {3, 4}
+        await loading
 
     fleet(story, number=1)
 
