@@ -13,6 +13,7 @@ from trinity_db.arrays import Payload
 from trinity_db.database import Database
 from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.records import Task
+from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups, policies, runs, workers
 from trinity_db.store.selection import Selection
@@ -31,8 +32,15 @@ class Scene:
     taskset_id: int
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """A run over a taskset, at policy version 0."""
+    def open(cls, url: str, model: Path | None = None) -> Self:
+        """A run over a taskset, at policy version 0.
+
+        Args:
+            model: the folder of that version; None: there is none, and no explorer loads it.
+        """
+        start = policies.PolicyVersion(0, 0, Path("version-0"), "hash")
+        if model is not None:
+            start = policies.PolicyVersion(0, 0, model, folder_digest.digest(model))
         database = Database(url)
         open_writer(database, "tasks", "tasks")(
             [Task({"prompt": f"task {number}", "answer": str(number)}) for number in range(NUM_TASKS)]
@@ -40,7 +48,7 @@ class Scene:
         with database.transaction() as tx:
             run = runs.open_run(tx, RUN, {"name": RUN}, "groups", [], 0.0)
             taskset_id = runs.find_taskset(tx, "tasks")
-            policies.publish(tx, run.id, policies.PolicyVersion(0, 0, Path("version-0"), "hash"))
+            policies.publish(tx, run.id, start)
         database.close()
         return cls(url, run.id, taskset_id)
 
