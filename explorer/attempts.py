@@ -1,6 +1,7 @@
 """One attempt from its start to a rollout that can be written, whatever happens in it."""
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from trinity_db.functions import describe_error
 from trinity_db.prompts import prompt_ids
 from trinity_db.store.groups import ClaimedGroup, Reward, Rollout, Step, named_rewards
 
+logger = logging.getLogger(__name__)
+
 PROMPTS = 1024  # whose tokens are kept
+GRACE_SECONDS = 10.0  # that a cancelled attempt has to clean up; longer than the end of an environment takes
 
 
 class _TookTooLong(Exception):
@@ -56,7 +60,7 @@ class Attempts:
                 error = describe_error(problem)
             except asyncio.CancelledError as problem:
                 error = describe_error(problem)
-                if _is_cancelled():  # by the explorer, which writes nothing of it, or by its own code
+                if _is_cancelled():  # by the explorer, which writes nothing of it
                     break
             else:
                 return _finished(group, member, started_at, steps, policy.finish_reason)
@@ -68,18 +72,29 @@ class Attempts:
 
     async def _steps(self, group: ClaimedGroup, policy: Policy) -> list[Step]:
         seconds = self.config.attempt_seconds
+        # A task of its own, so that an attempt which goes on although it is cancelled holds nothing up.
+        attempt = asyncio.create_task(self._outcome(group, policy))
         try:
-            async with asyncio.timeout(seconds) as limit:
-                reward = await self.workflow(group.task, policy)
-        except TimeoutError:
-            if not limit.expired():  # another one, of the workflow's own
-                raise
-        if limit.expired():  # also when the workflow caught the cancellation and returned
+            _, late = await asyncio.wait([attempt], timeout=seconds)
+        finally:
+            if not attempt.done():
+                await _give_up(attempt, policy)
+        if late:  # also when the workflow caught the cancellation and returned
             raise _TookTooLong(f"took longer than {seconds:g} s")
-        steps = policy.steps(_earned(reward))
+        returned, problem = attempt.result()
+        if problem is not None:
+            raise problem
+        steps = policy.steps(_earned(returned))
         if not steps:
             raise ValueError("the workflow asked the policy for nothing")
         return steps
+
+    async def _outcome(self, group: ClaimedGroup, policy: Policy) -> tuple[Any, BaseException | None]:
+        """What the workflow returned or raised. A SystemExit that left a task would end the event loop."""
+        try:
+            return await self.workflow(group.task, policy), None
+        except (Exception, SystemExit) as problem:  # a workflow is a user's own code
+            return None, problem
 
     def _policy(self, group: ClaimedGroup, member: int, number: int) -> Policy:
         return Policy(
@@ -115,6 +130,15 @@ def _earned(returned: Any) -> Reward:
         raise TypeError(
             f"the workflow returned {type(returned).__name__}, neither a number nor None, nor numbers by name"
         ) from error
+
+
+async def _give_up(attempt: "asyncio.Task[Any]", policy: Policy) -> None:
+    """Cancel an attempt, and wait for its end as long as it may take."""
+    attempt.cancel()
+    _, left = await asyncio.wait([attempt], timeout=GRACE_SECONDS)
+    if left:
+        policy.leave()
+        logger.warning("an attempt goes on %g s after it was cancelled: it is left alone", GRACE_SECONDS)
 
 
 def _is_cancelled() -> bool:

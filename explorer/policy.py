@@ -167,6 +167,8 @@ class Policy:
         self._calls = 0
         self._open: list[_Sequence] = []
         """Sequences that calls may still be joined with."""
+        self._is_left = False
+        """Whether the attempt goes on although it was cancelled."""
         self._steps: list[Step] = []
         self._with_calls: dict[str, tuple[Answer, str]] = {}
         """Answers with tool calls and their texts as they were sampled, by the id of the first call."""
@@ -198,6 +200,8 @@ class Policy:
             ValueError: an option is wrong, or the engine gave what cannot be trained on.
         """
         sampling.check(how)
+        if self._is_left:
+            await asyncio.Event().wait()  # an error might be caught, and the call made again and again
         if self.failure is not None:  # a workflow that tries again and again would never end
             raise asyncio.CancelledError(str(self.failure))
         number = self._calls
@@ -349,6 +353,10 @@ class Policy:
         self._steps += [Step(*self._texts(one), one.payload, state=state) for one in first]
         self._steps.append(Step(*self._texts(last), last.payload, reward, state))
         self._open, self._said = [], []
+
+    def leave(self) -> None:
+        """Let no further call of the attempt return: it is over, and its workflow goes on all the same."""
+        self._is_left = True
 
     def steps(self, reward: Reward) -> list[Step]:
         """What was sampled, with what the attempt as a whole earned.

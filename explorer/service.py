@@ -7,6 +7,7 @@ transaction takes all that ended since the last one. It never speaks to a proces
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
-from trinity_db.explorer.attempts import Attempts
+from trinity_db.explorer.attempts import GRACE_SECONDS, Attempts
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
 from trinity_db.explorer.evaluating import SHARE, Look, PinnedAttempts, Turns, policy_of
@@ -36,8 +37,12 @@ Result = TypeVar("Result")
 MakeAttempt = Callable[[groups.ClaimedGroup, int], Coroutine[Any, Any, groups.Rollout]]
 
 FAILURES_IN_A_ROW = 256  # rollouts; by then the setup is at fault, not a task
+FAILURES_OF_A_GROUP = 32  # that count towards these, so that no single task ends the explorer
 CLAIM_SHARE = 4  # groups are claimed when one place in so many is free, as explorers take turns to claim
 MEASURE_SECONDS = 5.0  # between two rows of the explorer's metrics
+
+_LEFT: list[asyncio.Runner] = []
+"""Event loops with attempts that cannot be ended: to close them would wait for these."""
 
 
 class Explorer(Service):
@@ -81,7 +86,8 @@ class Explorer(Service):
         self._loaded: tuple[int, str] | None = None
         """Version and hash."""
         self._unusable: policies.PolicyVersion | None = None
-        self._failures_in_a_row = 0
+        self._failures_in_a_row: Counter[int] = Counter()
+        """By group."""
         self._under_way: set[asyncio.Task[groups.Rollout]] = set()
         self._ended: list[asyncio.Task[groups.Rollout]] = []
         """Attempts that are not written yet."""
@@ -104,8 +110,11 @@ class Explorer(Service):
         if self._endpoint is not None:
             self._runner.run(self._endpoint.stop())
             self._endpoint = None
-        self._runner.close()
-        self._runner = asyncio.Runner()
+        runner, self._runner = self._runner, asyncio.Runner()
+        if runner.run(_end_all()):
+            runner.close()
+        else:
+            _LEFT.append(runner)
         self._store.submit(self.database.close).result()
 
     def wake(self) -> None:
@@ -387,15 +396,23 @@ class Explorer(Service):
     def _watch_failures(self, finished: list[groups.Rollout]) -> None:
         for rollout in finished:
             if rollout.error is None:
-                self._failures_in_a_row = 0
+                self._failures_in_a_row.clear()
                 continue
-            if self._failures_in_a_row == 0:
+            if not self._failures_in_a_row:
                 logger.warning("group %d failed: %s", rollout.group.id, rollout.error)
-            self._failures_in_a_row += 1
-        if self._failures_in_a_row >= FAILURES_IN_A_ROW:
-            raise TrinityError(
-                f"{self._failures_in_a_row} rollouts failed in a row, the last with: {finished[-1].error}"
-            )
+            self._failures_in_a_row[rollout.group.id] += 1
+        counted = sum(min(number, FAILURES_OF_A_GROUP) for number in self._failures_in_a_row.values())
+        if counted >= FAILURES_IN_A_ROW:
+            total = self._failures_in_a_row.total()
+            raise TrinityError(f"{total} rollouts failed in a row, the last with: {finished[-1].error}")
+
+
+async def _end_all() -> bool:
+    """End all other tasks of the event loop; False if one goes on although it was cancelled."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for one in others:
+        one.cancel()
+    return not others or not (await asyncio.wait(others, timeout=GRACE_SECONDS))[1]
 
 
 async def _happens(event: asyncio.Event) -> bool:

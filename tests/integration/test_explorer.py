@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
+from trinity_db.prompts import PromptTooLong
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import POLL_SECONDS
 from trinity_db.store.groups import Pace
@@ -180,6 +182,22 @@ def test_failures_in_a_row_end_the_explorer(
     with pytest.raises(TrinityError, match=r"4 rollouts failed in a row, the last with: ValueError: my bug"):
         explorer(scene, workflow).work()
     assert [row[2] for row in stored(scene)] == ["failed"] * 4
+
+
+def test_one_bad_task_does_not_end_the_explorer_however_large_its_group_is(
+    explorer: Explorers, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        raise ValueError("my bug")
+
+    monkeypatch.setattr("trinity_db.explorer.service.FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr("trinity_db.explorer.service.FAILURES_OF_A_GROUP", 1)
+    role = explorer(scene, workflow, groups=1)
+    assert role.work()
+    assert [row[2] for row in stored(scene)] == ["failed"] * 2
+    role._pace = Pace(max_staleness=0, per_version=2)
+    with pytest.raises(TrinityError, match=r"4 rollouts failed in a row, the last with: ValueError: my bug"):
+        role.work()
 
 
 def test_an_engine_that_fails_ends_the_explorer_and_its_attempts_are_not_failed(
@@ -391,14 +409,76 @@ async def ignores_the_time_limit(task: Mapping[str, Any], policy: Policy) -> Non
         await asyncio.sleep(60)
 
 
+async def never_ends(task: Mapping[str, Any], policy: Policy) -> None:
+    """Catches its cancellation for good."""
+    while True:
+        with suppress(asyncio.CancelledError):
+            await policy.sample([1, 2])
+            await asyncio.sleep(60)
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("attempts", "service"):
+        monkeypatch.setattr(f"trinity_db.explorer.{module}.GRACE_SECONDS", 0.05)
+
+
+def test_an_attempt_that_goes_on_after_its_time_fails_and_is_left_alone(
+    explorer: Explorers, scene: Scene, short_grace: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Echo()
+    role = explorer(scene, never_ends, engine=engine, attempt_seconds=0.05)
+    assert role.work()
+    assert set(scene.values("SELECT error FROM trinity.rollout")) == {"took longer than 0.05 s"}
+    assert caplog.text.count("after it was cancelled: it is left alone") == 4
+    asked = len(engine.asked)
+    role._runner.run(asyncio.sleep(0.05))
+    assert len(engine.asked) == asked, "what is left alone asks the engine for nothing more"
+
+
+def test_an_attempt_that_goes_on_after_a_stop_does_not_hold_the_stop_up(
+    explorer: Explorers, scene: Scene, handlers: None, short_grace: None
+) -> None:
+    begun = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        begun.append(task)
+        if len(begun) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        await never_ends(task, policy)
+
+    explorer(scene, workflow).serve()
+    assert stored(scene) == []
+    assert scene.values("SELECT worker_id FROM trinity.rollout_group") == [None] * 2
+
+
 async def gives_a_state_that_is_no_text(task: Mapping[str, Any], policy: Policy) -> None:
     await policy.sample([1, 2])
     policy.step(state=5)  # type: ignore[arg-type]
 
 
+async def returns_a_reward_that_is_no_number(task: Mapping[str, Any], policy: Policy) -> Any:
+    await policy.sample([1, 2])
+    return {"right": [1.0]}
+
+
+async def returns_nan(task: Mapping[str, Any], policy: Policy) -> float:
+    await policy.sample([1, 2])
+    return float("nan")
+
+
+async def fills_the_context(task: Mapping[str, Any], policy: Policy) -> None:
+    token_ids = [1]
+    while True:
+        token_ids += (await policy.sample(token_ids)).token_ids
+
+
 @pytest.mark.parametrize(
     ("workflow", "error"),
     [
+        (returns_a_reward_that_is_no_number, "TypeError: The reward 'right' of a step is list, no number."),
+        (returns_nan, "ValueError: The reward of a step is nan, no number"),
+        (fills_the_context, "prompt of 8 tokens does not fit the context of 5"),
         (awaits_what_it_cancelled, "CancelledError: ("),
         (cancels_itself, "CancelledError: ("),
         (exits, "SystemExit: 0 ("),
@@ -416,6 +496,25 @@ def test_whatever_an_attempt_raises_is_a_failed_rollout(
     assert scene.values("SELECT state FROM trinity.rollout_group") == ["complete"] * 2
     [written] = set(scene.values("SELECT error FROM trinity.rollout"))
     assert written.startswith(error)
+
+
+def test_a_response_without_an_end_and_a_full_context_that_is_caught_are_no_failures(
+    explorer: Explorers, scene: Scene
+) -> None:
+    class Endless(Echo):
+        async def generate(self, request: Request) -> Completion:
+            return replace(await super().generate(request), finish_reason="length")
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        with suppress(PromptTooLong):
+            await fills_the_context(task, policy)
+        return 0.5
+
+    assert explorer(scene, workflow, engine=Endless()).work()
+    assert [row[2] for row in stored(scene)] == ["finished"] * 4
+    ends = "SELECT DISTINCT m.finish_reason, e.reward, e.prompt_length + e.response_length"
+    ends += " FROM trinity.rollout m JOIN trinity.experience e ON e.rollout_id = m.id"
+    assert scene.rows(ends) == [("length", 0.5, 8)]
 
 
 def test_the_version_of_before_is_loaded_again_when_the_next_one_could_not_be(
