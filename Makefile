@@ -40,7 +40,7 @@ test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments ## Play environme
 test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)
 	$(BIN)/python -m pytest tests/vllm
 
-learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences (about twelve minutes)
+learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences, the examples (about fifteen minutes)
 	$(BIN)/python -m pytest tests/learning
 
 scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million rows (about two minutes)

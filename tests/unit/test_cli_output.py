@@ -13,7 +13,7 @@ import pytest
 
 from trinity_db.cli import formats, output
 from trinity_db.cli.formats import Column, Format
-from trinity_db.errors import TrinityError
+from trinity_db.errors import ConfigError, TrinityError
 
 
 class Terminal(io.StringIO):
@@ -63,6 +63,22 @@ def test_a_table_too_wide_for_its_terminal_has_a_block_for_each_row(terminal: Te
         *(["row", "1"], ["c0", "1"], ["c1", "2"], ["c2", "3"], ["c3", "4"]),
         *(["row", "2"], ["c0", "5"], ["c1", "6"], ["c2", "7"], ["c3", "8"]),
     ]
+
+
+def test_a_picture_has_a_panel_for_each_column_beside_the_first_and_is_the_same_each_time() -> None:
+    columns = [Column("policy_version", "int4"), Column("right_answers", "numeric"), Column("n", "int8")]
+    rows = [(0, Decimal("0.25"), 3), (5, None, 4), (10, Decimal("0.75"), 5)]
+    drawn = written(Format.SVG, columns, rows)
+    assert drawn.count('id="axes_') == 2
+    assert "<!-- right answers -->" in drawn
+    assert written(Format.SVG, columns, rows) == drawn
+    assert "<svg" in written(Format.SVG, columns, [])
+
+
+@pytest.mark.parametrize("columns", [TWO, TWO[:1], [Column("id", "int8"), Column("ids", "int8", True)]])
+def test_what_is_no_number_is_not_drawn(columns: Sequence[Column]) -> None:
+    with pytest.raises(ConfigError, match="--format svg draws numbers"):
+        written(Format.SVG, columns, [])
 
 
 def test_a_long_table_shows_its_beginning_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:

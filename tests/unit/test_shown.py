@@ -24,7 +24,19 @@ from trinity_db.trainer.recipes import RECIPES
 
 LANGUAGES = {"sh", "yaml", "sql", "python", "json", "text"}
 OTHERS = {"bash", "cat", "cd", "cp", "export", "git", "head", "kill", "ls", "pg_dump", "pg_restore", "psql"}
-OTHERS |= {"python", "rm", "source", "tail", "tensorboard", "sudo", "systemctl", "initdb", "pgbouncer", "mv"}
+OTHERS |= {
+    "python",
+    "rm",
+    "run.sh",
+    "source",
+    "tail",
+    "tensorboard",
+    "sudo",
+    "systemctl",
+    "initdb",
+    "pgbouncer",
+    "mv",
+}
 """Commands that are not ours, and are taken as they are."""
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -1,7 +1,7 @@
-"""The rows of a query as a table, JSON, CSV or Parquet.
+"""The rows of a query as a table, JSON, CSV or Parquet, or drawn as a picture.
 
 Each writer takes the columns and an iterator of rows, and holds no more of it than its format needs:
-the table its first rows, Parquet one row group, the others one row.
+the table its first rows, Parquet one row group, a picture all, the others one row.
 """
 
 import csv
@@ -15,12 +15,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trinity_db.cli import output
+from trinity_db.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLE_ROWS = 1000  # rich lays out about as many in a second
 MIN_COLUMN = 12  # characters; a table with narrower columns is unreadable, one row a block is not
+PANEL_HEIGHT = 2.2  # inches
 ROW_GROUP = 10_000  # rows; with texts of 10 kB about 100 MB in memory
 
 NUMBERS = {"int2", "int4", "int8", "float4", "float8", "numeric", "oid"}
@@ -33,6 +35,8 @@ class Format(StrEnum):
     JSON = "json"
     CSV = "csv"
     PARQUET = "parquet"
+    SVG = "svg"
+    """A picture: the first column is the x axis, and each other column a panel with a line."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +108,32 @@ def _write_parquet(columns: Sequence[Column], rows: Rows, out: TextIO) -> None:
             writer.write_batch(pa.record_batch(arrays, schema=schema), row_group_size=ROW_GROUP)
 
 
+def _write_svg(columns: Sequence[Column], rows: Rows, out: TextIO) -> None:
+    if len(columns) < 2 or any(one.type not in NUMBERS or one.is_array for one in columns):
+        raise ConfigError("--format svg draws numbers: one column for the x axis, and one for each line.")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("train", "matplotlib") from error
+    places, *lines = list(zip(*rows, strict=True)) or [()] * len(columns)
+    figure = Figure(figsize=(8, PANEL_HEIGHT * len(lines)), layout="constrained")
+    panels = figure.subplots(len(lines), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, column, values in zip(panels, columns[1:], lines, strict=True):
+        panel.plot(places, [None if value is None else float(value) for value in values])
+        panel.set(ylabel=column.name.replace("_", " "), ylim=(min(0, panel.get_ylim()[0]), None))
+        panel.grid(alpha=0.3)
+    panels[-1].set_xlabel(columns[0].name.replace("_", " "))
+    with matplotlib.rc_context({"svg.hashsalt": "trinity-db"}):  # the same rows give the same file
+        figure.savefig(out, format="svg", metadata={"Date": None})
+
+
 WRITERS: dict[Format, Callable[[Sequence[Column], Rows, TextIO], None]] = {
     Format.TABLE: _write_table,
     Format.JSON: _write_json,
     Format.CSV: _write_csv,
     Format.PARQUET: _write_parquet,
+    Format.SVG: _write_svg,
 }
 
 

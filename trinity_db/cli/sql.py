@@ -58,6 +58,8 @@ def sql(
     Without --write the statement runs by a login that may only read: the embedded server has one, for another
     server TRINITY_DB_READ_URL names one.
 
+    --format svg draws the rows: the first column is the x axis, each other one a line.
+
     Example:
 
         trinity-db sql "SELECT version, reward FROM policy_progress"

@@ -1,0 +1,32 @@
+"""A policy that may call a calculator: the tool, and the workflow that makes one attempt at a task."""
+
+import re
+
+TURNS = 3  # two calls and the answer
+CALL = re.compile(r"\[(\d+)([+*])(\d+)\]")
+
+
+def calculate(call):
+    """The four digits on the display after a call like [12*34]; E if the calculator cannot read it."""
+    found = CALL.fullmatch(call)
+    if found is None:
+        return "E"
+    first, second = int(found[1]), int(found[3])
+    result = first + second if found[2] == "+" else first * second
+    return f"{result:04}" if result < 10_000 else "E"
+
+
+async def attempt(task, policy):
+    """Let the policy call the calculator, or answer; only the answer is judged.
+
+    The conversation is one sequence of tokens. Those of the policy's turns are trained, those of the
+    calculator are not.
+    """
+    ids = policy.tokenizer.encode(task["prompt"])
+    for _ in range(TURNS):
+        said = (await policy.sample(ids, stop="]")).token_ids
+        text = policy.tokenizer.decode(said, skip_special_tokens=True)
+        if not text.startswith("["):
+            return float(text == task["answer"])
+        ids += said + policy.tokenizer.encode(f"{calculate(text)}=")
+    return 0.0

@@ -1,0 +1,58 @@
+"""FrozenLake as a text environment, with the two methods of Gymnasium. It needs no package."""
+
+import random
+
+SIZE = 4
+FROZEN = 0.8  # share of the cells
+MOVES = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
+
+
+class FrozenLake:
+    """A lake with frozen cells F and holes H, which the policy A crosses from the top left to the goal G.
+
+    The rules are those of Gymnasium's FrozenLake-v1 without slipping. The seed says where the holes are, so
+    the attempts of a rollout group cross the same lake. An observation is the map, row by row.
+    """
+
+    def reset(self, *, seed, options):
+        """Make a lake that can be crossed, and stand at its start."""
+        chance = random.Random(seed)
+        while True:
+            self.cells = ["F" if chance.random() < FROZEN else "H" for _ in range(SIZE * SIZE)]
+            self.cells[0], self.cells[-1] = "S", "G"
+            if can_be_crossed(self.cells):
+                break
+        self.place = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        """Take the move L, D, R or U. At the edge, and for any other text, the policy stays where it is."""
+        self.place = moved(self.place, action)
+        cell = self.cells[self.place]
+        return self.seen(), float(cell == "G"), cell in "GH", False, {}
+
+    def seen(self):
+        """The map, with A where the policy stands."""
+        shown = [*self.cells]
+        shown[self.place] = "A"
+        return "/".join("".join(shown[start : start + SIZE]) for start in range(0, SIZE * SIZE, SIZE))
+
+
+def moved(place, action):
+    """The number of the cell to which a move leads."""
+    row, column = divmod(place, SIZE)
+    down, right = MOVES.get(action, (0, 0))
+    row, column = (min(max(one, 0), SIZE - 1) for one in (row + down, column + right))
+    return row * SIZE + column
+
+
+def can_be_crossed(cells):
+    """Whether a way over the ice leads from the first cell to the last."""
+    reached, waiting = {0}, [0]
+    while waiting:
+        place = waiting.pop()
+        new = {moved(place, action) for action in MOVES} - reached
+        new = {one for one in new if cells[one] != "H"}
+        reached |= new
+        waiting += new
+    return len(cells) - 1 in reached
