@@ -20,6 +20,7 @@ from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
 from trinity_db.explorer.evaluating import SHARE, Look, PinnedAttempts, Turns, policy_of
 from trinity_db.explorer.policy import Address, Policy
+from trinity_db.explorer.waiting import EmptyPlaces
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
@@ -100,6 +101,7 @@ class Explorer(Service):
         self._runner = asyncio.Runner()
         self._num_tokens = 0
         self._measured_at = 0.0
+        self._empty = EmptyPlaces(config.concurrency)
 
     def work(self) -> bool:
         """Explore until no group can be claimed and all attempts have ended; False when there were none."""
@@ -177,11 +179,13 @@ class Explorer(Service):
         Raises:
             DatabaseUnavailable: groups may have been claimed or not.
         """
+        self._empty.look(self._free)
         if not self._may_claim:
             return True
         self._may_claim = False  # first: news that arrive from here on are of something not seen below
         look = await self._in_store(self._look)
         trains = not look.is_finished and self._only is None
+        self._empty.is_held_back &= trains
         if not trains and look.due is None and not self._evaluating:
             return False
         enough = max(self._config.group_size + self._greedy, self._config.concurrency // CLAIM_SHARE)
@@ -218,6 +222,7 @@ class Explorer(Service):
         limit = max(1, self._free // (self._config.group_size + self._greedy))
         claimed = await self._in_store(lambda: self._claim(policy.version, limit))
         self._is_held_up = not claimed
+        self._empty.is_held_back = len(claimed) < limit
         self._begin(claimed, self._attempts.make, event)
 
     async def _evaluate(self, due: evaluations.Due, event: asyncio.Event, share: float = 1.0) -> None:
@@ -366,6 +371,7 @@ class Explorer(Service):
         metrics = {}
         if self._num_tokens and (is_last or elapsed > MEASURE_SECONDS):
             metrics = {"explore/tokens_per_second": self._num_tokens / elapsed, "explore/seconds": elapsed}
+            metrics |= self._empty.measure()
             self._num_tokens, self._measured_at = 0, time.monotonic()
         if finished or metrics:
             await self._in_store(lambda: self._write(finished, metrics))

@@ -51,8 +51,9 @@ ORDER BY r.id
 -- log-probabilities are from those that the trainer computed for the same weights (`sampling`), how much was explored
 -- and trained lately, the newest evaluation on each taskset, the reward of its newest versions and the loss of their last
 -- steps, why rows were dropped, and which writes came too late. `awaited` counts the rows that wait for a required
--- reward; NULL if the run requires none. `unlabelled` counts the rows without the reward that a label needs. Counts are
--- exact and scan rows, rollouts and
+-- reward; NULL if the run requires none. `waiting` has the shares of their time that the trainer waits for rollouts, and
+-- the explorers for training, since the oldest of the latest batches. `unlabelled` counts the rows without the reward
+-- that a label needs. Counts are exact and scan rows, rollouts and
 -- verdicts: some hundred milliseconds for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
@@ -107,6 +108,22 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM trinity.awaited_reward_view v
         WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)
         GROUP BY v.source) AS awaited,
+       (SELECT jsonb_build_object(
+            'trainer', (SELECT sum(m.value) FILTER (WHERE m.name = 'time/wait_for_batch')
+                               / nullif(sum(m.value) FILTER (WHERE m.name = 'step_time'), 0)
+                        FROM trinity.metric m
+                        WHERE m.run_id = %(run_id)s AND m.role = 'train' AND m.step >= b.first_step
+                          AND m.name IN ('time/wait_for_batch', 'step_time')),
+            'explorers', (SELECT sum(m.value) FILTER (WHERE m.name = 'explore/wait_for_training')
+                                 / nullif(sum(m.value) FILTER (WHERE m.name = 'explore/time'), 0)
+                          FROM trinity.metric m
+                          WHERE m.run_id = %(run_id)s AND m.role = 'explore' AND m.step >= b.first_version
+                            AND m.name IN ('explore/wait_for_training', 'explore/time')),
+            'max_staleness', (SELECT r.config -> 'max_staleness' FROM trinity.run r WHERE r.id = %(run_id)s))
+        FROM (SELECT min(l.step) AS first_step, min(l.policy_version) AS first_version
+              FROM (SELECT b.step, b.policy_version FROM trinity.batch b
+                    WHERE b.run_id = %(run_id)s AND b.state = 'committed'
+                    ORDER BY b.step DESC LIMIT %(batches)s) l) b) AS waiting,
        (SELECT count(*) FROM trinity.experience e
         WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL) AS unlabelled,
        jsonb_build_object(

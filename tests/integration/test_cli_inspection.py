@@ -387,6 +387,27 @@ def test_status_says_how_far_engine_and_trainer_are_apart(database_url: str, out
         )
 
 
+def test_status_says_which_side_waits_since_the_oldest_of_the_latest_batches(
+    database_url: str, output: Say
+) -> None:
+    with closing(Database(database_url)) as database:
+        scene = Scene.open(database, "waits")
+        assert json.loads(output(database_url, "status", "waits", "--json"))["waiting"] == {
+            "trainer": None,
+            "explorers": None,
+            "max_staleness": None,
+        }
+        scene.make_ready(3)
+        for step in (1, 2, 3):
+            scene.train(step, size=1)
+            scene.record(step, {"time/wait_for_batch": 2.0 * step, "step_time": 8.0})
+        for waited, role in ((1.0, WorkerRole.EXPLORE), (3.0, WorkerRole.EXPLORE), (9.0, WorkerRole.PROCESS)):
+            scene.record(0, {"explore/wait_for_training": waited, "explore/time": 10.0}, role)
+        waiting = json.loads(output(database_url, "status", "waits", "--json"))["waiting"]
+        assert waiting == {"trainer": 12 / 24, "explorers": 4 / 20, "max_staleness": None}
+        assert "trainer 50% of its time for rollouts" in output(database_url, "status", "waits")
+
+
 def test_status_of_a_run_as_json(url: str, output: Say) -> None:
     status = json.loads(output(url, "status", "first", "--json"))
     assert [status[name] for name in ("run", "policy_version", "step")] == ["first", 1, 1]

@@ -569,3 +569,17 @@ def test_news_that_arrive_while_nothing_can_be_claimed_yet_are_not_lost(
     assert role.work()
     assert claimed[:3] == [1, 0, 1]
     assert time.monotonic() - began < POLL_SECONDS
+
+
+def test_an_explorer_measures_how_long_its_places_are_empty_because_no_group_may_start(
+    explorer: Explorers, scene: Scene
+) -> None:
+    async def slowly(task: Mapping[str, Any], policy: Policy) -> None:
+        await policy.sample([1, 2])
+        await asyncio.sleep(0.05)
+
+    role = explorer(scene, slowly, groups=1, concurrency=8)
+    assert role.work()
+    measured = dict(scene.rows("SELECT name, value FROM trinity.metric"))
+    # Six of eight places are empty while the two attempts go on, and eight after that.
+    assert 0.03 < measured["explore/wait_for_training"] <= measured["explore/time"]

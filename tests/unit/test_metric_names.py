@@ -21,7 +21,8 @@ from trinity_db.trainer.rows.step_metrics import of_rollouts, of_time
 TEXT = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
 DOCUMENTED = set(re.findall(r"^\| `([^`]+)` \|", TEXT, re.MULTILINE))
 OUTSIDE = {
-    *("epoch", "eval/NAME", "explore/seconds", "explore/tokens_per_second", "refused/batches"),
+    *("epoch", "eval/NAME", "refused/batches"),
+    *("explore/seconds", "explore/time", "explore/tokens_per_second", "explore/wait_for_training"),
     *("eval/TASKSET/mean@K", "eval/TASKSET/best@K", "eval/TASKSET/failed"),
     *("eval/TASKSET/pass@1", "eval/TASKSET/pass@K"),
 }

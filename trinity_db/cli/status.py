@@ -21,6 +21,7 @@ PAUSES = 10  # times as long as a look took: who watches a large store does not 
 RATE_SECONDS = 60  # short enough to see a stall, long enough to average over batches
 RECENT_BATCHES = 20
 NEWEST_VERSIONS = 5
+MUCH_WAITING = 0.25  # a share of the time that is worth a hint
 
 NAME_WIDTH = 12  # characters that a run's name has at least
 STATE_WIDTH = 9  # of the longest word beside it
@@ -174,6 +175,7 @@ def _detail(run: Mapping[str, Any]) -> "Table":
             "staleness": _staleness(run["staleness"]),
             "sampling": _sampling(run["sampling"]),
             "rates": _rates(run["rates"]),
+            "waiting": _waiting(run["waiting"]),
             "rewards": "\n".join(_reward(version, run) for version in run["rewards"]) or None,
             "evaluations": "\n".join(map(_evaluation, run["evaluations"])) or None,
             "drops": "\n".join(map(_drop, run["drops"])) or None,
@@ -221,6 +223,24 @@ def _sampling(latest: Mapping[str, Any] | None) -> str | None:
 def _rates(rates: Mapping[str, Any]) -> str:
     explored, trained = rates["rollouts_per_second"], rates["trained_rows_per_second"]
     return f"{explored:g} rollouts/s, {trained:g} trained rows/s in the last {rates['seconds']} s"
+
+
+def _waiting(waiting: Mapping[str, Any]) -> str | None:
+    """Which side waits for the other, and what helps."""
+    trainer, explorers = waiting["trainer"], waiting["explorers"]
+    if trainer is None or explorers is None:
+        return None
+    said = f"trainer {trainer:.0%} of its time for rollouts, explorers {explorers:.0%} for training"
+    waits = trainer >= MUCH_WAITING, explorers >= MUCH_WAITING
+    if not any(waits):
+        return said
+    if waiting["max_staleness"] == 0:
+        return f"{said}: they take turns; max_staleness: 1 lets them overlap"
+    if all(waits):
+        return f"{said}: look at what lies between, the processors, or raise max_staleness"
+    if waits[0]:
+        return f"{said}: add explorers (explorers: N, or trinity-db explore elsewhere), or a faster engine"
+    return f"{said}: training is slower; raise max_staleness, or give the trainer more of the machine"
 
 
 def _reward(version: Mapping[str, Any], run: Mapping[str, Any]) -> str:
