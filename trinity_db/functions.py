@@ -99,7 +99,11 @@ def _from_file(path: str, attribute: str, name: str) -> Callable[..., Any]:
         raise ConfigError(f"{name}: {path} cannot be loaded: {describe_error(error)}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        own = [
+            key
+            for key, value in vars(module).items()
+            if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == path
+        ]
         raise ConfigError(f"{name}: {path} has no function '{attribute}'; {_hint(attribute, own)}")
     return function  # type: ignore[no-any-return]
 

@@ -1,11 +1,14 @@
 """Environments of packages, each with the real package, in processes of an interpreter of their own."""
 
+import json
+
 import pytest
 
 from tests.environments.conftest import PYTHON, attempted, played
-from trinity_db.errors import ConfigError
+from trinity_db.errors import ConfigError, ImportFileError
 from trinity_db.explorer.config import EnvironmentConfig
 from trinity_db.explorer.environments.played import Environment
+from trinity_db.imports.generated import written
 
 LAKE = {
     "name": "gymnasium",
@@ -107,3 +110,18 @@ def test_a_task_names_its_entry_and_its_data_set() -> None:
 def sum_of(problem: str) -> int:
     """What a chain of additions and subtractions comes to."""
     return sum(map(int, problem.replace("- ", "+ -").split("+")))
+
+
+def test_imported_tasks_are_the_questions_that_the_environment_asks() -> None:
+    with written("reasoning-gym:chain_sum", 3, 8, PYTHON) as path:
+        assert path.name == "chain_sum.jsonl"
+        tasks = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [task["index"] for task in tasks] == [0, 1, 2]
+    for task in tasks:
+        [step] = played({**SUMS, "dataset": None}, f"<answer>{task['answer']}</answer>", task=task).all_steps
+        assert (step.prompt.partition("\n")[0], step.reward) == (task["prompt"], 1.0)
+    with (
+        pytest.raises(ImportFileError, match=r"no such data set; did you mean chain_sum\.$"),
+        written("reasoning-gym:chain_smu", 3, 8, PYTHON),
+    ):
+        pass

@@ -164,6 +164,28 @@ def test_a_link_names_its_import_itself(tmp_path: Path) -> None:
     assert transfer.name_of(tmp_path / "pairs.jsonl") == "pairs"
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (
+            ["reasoning-gym:chain_sum"],
+            "No module named 'reasoning_gym': pip install reasoning-gym, or name an",
+        ),
+        (["reasoning-gym:chain_sum", "--python", "none/python"], "cannot start none/python: [Errno 2]"),
+    ],
+)
+def test_a_package_that_makes_tasks_and_is_not_there_is_named(
+    command_line: CommandLine, words: list[str], complaint: str
+) -> None:
+    assert complaint in command_line("import", *words, "--as", "tasks").complaint
+
+
+def test_options_of_a_package_that_makes_tasks_go_with_no_file(command_line: CommandLine) -> None:
+    wrong = command_line("import", "tasks.jsonl", "--as", "tasks", "--size", "3")
+    assert wrong.code == 2
+    assert "--size, --seed and --python go with reasoning-gym:NAME" in wrong.stderr
+
+
 def test_a_wrong_option_exits_with_2() -> None:
     wrong = subprocess.run(
         [sys.executable, "-m", "trinity_db", "status", "--nope"], capture_output=True, text=True

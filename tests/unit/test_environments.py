@@ -307,7 +307,7 @@ class Silent(Idle):
 @pytest.mark.parametrize(
     ("environment", "error"),
     [
-        ({"name": "own.py:Countign"}, "has no function 'Countign'"),
+        ({"name": "own.py:Countign"}, "has no function 'Countign'; did you mean 'Counting'?"),
         ({"name": "missing.py:Counting"}, "there is no file missing.py"),
         ({"name": "own.py:Counting", "lenght": 3}, "unknown key 'lenght'; did you mean 'length'?"),
         ({"name": "own.py:Counting", "turn": 3}, "unknown key 'turn'; did you mean 'turns'?"),

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from trinity_db.imports.records import Kind
     from trinity_db.imports.rejects import Summary
 
+PREFIX = "reasoning-gym:"
+"""Before the name of a data set, where the path of a file may stand."""
+
 Form = Literal["tasks", "preferences", "demonstrations", "trajectories", "run"]
 
 TYPES = re.compile(r"(\.(jsonl|json|parquet|arrow|feather))?(\.gz)?$", re.IGNORECASE)
@@ -25,7 +28,8 @@ PathArgument = Annotated[
     Path,
     typer.Argument(
         metavar="PATH",
-        help="JSONL (also .gz), JSON, Parquet, Arrow, a saved Hugging Face data set, or a copy of a run.",
+        help="JSONL (also .gz), JSON, Parquet, Arrow, a saved Hugging Face data set, a copy of a run, or "
+        "reasoning-gym:NAME.",
     ),
 ]
 KindOption = Annotated[Form, typer.Option("--as", help="What the rows are.")]
@@ -46,6 +50,17 @@ MapOption = Annotated[
 ]
 SplitOption = Annotated[str | None, typer.Option(help="One split of a saved data set; all if left out.")]
 
+SizeOption = Annotated[
+    int | None, typer.Option(min=1, max=10_000_000, help="Tasks of reasoning-gym:NAME; 1000 if left out.")
+]
+SeedOption = Annotated[
+    int | None, typer.Option(min=0, max=2**31 - 1, help="What they are made from; 0 if left out.")
+]
+PythonOption = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="The interpreter that has reasoning-gym; this one if left out."),
+]
+
 
 def import_(
     path: PathArgument,
@@ -53,6 +68,9 @@ def import_(
     name: NewNameOption = None,
     mapping: MapOption = None,
     split: SplitOption = None,
+    size: SizeOption = None,
+    seed: SeedOption = None,
+    python: PythonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import tasks, preferences, demonstrations or trajectories from a file, or a whole run from a folder.
@@ -64,11 +82,17 @@ def import_(
     With --as run, PATH is a folder that export wrote. The run is imported with everything that belongs to it,
     beside what the store holds, or not at all.
 
+    With reasoning-gym:NAME, that package makes the tasks; the environment reasoning-gym scores responses.
+
     Example:
 
         trinity-db import pairs.jsonl --as preferences --map prompt=question
     """
-    if kind != "run":
+    if str(path).startswith(PREFIX):
+        _import_generated(str(path), kind, name, size or 1000, seed or 0, python, as_json)
+    elif size is not None or seed is not None or python is not None:
+        raise typer.BadParameter(f"--size, --seed and --python go with {PREFIX}NAME")
+    elif kind != "run":
         _import_rows(path, kind, name or name_of(path), mapping or [], split, as_json)
     elif mapping or split:
         raise typer.BadParameter("--map and --split are for rows, and --as run takes a folder as it is")
@@ -129,6 +153,17 @@ def export(
 def name_of(path: Path) -> str:
     """The file's name without the endings that say its type: llama-3.1-8b.jsonl.gz is llama-3.1-8b."""
     return TYPES.sub("", os.path.basename(os.path.abspath(path)))  # a link keeps its own name
+
+
+def _import_generated(
+    source: str, kind: Form, name: str | None, size: int, seed: int, python: str | None, as_json: bool
+) -> None:
+    from trinity_db.imports.generated import written
+
+    if kind != "tasks":
+        raise typer.BadParameter(f"{source} has tasks: trinity-db import {source} --as tasks")
+    with written(source, size, seed, python) as path:
+        _import_rows(path, kind, name or name_of(path), [], None, as_json)
 
 
 def _import_rows(
