@@ -3,16 +3,16 @@
 import asyncio
 import logging
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
-from trinity_db.explorer.policy import Address, Policy, seed_of
+from trinity_db.explorer.policy import Listener, Policy, seed_of
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.functions import describe_error
 from trinity_db.prompts import prompt_ids
@@ -37,7 +37,7 @@ class Attempts:
     config: ExplorerConfig
     template: str
     seed: int
-    listen: Callable[[ClaimedGroup, int, int, Policy], Awaitable[Address]] | None = None
+    listener: Callable[[ClaimedGroup, int, int], Listener] | None = None
     """Lets programs ask a policy over HTTP, for a member of a group and the number of its retry."""
 
     async def make(self, group: ClaimedGroup, member: int) -> Rollout:
@@ -105,7 +105,7 @@ class Attempts:
             max_new_tokens=self.config.max_new_tokens,
             seed=seed_of(self.seed, *group.origin, member, number),
             group_seed=seed_of(self.seed, group.id if group.key is None else group.key),
-            listen=self.listen and partial(self.listen, group, member, number),
+            listener=self.listener and self.listener(group, member, number),
         )
 
     @cached_property

@@ -76,24 +76,27 @@ class _Conversation:
         return next((end for end in reversed(self.ends) if text.startswith(self.text[: end[0]])), (0, 0))
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """One call of an attempt: what was asked, and what was sampled."""
+
+    number: int
+    """Its place among the calls of the attempt, from 0."""
+    prompt: str | None
+    """Its text; None where it was given as tokens."""
+    prompt_ids: Sequence[int]
+    completion: Completion
+
+
 class Answer(str):
     """The text of an answer without its tool calls, which stand beside it."""
 
+    sampled: Sampled
     tool_calls: Sequence[ToolCall]
-    prompt_ids: Sequence[int]
-    """The tokens that were continued."""
-    completion: Completion
-    """What was sampled."""
 
-    def __new__(
-        cls,
-        text: str,
-        prompt_ids: Sequence[int],
-        completion: Completion,
-        tool_calls: Sequence[ToolCall] = (),
-    ) -> "Answer":
+    def __new__(cls, text: str, sampled: Sampled, tool_calls: Sequence[ToolCall] = ()) -> "Answer":
         made = super().__new__(cls, text)
-        made.prompt_ids, made.completion, made.tool_calls = prompt_ids, completion, tool_calls
+        made.sampled, made.tool_calls = sampled, tool_calls
         return made
 
     @property
@@ -111,10 +114,20 @@ class Address(Protocol):
     url: str
     """The base URL, without /v1."""
     key: str
-    """Names the attempt."""
+    """Names the attempt. Empty where an earlier explorer gave it to the program."""
 
     def close(self) -> None:
         """Answer no more."""
+
+
+class Listener(Protocol):
+    """Lets programs ask a policy over HTTP."""
+
+    async def open(self, policy: "Policy") -> Address:
+        """By a new key."""
+
+    async def resume(self, policy: "Policy") -> Address | None:
+        """By the key that a program of the same attempt has of an explorer that is gone; None: none has."""
 
 
 Keep = Callable[[int, str, Payload, str], Awaitable[None]]
@@ -130,7 +143,7 @@ class Policy:
         max_new_tokens: of a call that names no other limit.
         seed: differs between attempts, and is the same for the same attempt of another process.
         group_seed: of all attempts of one rollout group.
-        listen: lets programs ask this policy over HTTP; None: they cannot.
+        listener: lets programs ask this policy over HTTP; None: they cannot.
     """
 
     def __init__(
@@ -143,7 +156,7 @@ class Policy:
         max_new_tokens: int,
         seed: int,
         group_seed: int = 0,
-        listen: "Callable[[Policy], Awaitable[Address]] | None" = None,
+        listener: Listener | None = None,
     ) -> None:
         self.template = template
         """The text around a plain prompt, `model.prompt_template`."""
@@ -158,7 +171,7 @@ class Policy:
         """Of the last call."""
         self.keep: Keep | None = None
         """What makes each call durable before it is answered, if anything does."""
-        self._listen = listen
+        self._listener = listener
         self._address: Address | None = None
         self._engine = engine
         self._prompt_ids = prompt_ids
@@ -199,6 +212,14 @@ class Policy:
             TypeError: they are no whole numbers, or there is no such option.
             ValueError: an option is wrong, or the engine gave what cannot be trained on.
         """
+        asked = [index(token) for token in token_ids]
+        return (await self._call(asked, prompt, how)).completion
+
+    async def extend(self, token_ids: Sequence[int], **how: Unpack[Sampling]) -> Answer:
+        """Continue tokens, as `sample` does: the text of the response, with what was sampled."""
+        return self.answer_of(await self._call([index(token) for token in token_ids], None, how), ())
+
+    async def _call(self, prompt_ids: list[int], prompt: str | None, how: Sampling) -> Sampled:
         sampling.check(how)
         if self._is_left:
             await asyncio.Event().wait()  # an error might be caught, and the call made again and again
@@ -206,7 +227,6 @@ class Policy:
             raise asyncio.CancelledError(str(self.failure))
         number = self._calls
         self._calls += 1  # each call has a seed of its own, so that two calls with one prompt differ
-        prompt_ids = [index(token) for token in token_ids]
         limit = how.get("max_new_tokens") or self._max_new_tokens
         seed = seed_of(self.seed, self._calls)
         temperature = (self._temperature and how.get("temperature")) or self._temperature
@@ -217,12 +237,13 @@ class Policy:
             self.failure = error
             raise
         _check(completion)
+        sampled = Sampled(number, prompt, prompt_ids, completion)
         if self.keep is not None:
-            call = self._sequence(request, prompt, completion)
-            await self.keep(number, call.prompt, call.payload, completion.finish_reason)
+            one = self._sequence(sampled, temperature)
+            await self.keep(number, one.prompt, one.payload, completion.finish_reason)
         self.finish_reason = completion.finish_reason
-        self._record(request, prompt, completion)
-        return completion
+        self._record(sampled, temperature)
+        return sampled
 
     async def address(self) -> Address:
         """Where programs ask this policy over HTTP, and the key by which they do. It is the same each time.
@@ -232,11 +253,36 @@ class Policy:
         Raises:
             RuntimeError: no explorer answers for this policy.
         """
-        if self._listen is None:
+        if self._listener is None:
             raise RuntimeError("This policy has no address: no explorer listens for it.")
         if self._address is None:
-            self._address = await self._listen(self)
+            self._address = await self._listener.open(self)
         return self._address
+
+    async def resumed_address(self) -> Address | None:
+        """The address that a program of this attempt has of an explorer that is gone; None: none has.
+
+        What the program asked before is recorded in this policy then.
+        """
+        if self._listener is not None and self._address is None:
+            self._address = await self._listener.resume(self)
+        return self._address
+
+    def restore(self, number: int, prompt: str, payload: Payload, finish_reason: str) -> Sampled:
+        """Record a call that was stored before, as if it had just been sampled. Calls come in their order."""
+        assert payload.logprobs is not None
+        assert payload.versions is not None
+        length = payload.num_tokens - payload.num_trained
+        prompt_ids, token_ids = payload.token_ids[:length].tolist(), payload.token_ids[length:].tolist()
+        reason: Any = finish_reason
+        completion = Completion(token_ids, payload.logprobs.tolist(), payload.versions.tolist(), reason)
+        sampled = Sampled(number, prompt, prompt_ids, completion)
+        own = payload.temperatures
+        self._record(sampled, self._temperature if own is None else float(own[0]))
+        self._say(sampled, prompt, *self._continued(prompt))
+        self._with_tools(sampled, ())  # so that its tool calls keep their tokens when they come back
+        self.finish_reason, self._calls = finish_reason, number + 1
+        return sampled
 
     def close(self) -> None:
         """Answer programs no more. The explorer calls it when the attempt has ended."""
@@ -251,8 +297,7 @@ class Policy:
             UntokenizableText: the tokenizer does not know one of its characters.
         """
         ids = self._prompt_ids(prompt)
-        completion = await self.sample(ids, prompt=prompt, **how)
-        return Answer(self._text(completion.token_ids), ids, completion)
+        return self.answer_of(await self._call([*ids], prompt, how), ())
 
     async def chat(
         self,
@@ -278,25 +323,23 @@ class Policy:
                 has an image.
             ValueError: the conversation is empty.
         """
-        if not messages:
-            raise ValueError("The conversation is empty.")
         schemas = schemas_of(tools)
-        as_said = [self._as_said(message) for message in messages]
-        text = prompt_text({"messages": as_said}, self.template, self.tokenizer, schemas)
-        begun = max(self._said, key=lambda one: one.begins(text), default=_Conversation("", [], []))
-        end = begun.begins(text)
-        if end[0]:
-            ids = [*begun.token_ids[: end[1]], *encode(text[end[0] :], self.tokenizer)]
-        else:
-            ids = [*self._prompt_ids(text)]
-        completion = await self.sample(ids, prompt=text, **how)
-        spoken = self.tokenizer.decode(completion.token_ids, skip_special_tokens=False)
-        if end not in begun.ends[-1:]:  # another beginning, or another branch
-            begun = _Conversation("", [], [])
-            self._said.append(begun)
-        begun.text, begun.token_ids = text + spoken, [*ids, *completion.token_ids]
-        begun.ends.append((len(begun.text), len(begun.token_ids)))
-        return self._answer(text, ids, completion, schemas)
+        text, ids, begun, end = self._conversation(messages, schemas)
+        sampled = await self._call(ids, text, how)
+        self._say(sampled, text, begun, end)
+        return self.answer_of(sampled, schemas)
+
+    def count(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Callable[..., Any] | Tool | Mapping[str, Any]] = (),
+    ) -> int:
+        """How many tokens `chat` would continue for this conversation. Nothing is sampled.
+
+        Raises:
+            what `chat` raises, but for a conversation that is too long.
+        """
+        return len(self._conversation(messages, schemas_of(tools))[1])
 
     async def act(
         self,
@@ -370,26 +413,51 @@ class Policy:
         *before, last = self._steps
         return [*before, replace(last, reward=_added(last.reward, reward))]
 
-    def _answer(
-        self,
-        prompt: str,
-        prompt_ids: Sequence[int],
-        completion: Completion,
-        schemas: Sequence[Mapping[str, Any]],
-    ) -> Answer:
-        text = self._text(completion.token_ids)
-        if not schemas:
-            return Answer(text, prompt_ids, completion)
-        content, calls = parse(completion.token_ids, prompt, self.tokenizer, schemas)
-        number = len(self._with_calls)
-        named = [
-            replace(call, id=f"call_{seed_of(self.seed, number, place):016x}")
-            for place, call in enumerate(calls)
-        ]
-        said = Answer(content, prompt_ids, completion, named)
-        if named:
-            self._with_calls[named[0].id] = said, text
+    def answer_of(self, sampled: Sampled, schemas: Sequence[Mapping[str, Any]]) -> Answer:
+        """A call as an answer, with its calls of the tools that these JSON schemas describe."""
+        if schemas:
+            return self._with_tools(sampled, schemas)
+        return Answer(self._text(sampled.completion.token_ids), sampled)
+
+    def _with_tools(self, sampled: Sampled, schemas: Sequence[Mapping[str, Any]]) -> Answer:
+        token_ids = sampled.completion.token_ids
+        content, calls = parse(token_ids, sampled.prompt or "", self.tokenizer, schemas)
+        # Ids follow from the place of the call, so that a repeated request gets the same.
+        ids = [f"call_{seed_of(sampled.number, place):016x}" for place in range(len(calls))]
+        said = Answer(content, sampled, [replace(call, id=id) for call, id in zip(calls, ids, strict=True)])
+        if ids:
+            self._with_calls[ids[0]] = said, self._text(token_ids)
         return said
+
+    def _conversation(
+        self, messages: Sequence[Mapping[str, Any]], schemas: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, list[int], _Conversation, tuple[int, int]]:
+        """A conversation's text and tokens, and the earlier one that it goes on from, up to where."""
+        if not messages:
+            raise ValueError("The conversation is empty.")
+        as_said = [self._as_said(message) for message in messages]
+        text = prompt_text({"messages": as_said}, self.template, self.tokenizer, schemas)
+        begun, end = self._continued(text)
+        if end[0]:
+            ids = [*begun.token_ids[: end[1]], *encode(text[end[0] :], self.tokenizer)]
+        else:
+            ids = [*self._prompt_ids(text)]
+        return text, ids, begun, end
+
+    def _continued(self, text: str) -> tuple[_Conversation, tuple[int, int]]:
+        """The conversation that a text goes on from, and up to where; an empty one where there is none."""
+        begun = max(self._said, key=lambda one: one.begins(text), default=_Conversation("", [], []))
+        return begun, begun.begins(text)
+
+    def _say(self, sampled: Sampled, prompt: str, begun: _Conversation, end: tuple[int, int]) -> None:
+        """Keep an answer, with which the conversation may go on."""
+        token_ids = sampled.completion.token_ids
+        if end not in begun.ends[-1:]:  # another beginning, or another branch
+            begun = _Conversation("", [], [])
+            self._said.append(begun)
+        begun.text = prompt + self.tokenizer.decode(token_ids, skip_special_tokens=False)
+        begun.token_ids = [*sampled.prompt_ids, *token_ids]
+        begun.ends.append((len(begun.text), len(begun.token_ids)))
 
     def _as_said(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A message; an answer of the policy's with tool calls has the text that was sampled.
@@ -406,20 +474,21 @@ class Policy:
         is_same = all(given[key] == same[key] for key in ("content", "tool_calls"))
         return {"role": "assistant", "content": text} if is_same else message
 
-    def _record(self, request: Request, prompt: str | None, completion: Completion) -> None:
-        prompt_ids = request.prompt_ids
+    def _record(self, sampled: Sampled, temperature: float) -> None:
+        prompt_ids = sampled.prompt_ids
         begun = [one for one in self._open if one.token_ids == prompt_ids[: len(one.token_ids)]]
         if begun:  # several may begin it, as two answers to one prompt: the longest has most in common
             longest = max(begun, key=lambda one: len(one.token_ids))
-            longest.add(prompt_ids, completion, request.temperature)
+            longest.add(prompt_ids, sampled.completion, temperature)
         else:
-            self._open.append(self._sequence(request, prompt, completion))
+            self._open.append(self._sequence(sampled, temperature))
 
-    def _sequence(self, request: Request, prompt: str | None, completion: Completion) -> _Sequence:
+    def _sequence(self, sampled: Sampled, temperature: float) -> _Sequence:
         """The sequence of one call."""
-        text = self.tokenizer.decode(request.prompt_ids) if prompt is None else prompt
-        sequence = _Sequence(text, [], [], len(request.prompt_ids), self._temperature)
-        sequence.add(request.prompt_ids, completion, request.temperature)
+        prompt_ids, text = sampled.prompt_ids, sampled.prompt
+        text = self.tokenizer.decode(prompt_ids) if text is None else text
+        sequence = _Sequence(text, [], [], len(prompt_ids), self._temperature)
+        sequence.add(prompt_ids, sampled.completion, temperature)
         return sequence
 
     def _texts(self, sequence: _Sequence) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_db.database import Database
@@ -19,7 +20,7 @@ from trinity_db.explorer.attempts import GRACE_SECONDS, Attempts
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
 from trinity_db.explorer.evaluating import SHARE, Look, PinnedAttempts, Turns, policy_of
-from trinity_db.explorer.policy import Address, Policy
+from trinity_db.explorer.recording.listener import AttemptListener, Place
 from trinity_db.explorer.waiting import EmptyPlaces
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
@@ -52,6 +53,8 @@ class Explorer(Service):
     Args:
         greedy: each group has one more member, sampled at temperature 0, as the algorithm asks for.
         only: it makes the attempts of these evaluations, explores nothing for training, and then ends.
+        place: where programs ask their policies, if it is the explorer's purpose that they do. None: on this
+            machine, once a workflow needs it.
     """
 
     role = WorkerRole.EXPLORE
@@ -68,6 +71,7 @@ class Explorer(Service):
         prompt_template: str,
         greedy: bool = False,
         only: Sequence[int] | None = None,
+        place: Place | None = None,
     ) -> None:
         super().__init__(database, run)
         self._only = only
@@ -81,7 +85,11 @@ class Explorer(Service):
         self._pace = pace
         self._selection = selection
         self._greedy = greedy
-        self._attempts = Attempts(workflow, engine, config, prompt_template, selection.seed, self._listen)
+        self._place = place
+        if place is not None and place.offers is not None:  # they count from when a program takes the attempt
+            config = config.model_copy(update={"attempt_seconds": None})
+        listener = partial(AttemptListener, self._made_endpoint)
+        self._attempts = Attempts(workflow, engine, config, prompt_template, selection.seed, listener)
         self._endpoint: Endpoint | None = None
         """Where programs ask their policies; None as long as none does."""
         self._loaded: tuple[int, str] | None = None
@@ -151,6 +159,8 @@ class Explorer(Service):
                 loop.call_soon_threadsafe(hear)
 
         self._wake_loop = wake
+        if self._place is not None:
+            await self._made_endpoint().start()
         try:
             while not self.stopping:
                 try:
@@ -159,7 +169,7 @@ class Explorer(Service):
                 except DatabaseUnavailable as error:
                     # What is under way is finished first: it was claimed before, and its claim is known.
                     unavailable = error
-                if not self._under_way and not self._ended:
+                if not self._under_way and not self._ended and (self._place is None or unavailable):
                     break
                 has_begun = True
                 if not await _happens(event):
@@ -277,15 +287,15 @@ class Explorer(Service):
     async def _in_store(self, verb: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._store, verb)
 
-    async def _listen(self, group: groups.ClaimedGroup, member: int, retry: int, policy: Policy) -> Address:
-        """Let a program ask a policy over HTTP. The first one starts the endpoint."""
+    def _made_endpoint(self) -> "Endpoint":
+        """The endpoint, which is made when the first program needs it."""
         if self._endpoint is None:
             from trinity_db.explorer.recording.endpoint import Endpoint
             from trinity_db.explorer.recording.log import CallLog
 
             log = CallLog(self.database, self._in_store, lambda: self.worker_id, lambda: self.stopping)
-            self._endpoint = Endpoint(log, self.run.name)
-        return await self._endpoint.open(group, member, retry, policy)
+            self._endpoint = Endpoint(log, self.run.name, self._place or Place())
+        return self._endpoint
 
     def _look(self) -> Look:
         """Whether the run is finished, its newest version, and the next evaluation."""
@@ -375,6 +385,8 @@ class Explorer(Service):
             self._num_tokens, self._measured_at = 0, time.monotonic()
         if finished or metrics:
             await self._in_store(lambda: self._write(finished, metrics))
+        if self._endpoint is not None:
+            self._endpoint.note_written(finished)
         if failures:
             raise failures[0]
 

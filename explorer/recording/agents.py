@@ -1,40 +1,33 @@
 """A program that makes one attempt: what it asked, and what it was answered."""
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
 
 from trinity_db.arrays import Payload
 from trinity_db.explorer.engines.engine import EngineFailed
-from trinity_db.explorer.policy import Answer, Policy
+from trinity_db.explorer.policy import Answer, Policy, Sampled
 from trinity_db.explorer.recording.dialects.dialect import Answered, Asked
 from trinity_db.explorer.recording.log import CallLog
 from trinity_db.explorer.sampling import Sampling
-from trinity_db.store.calls import Call
+from trinity_db.store.calls import Call, Resumed
+
+_DIGEST: ContextVar[bytes] = ContextVar("digest", default=b"")
+"""Of the request that the current task answers; empty for calls that a workflow makes itself."""
 
 
-@dataclass
-class _Request:
-    """What is being answered."""
-
-    digest: bytes = b""
-    number: int = 0
-    """Of the call that answers it, once that is on record."""
-
-
-_REQUEST: ContextVar[_Request | None] = ContextVar("request", default=None)
-"""The request that the current task answers; None for calls that a workflow makes itself."""
+class AttemptFailed(Exception):
+    """The program says that its attempt has failed."""
 
 
 @dataclass
 class _Reply:
     """A request that is answered, or will be."""
 
-    task: asyncio.Task[Answered]
-    retry: int
+    task: asyncio.Task[Sampled]
+    retry: int = 0
     """The highest number of a retry that it was given to; 0: to none."""
 
 
@@ -43,24 +36,43 @@ class Agent:
 
     Args:
         url: the endpoint's base URL.
+        key: empty for an agent that an explorer before this one let in.
+        place: the group that it makes a member of, and which.
         forget: called when the agent is answered no more.
     """
 
     def __init__(
-        self, id: int, key: str, url: str, policy: Policy, log: CallLog, forget: Callable[[], None]
+        self,
+        id: int,
+        url: str,
+        key: str,
+        place: tuple[int, int],
+        policy: Policy,
+        log: CallLog,
+        forget: Callable[[], None],
     ) -> None:
         self.id = id
-        self.key = key
         self.url = url
+        self.key = key
+        self.place = place
         self.policy = policy
         self.rewards: dict[str, float] = {}
         """What the program said to have earned."""
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the attempt cannot go on; its exception says why."""
+        self.started_at = datetime.now(UTC)
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the program says that the attempt is, or when it cannot go on; its exception says why."""
         self._log = log
         self._forget = forget
         self._replies: dict[bytes, list[_Reply]] = {}
         policy.keep = self._keep
+
+    def restore(self, resumed: Resumed) -> None:
+        """Take up what the program did before."""
+        self.started_at, self.rewards = resumed.started_at, resumed.rewards
+        for call in resumed.calls:
+            sampled = self.policy.restore(call.number, call.prompt, call.payload, call.finish_reason)
+            done = asyncio.create_task(_given(sampled))
+            self._replies.setdefault(call.digest, []).append(_Reply(done))
 
     async def answer(self, asked: Asked, digest: bytes, retry: int | None) -> Answered:
         """Answer a request, or one that is repeated in the same way as before.
@@ -76,12 +88,38 @@ class Agent:
         replies = self._replies.setdefault(digest, [])
         found = next((one for one in reversed(replies) if retry is None or one.retry < retry), None)
         if found is None:
-            found = _Reply(asyncio.create_task(self._sample(asked, digest)), retry or 0)
+            found = _Reply(asyncio.create_task(self._sample(asked, digest)))
             found.task.add_done_callback(lambda task: self._forget_failed(digest, task))
             replies.append(found)
         found.retry = max(found.retry, retry or 0)
         # A client that leaves does not end the call: its repetition asks for the same.
-        return await asyncio.shield(found.task)
+        sampled = await asyncio.shield(found.task)
+        return self._answered(asked, self.policy.answer_of(sampled, asked.tools))
+
+    async def earn(self, rewards: Mapping[str, float]) -> None:
+        """Keep what the program says to have earned. It is durable when this returns.
+
+        Raises:
+            LeaseLost: the attempt has ended.
+        """
+        await self._log.reward(self.id, dict(rewards))
+        self.rewards |= rewards
+
+    async def fail(self, error: str) -> None:
+        """End the attempt as a failed one."""
+        await self._log.dismiss(self.id)
+        self.break_off(AttemptFailed(error))
+
+    def finish(self) -> None:
+        """End the attempt: the workflow that waits for it returns."""
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    def break_off(self, error: Exception) -> None:
+        """End the attempt by an error."""
+        if not self.finished.done():
+            self.finished.set_exception(error)
+            self.finished.exception()  # a workflow that looks at something else is no bug
 
     def close(self) -> None:
         """Give up what is under way, and answer no more."""
@@ -89,60 +127,55 @@ class Agent:
         for replies in self._replies.values():
             for reply in replies:
                 reply.task.cancel()
-        if not self.broken.done():
-            self.broken.cancel()
+        self.finished.cancel()
 
-    async def _sample(self, asked: Asked, digest: bytes) -> Answered:
+    async def _sample(self, asked: Asked, digest: bytes) -> Sampled:
         if self.policy.failure is not None:
             raise self.policy.failure
-        request = _Request(digest)
-        _REQUEST.set(request)
+        _DIGEST.set(digest)
         how: Sampling = {
             "max_new_tokens": asked.max_new_tokens,
             "temperature": asked.temperature,
             "stop": asked.stop,
         }
         try:
-            if asked.messages:
-                answer = await self.policy.chat(asked.messages, tools=asked.tools, **how)
-            elif isinstance(asked.prompt, str):
-                answer = await self.policy.complete(asked.prompt, **how)
-            else:
-                answer = await self._continue(asked.prompt, how)
+            return (await self._ask(asked, how)).sampled
         except EngineFailed as error:
-            if not self.broken.done():
-                self.broken.set_exception(error)
+            self.break_off(error)
             raise
-        return self._answered(asked, request.number, answer)
 
-    async def _continue(self, token_ids: Sequence[int], how: Sampling) -> Answer:
-        completion = await self.policy.sample(token_ids, **how)
-        text = self.policy.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        return Answer(text, token_ids, completion)
+    async def _ask(self, asked: Asked, how: Sampling) -> Answer:
+        if asked.messages:
+            return await self.policy.chat(asked.messages, tools=asked.tools, **how)
+        if isinstance(asked.prompt, str):
+            return await self.policy.complete(asked.prompt, **how)
+        return await self.policy.extend(asked.prompt, **how)
 
     async def _keep(self, number: int, prompt: str, payload: Payload, finish_reason: str) -> None:
-        request = _REQUEST.get() or _Request()
-        await self._log.add(Call(self.id, number, request.digest, prompt, payload, finish_reason))
-        request.number = number
+        await self._log.add(Call(self.id, number, _DIGEST.get(), prompt, payload, finish_reason))
 
-    def _answered(self, asked: Asked, number: int, answer: Answer) -> Answered:
-        completion = answer.completion
+    def _answered(self, asked: Asked, answer: Answer) -> Answered:
+        sampled = answer.sampled
         text, calls = str(answer), [call for call in answer.tool_calls if call.problem is None]
         if len(calls) < len(answer.tool_calls):  # what is no call is a part of the text
-            text = self.policy.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-            calls = []
+            token_ids = sampled.completion.token_ids
+            text, calls = self.policy.tokenizer.decode(token_ids, skip_special_tokens=True), []
         for stop in asked.stop:  # the protocols leave it out; the policy learns to say it
             text = text.removesuffix(stop)
         return Answered(
-            id=f"{self.id:x}-{number:x}",
-            created=int(time.time()),
+            id=f"{self.id:x}-{sampled.number:x}",
+            created=int(self.started_at.timestamp()),
             text=text,
             tool_calls=calls,
-            finish_reason=completion.finish_reason,
-            prompt_ids=answer.prompt_ids,
-            token_ids=completion.token_ids,
+            finish_reason=sampled.completion.finish_reason,
+            prompt_ids=sampled.prompt_ids,
+            token_ids=sampled.completion.token_ids,
         )
 
-    def _forget_failed(self, digest: bytes, task: asyncio.Task[Any]) -> None:
+    def _forget_failed(self, digest: bytes, task: asyncio.Task[Sampled]) -> None:
         if task.cancelled() or task.exception() is not None:
             self._replies[digest] = [one for one in self._replies[digest] if one.task is not task]
+
+
+async def _given(sampled: Sampled) -> Sampled:
+    return sampled

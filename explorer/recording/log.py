@@ -9,6 +9,7 @@ from trinity_db.errors import LeaseLost
 from trinity_db.store import calls
 from trinity_db.store.calls import Call
 from trinity_db.store.groups import ClaimedGroup
+from trinity_db.store.rewards import RewardEvent, record
 
 Result = TypeVar("Result")
 
@@ -45,6 +46,32 @@ class CallLog:
             LeaseLost: another explorer has the group by now.
         """
         return await self._decide(lambda tx: calls.begin(tx, self._worker_id(), group, member, retry, key))
+
+    async def resume(self, group: ClaimedGroup, member: int) -> calls.Resumed | None:
+        """Take over the agent that an explorer before this one let in for a member, if there is one."""
+        return await self._decide(lambda tx: calls.resume(tx, self._worker_id(), group, member))
+
+    async def reward(self, agent_id: int, rewards: dict[str, float]) -> None:
+        """Store what an agent says to have earned.
+
+        Raises:
+            LeaseLost: the agent has ended, or another explorer has its group by now.
+        """
+        if not await self._decide(lambda tx: calls.reward(tx, self._worker_id(), agent_id, rewards)):
+            raise LeaseLost("The attempt has ended.")
+
+    async def dismiss(self, agent_id: int) -> None:
+        """Take no more calls of an agent."""
+        await self._decide(lambda tx: calls.dismiss(tx, self._worker_id(), agent_id))
+
+    async def fate(self, key: str) -> calls.Fate | None:
+        """What became of the agent with a key; None: there is none."""
+        return await self._decide(lambda tx: calls.fate(tx, calls.hash_of(key)))
+
+    async def judge(self, fate: calls.Fate, rewards: dict[str, float]) -> None:
+        """Reward the rollout of an agent that has ended."""
+        events = [RewardEvent(fate.rollout_id, name, value) for name, value in rewards.items()]
+        await self._decide(lambda tx: record(tx, fate.run_id, "explore", events))
 
     async def add(self, call: Call) -> None:
         """Store a call. It is durable when this returns.

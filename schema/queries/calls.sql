@@ -54,3 +54,42 @@ DELETE FROM trinity.call c
 USING ended e, trinity.rollout r
 WHERE c.agent_id = e.id AND r.group_id = e.group_id AND r.ordinal = e.ordinal AND r.attempt = e.attempt
   AND r.state = 'finished'
+
+-- name: resume_agent
+-- Gives the worker that holds a group the agent of a member that may still call. From then on no other worker stores
+-- calls of it.
+UPDATE trinity.agent a SET worker_id = g.worker_id
+FROM trinity.rollout_group g
+WHERE g.id = %(group_id)s AND g.worker_id = %(worker_id)s AND g.attempt = %(attempt)s
+  AND a.group_id = g.id AND a.ordinal = %(ordinal)s AND a.ended_at IS NULL AND a.key_hash IS NOT NULL
+RETURNING a.id, a.key_hash, a.started_at, a.rewards
+
+-- name: read_calls
+-- The calls of an agent in their order.
+SELECT c.number, c.digest, c.prompt, c.codec, c.num_tokens, c.data, c.finish_reason
+FROM trinity.call c
+WHERE c.agent_id = %(agent_id)s AND c.data IS NOT NULL
+ORDER BY c.number
+
+-- name: reward_agent
+-- Keeps what an agent says to have earned. The latest number under each name counts.
+UPDATE trinity.agent a SET rewards = coalesce(a.rewards, '{}') || %(rewards)s
+WHERE a.id = %(agent_id)s AND a.worker_id = %(worker_id)s AND a.ended_at IS NULL
+
+-- name: dismiss_agent
+-- Ends an agent that failed, before its rollout is written or its member is attempted anew. Its calls stay.
+UPDATE trinity.agent a SET ended_at = now()
+WHERE a.id = %(agent_id)s AND a.worker_id = %(worker_id)s AND a.ended_at IS NULL
+
+-- name: fate_of_agent
+-- The rollout of an agent that has ended. If the member had a later agent, this one's attempt became no rollout.
+SELECT a.run_id, a.ended_at IS NOT NULL AS ended, r.id AS rollout_id, r.state::text AS state
+FROM trinity.agent a
+LEFT JOIN LATERAL (
+    SELECT m.id, m.state FROM trinity.rollout m
+    WHERE m.group_id = a.group_id AND m.ordinal = a.ordinal AND a.ended_at IS NOT NULL
+      AND NOT EXISTS (SELECT FROM trinity.agent later
+                      WHERE later.group_id = a.group_id AND later.ordinal = a.ordinal AND later.id > a.id)
+    ORDER BY m.attempt DESC LIMIT 1
+) r ON true
+WHERE a.key_hash = %(key_hash)s

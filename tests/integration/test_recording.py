@@ -2,9 +2,15 @@
 
 import asyncio
 import json
+import socket
 import sys
+import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +27,8 @@ from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.recording.command import Command
+from trinity_db.explorer.recording.listener import Place
+from trinity_db.explorer.recording.offers import Offers
 from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
@@ -43,9 +51,12 @@ def ask(content, path="/chat/completions"):
 
 
 class Talk(Digits):
-    """A tokenizer that writes a token as one character, whatever it is."""
+    """A tokenizer that writes a token as one character, and conversations with a system too."""
 
     response_template = None
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        return "".join(message["content"] for message in messages)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [ord(character) for character in text]
@@ -92,15 +103,30 @@ def explore(scene: Scene, tmp_path: Path) -> Iterator[Explore]:
         )
     made: list[Explorer] = []
 
-    def explore(workflow: Workflow, engine: Echo | None = None, size: int = 2, **options: Any) -> Explorer:
+    def explore(
+        workflow: Workflow,
+        engine: Echo | None = None,
+        size: int = 2,
+        place: Place | None = None,
+        **options: Any,
+    ) -> Explorer:
         config = ExplorerConfig(group_size=size, **options)
         pace = Pace(max_staleness=0, per_version=1)
         role = Explorer(
-            scene.database, scene.run, config, workflow, engine or Says(), pace, scene.selection, "{prompt}"
+            scene.database,
+            scene.run,
+            config,
+            workflow,
+            engine or Says(),
+            pace,
+            scene.selection,
+            "{prompt}",
+            place=place,
         )
         role.worker_id = scene.explorer
         made.append(role)
-        assert role.work()
+        if place is None:
+            assert role.work()
         return role
 
     yield explore
@@ -304,14 +330,18 @@ def test_a_request_that_a_client_repeats_is_sampled_once(explore: Explore, scene
     assert scene.values(ERRORS) == [None]
 
 
+SPOKEN = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def calls_once(prompt: str) -> str:
+    """What a model says that calls a tool, and then knows the answer."""
+    return "two" if prompt.endswith("2") else SPOKEN
+
+
 def test_tools_are_called_by_their_ids_and_what_comes_back_keeps_the_tokens(
     explore: Explore, scene: Scene
 ) -> None:
-    spoken = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
-
-    def answer(prompt: str) -> str:
-        return "two" if prompt.endswith("2") else spoken
-
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
     async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
@@ -328,9 +358,108 @@ def test_tools_are_called_by_their_ids_and_what_comes_back_keeps_the_tokens(
             assert last["choices"][0]["message"]["content"] == "two"
         return 0.0
 
-    explore(workflow, Says(answer))
+    explore(workflow, Says(calls_once))
     assert scene.values(ERRORS) == [None, None]
-    assert sequences(scene)[0] == (f"1+1?{spoken}2two", "...." + "x" * len(spoken) + ".xxx")
+    assert sequences(scene)[0] == (f"1+1?{SPOKEN}2two", "...." + "x" * len(SPOKEN) + ".xxx")
+
+
+def test_responses_are_answered_item_by_item(explore: Explore, scene: Scene) -> None:
+    tool: Any = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": False}
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        address = await policy.address()
+        async with openai.AsyncOpenAI(base_url=f"{address.url}/v1", api_key=address.key) as client:
+            first = await client.responses.create(model="m", instructions="S", input="1+1?", tools=[tool])
+            [call] = first.output
+            assert call.type == "function_call"
+            assert (call.name, call.arguments) == ("add", '{"a": 1}')
+            assert first.usage is not None
+            assert (first.usage.input_tokens, first.usage.output_tokens) == (5, len(SPOKEN))
+            items: Any = [
+                {"role": "user", "content": [{"type": "input_text", "text": "1+1?"}]},
+                call.model_dump(),
+                {"type": "function_call_output", "call_id": call.call_id, "output": "2"},
+            ]
+            async with client.responses.stream(
+                model="m", instructions="S", input=items, tools=[tool]
+            ) as stream:
+                kinds = [event.type async for event in stream]
+                last = await stream.get_final_response()
+            assert kinds[-1] == "response.completed"
+            assert last.output_text == "two"
+            with pytest.raises(openai.BadRequestError, match="send the whole conversation as input"):
+                await client.responses.create(model="m", input="a", previous_response_id="resp_1")
+        return 1.0
+
+    explore(workflow, Says(calls_once))
+    assert scene.values(ERRORS) == [None, None]
+    assert sequences(scene)[0] == (f"S1+1?{SPOKEN}2two", "....." + "x" * len(SPOKEN) + ".xxx")
+
+
+def test_messages_are_answered_block_by_block(explore: Explore, scene: Scene) -> None:
+    tool = {"name": "add", "input_schema": PARAMETERS}
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        key = (await policy.address()).key
+        async with asking(policy) as ask:
+
+            async def say(messages: list[Any], path: str = "/v1/messages", **options: Any) -> tuple[int, Any]:
+                body = {"system": "S", "max_tokens": 99, "tools": [tool], "messages": messages, **options}
+                status, answer = await ask(body, path, **{"Authorization": "", "x-api-key": key})
+                return status, answer
+
+            asked = user([{"type": "text", "text": "1+1?"}])
+            status, counted = await say([asked], "/v1/messages/count_tokens")
+            assert (status, counted) == (200, {"input_tokens": 5})
+            _, first = await say([asked])
+            [block] = first["content"]
+            assert (first["stop_reason"], block["type"], block["input"]) == ("tool_use", "tool_use", {"a": 1})
+            assert first["usage"] == {"input_tokens": 5, "output_tokens": len(SPOKEN)}
+            result = {
+                "type": "tool_result",
+                "tool_use_id": block["id"],
+                "content": [{"type": "text", "text": "2"}],
+            }
+            _, last = await say([asked, {"role": "assistant", "content": first["content"]}, user([result])])
+            assert (last["content"], last["stop_reason"]) == ([{"type": "text", "text": "two"}], "end_turn")
+            status, refused = await say([user("a" * 5000)])
+            assert (status, refused["type"]) == (400, "error")
+            assert refused["error"]["message"].startswith("prompt is too long")
+            status, refused = await say([user([{"type": "image", "source": {}}])])
+            assert (status, refused["error"]["type"]) == (400, "invalid_request_error")
+        return 1.0
+
+    explore(workflow, Says(calls_once))
+    assert scene.values(ERRORS) == [None, None]
+    assert sequences(scene)[0] == (f"S1+1?{SPOKEN}2two", "....." + "x" * len(SPOKEN) + ".xxx")
+
+
+def test_a_stream_of_messages_has_the_events_of_its_protocol(explore: Explore) -> None:
+    seen: list[str] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        address = await policy.address()
+        body = {"max_tokens": 9, "messages": [user("a")], "stream": True}
+        async with (
+            aiohttp.ClientSession(headers={"x-api-key": address.key}) as session,
+            session.post(f"{address.url}/v1/messages", json=body) as response,
+        ):
+            seen.append(await response.text())
+        return 1.0
+
+    explore(workflow, size=1)
+    lines = seen[0].splitlines()
+    assert [line.removeprefix("event: ") for line in lines if line.startswith("event: ")] == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    said = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert said[2]["delta"] == {"type": "text_delta", "text": "yes"}
+    assert said[4]["usage"] == {"output_tokens": 3}
 
 
 def test_tokens_and_texts_are_continued_as_they_are(explore: Explore, scene: Scene) -> None:
@@ -370,6 +499,154 @@ def give_back(scene: Scene) -> None:
     with closing(connect(scene.database.url)) as other:
         other.execute("UPDATE trinity.rollout_group SET worker_id = NULL WHERE state = 'open'")
         other.commit()
+
+
+@dataclass
+class Served:
+    """An explorer that gives attempts to whatever program asks, in a thread of its own."""
+
+    role: Explorer
+    url: str
+
+    def post(self, path: str, body: Any = None, key: str = "", **headers: str) -> tuple[int, Any]:
+        data = b"" if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers}
+        request = urllib.request.Request(f"{self.url}{path}", data, headers, method="POST")
+        try:
+            with urllib.request.urlopen(request) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def say(self, key: str, *texts: str, **headers: str) -> tuple[int, Any]:
+        return self.post("/v1/chat/completions", {"messages": [user(text) for text in texts]}, key, **headers)
+
+
+@pytest.fixture
+def serve(explore: Explore) -> Callable[..., AbstractContextManager[Served]]:
+    """Serves attempts until the end of the block."""
+
+    @contextmanager
+    def serve(seconds: float | None = None, key: str | None = None, **options: Any) -> Iterator[Served]:
+        offers = Offers(seconds)
+        with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+            port = probe.getsockname()[1]
+        role = explore(offers, place=Place("127.0.0.1", port, offers, key), **options)
+        thread = threading.Thread(target=role.work)
+        thread.start()
+        try:
+            until_listening(port)
+            yield Served(role, f"http://127.0.0.1:{port}")
+        finally:
+            role.stop()
+            role.wake()
+            thread.join()
+            role.release()
+
+    return serve
+
+
+def until_listening(port: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the endpoint does not listen")
+
+
+Serve = Callable[..., AbstractContextManager[Served]]
+
+
+def test_agents_of_other_people_take_attempts_and_end_them(serve: Serve, scene: Scene) -> None:
+    with serve(key="secret") as served:
+        assert served.post("/v1/attempts", key="wrong")[0] == 401
+        keys = []
+        for _ in range(2):
+            status, given = served.post("/v1/attempts", key="secret")
+            assert (status, given["base_url"]) == (201, f"{served.url}/v1")
+            assert "prompt" in given["task"]
+            keys.append(given["key"])
+        assert served.post("/v1/attempts", key="secret")[0] == 429  # the pace allows one group of two
+        assert served.say(keys[0], "a?")[0] == 200
+        assert served.post(f"/v1/attempts/{keys[0]}/reward", {"style": 0.5}) == (
+            200,
+            {"rewards": {"style": 0.5}},
+        )
+        status, ended = served.post(f"/v1/attempts/{keys[0]}/finish", 1)
+        assert (status, ended["state"]) == (200, "finished")
+        assert stored(scene, "SELECT state FROM trinity.rollout") == [("finished",)]
+        assert stored(scene, "SELECT name, value FROM trinity.reward_event ORDER BY 1") == [
+            ("style", 0.5),
+            ("workflow", 1.0),
+        ]
+        assert served.say(keys[0], "b?") == (403, error("The attempt has ended."))
+        assert served.post(f"/v1/attempts/{keys[1]}/fail", {"error": "no tools"}) == (
+            200,
+            {"state": "failed"},
+        )
+        assert served.say(keys[1], "b?")[0] == 403
+    assert scene.values(ERRORS) == [None, "AttemptFailed: no tools"]
+
+
+def error(message: str) -> Any:
+    return {"error": {"message": message, "type": "permission_error", "param": None, "code": None}}
+
+
+def test_a_reward_after_the_end_is_a_reward_event_like_any_other(serve: Serve, scene: Scene) -> None:
+    with serve(size=1) as served:
+        key = served.post("/v1/attempts")[1]["key"]
+        served.say(key, "a?")
+        assert served.post(f"/v1/attempts/{key}/finish", {"judge": 1})[1]["state"] == "finished"
+        assert served.post(f"/v1/attempts/{key}/reward", {"judge": -1})[0] == 200
+        assert served.post(f"/v1/attempts/{key}/reward", "much")[0] == 400
+        assert served.post("/v1/attempts/unknown/reward", 1)[0] == 401
+    assert scene.values("SELECT reward FROM trinity.experience") == [-1.0]
+    assert scene.values("SELECT reward_mean FROM trinity.rollout_group") == [-1.0]
+
+
+def test_an_agent_that_never_ends_is_a_failed_rollout(serve: Serve, scene: Scene) -> None:
+    with serve(seconds=0.3, size=1) as served:
+        key = served.post("/v1/attempts")[1]["key"]
+        served.say(key, "a?")
+        until_written(scene, 1)
+    assert scene.values(ERRORS) == ["TookTooLong: took longer than 0.3 s"]
+    assert scene.values("SELECT prompt FROM trinity.call") == ["a?"]
+
+
+def until_written(scene: Scene, count: int) -> None:
+    deadline = time.monotonic() + 10
+    while len(stored(scene, "SELECT FROM trinity.rollout")) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_agent_goes_on_with_its_key_when_the_endpoint_is_another_one(serve: Serve, scene: Scene) -> None:
+    """What was said before is one sequence with what follows, and no answered call is sampled again."""
+    engine = Says()
+    repeated = {"x-stainless-retry-count": "1"}
+    with serve(engine=engine, size=1) as served:
+        key = served.post("/v1/attempts")[1]["key"]
+        first = served.say(key, "a?")
+        served.post(f"/v1/attempts/{key}/reward", {"style": 0.5})
+    give_back(scene)
+    with serve(engine=engine, size=1) as served:
+        until_answered(served, key)
+        assert served.say(key, "a?", **repeated) == first
+        assert len(engine.asked) == 1
+        said = {"role": "assistant", "content": "yes"}
+        served.post("/v1/chat/completions", {"messages": [user("a?"), said, user("b?")]}, key)
+        assert served.post(f"/v1/attempts/{key}/finish")[1]["state"] == "finished"
+    assert sequences(scene) == [("a?yesb?yes", "..xxx..xxx")]
+    assert scene.values("SELECT reward FROM trinity.experience") == [0.5]
+    assert scene.values("SELECT count(*) FROM trinity.agent") == [1]
+
+
+def until_answered(served: Served, key: str) -> None:
+    deadline = time.monotonic() + 10
+    while served.post("/v1/messages/count_tokens", {"messages": [user("?")]}, key)[0] == 503:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_program_makes_the_attempt_and_its_last_line_is_the_reward(

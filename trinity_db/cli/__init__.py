@@ -28,6 +28,7 @@ from . import (
     replay,
     reward,
     roles,
+    serve,
     show,
     sql,
     status,
@@ -40,6 +41,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions
 app.command("demo")(demo.demo)
 app.command("run")(roles.run)
 app.command("explore")(roles.explore)
+app.command("serve")(serve.serve)
 app.command("process")(roles.process)
 app.command("train")(roles.train)
 app.command("import")(transfer.import_)

@@ -20,6 +20,7 @@ from trinity_db.trainer.parts.kinds import part
 from trinity_db.trainer.recipes import PolicyGradientConfig
 
 if TYPE_CHECKING:
+    from trinity_db.explorer.recording.listener import Place
     from trinity_db.trainer.checkpoints.recovery import Allowed
     from trinity_db.trainer.service import TrainerSetup
 
@@ -168,10 +169,13 @@ def _trainer_setup(config: RunConfig, allowed: "Allowed | None" = None) -> "Trai
     return setup
 
 
-def explore(config: RunConfig, change: bool = False, most: int | None = None) -> None:
+def explore(
+    config: RunConfig, change: bool = False, most: int | None = None, place: "Place | None" = None
+) -> None:
     """Be an explorer until the run is finished or a signal comes.
 
     Args:
+        place: where programs that other people start are given attempts, in place of the run's workflow.
         most: end when the run has so many groups. No trainer is needed then to publish version 0.
     """
     if not config.is_online:
@@ -186,7 +190,7 @@ def explore(config: RunConfig, change: bool = False, most: int | None = None) ->
     from trinity_db.explorer.workflow import of
 
     # Before the run is created: these find what is the user's own and does not fit.
-    workflow = of(config.explorer)
+    workflow = of(config.explorer) if place is None or place.offers is None else place.offers
     engine = engines.create(config.explorer.engine)
     tasks.check(config.explorer.tasks)
     if _has_own_parts(config):
@@ -213,6 +217,7 @@ def explore(config: RunConfig, change: bool = False, most: int | None = None) ->
         tasks.selection(config.explorer.tasks, weights, config.seed),
         config.model.prompt_template,
         greedy,
+        place=place,
     ).serve()
     engine.close()
 

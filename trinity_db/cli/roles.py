@@ -73,7 +73,7 @@ def explore(
     """
     from trinity_db.cli import launch
 
-    with _stoppable():
+    with stoppable():
         launch.explore(launch.read(config, overrides), change, groups)
 
 
@@ -94,7 +94,7 @@ def process(
     """
     from trinity_db.cli import launch
 
-    with _stoppable():
+    with stoppable():
         if launch.process(launch.read(config, overrides), drain, change):
             return
     if drain:
@@ -122,7 +122,7 @@ def train(
     if launch.is_follower():
         launch.follow()
         return
-    with _stoppable():
+    with stoppable():
         launch.train(launch.read(config, overrides), from_start, from_version, change)
 
 
@@ -144,14 +144,14 @@ def run(
     """
     from trinity_db.cli import launch, supervise
 
-    with _stoppable():
+    with stoppable():
         once = ["--from-start"] if from_start else []
         once += ["--from-version", str(from_version)] if from_version is not None else []
         supervise.run(launch.read(config, overrides), launch.arguments(config, overrides), once, change)
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """A signal before the work begins ends the command at once; roles at work end in their own way."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

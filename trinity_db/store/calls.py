@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
 from typing import Any
+
+from psycopg.types.json import Jsonb
 
 from trinity_db import arrays
 from trinity_db.database import Transaction, storable
@@ -25,6 +28,30 @@ class Call:
     payload: arrays.Payload
     """The tokens of prompt and response; the mask says which were sampled."""
     finish_reason: str
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """An agent that an explorer before this one let in, with what it did."""
+
+    id: int
+    key_hash: bytes
+    started_at: datetime
+    rewards: dict[str, float]
+    calls: list[Call]
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of an agent's attempt."""
+
+    run_id: int
+    ended: bool
+    """Whether no call of it is taken any more."""
+    rollout_id: int | None
+    """None: no rollout was written."""
+    state: str | None
+    """finished, failed or refused."""
 
 
 def hash_of(key: str) -> bytes:
@@ -82,3 +109,44 @@ def end(tx: Transaction, worker_id: int, rollouts: Sequence[Rollout]) -> None:
         "ordinals": [rollout.member for rollout in rollouts],
     }
     tx.execute(query("end_agents"), values)
+
+
+def resume(tx: Transaction, worker_id: int, group: ClaimedGroup, member: int) -> Resumed | None:
+    """Take over the agent of a member that may still call, with its calls in order; None: there is none.
+
+    The worker holds the group, so that no other one stores calls of the agent from now on.
+    """
+    values = {"worker_id": worker_id, "group_id": group.id, "attempt": group.attempt, "ordinal": member}
+    row = tx.execute(query("resume_agent"), values).fetchone()
+    if row is None:
+        return None
+    found = tx.execute(query("read_calls"), {"agent_id": row["id"]}).fetchall()
+    calls = [
+        Call(
+            row["id"],
+            call["number"],
+            bytes(call["digest"]),
+            call["prompt"],
+            arrays.decode(call["codec"], call["data"], call["num_tokens"]),
+            call["finish_reason"],
+        )
+        for call in found
+    ]
+    return Resumed(row["id"], bytes(row["key_hash"]), row["started_at"], row["rewards"] or {}, calls)
+
+
+def reward(tx: Transaction, worker_id: int, agent_id: int, rewards: dict[str, float]) -> bool:
+    """Keep what an agent says to have earned; False if it has ended or another worker has it."""
+    values = {"worker_id": worker_id, "agent_id": agent_id, "rewards": Jsonb(rewards)}
+    return tx.execute(query("reward_agent"), values).rowcount > 0
+
+
+def dismiss(tx: Transaction, worker_id: int, agent_id: int) -> None:
+    """Take no more calls of an agent whose attempt has failed. Its calls stay."""
+    tx.execute(query("dismiss_agent"), {"worker_id": worker_id, "agent_id": agent_id})
+
+
+def fate(tx: Transaction, key_hash: bytes) -> Fate | None:
+    """What became of the agent with a key; None: there is none."""
+    row = tx.execute(query("fate_of_agent"), {"key_hash": key_hash}).fetchone()
+    return Fate(**row) if row else None

@@ -1,0 +1,94 @@
+"""Attempts for agents that other people start: each waits until a program takes it, then until it ends."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from trinity_db.explorer.policy import Policy
+from trinity_db.store.groups import Reward
+
+if TYPE_CHECKING:
+    from trinity_db.explorer.recording.agents import Agent
+
+
+class TookTooLong(Exception):
+    """The agent's time is over."""
+
+
+@dataclass(eq=False)
+class _Offer:
+    """An attempt that no program has taken."""
+
+    task: Mapping[str, Any]
+    is_taken: asyncio.Event = field(default_factory=asyncio.Event)
+    agent: "asyncio.Future[Agent]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """The program's, once the attempt is taken."""
+
+
+class Offers:
+    """A workflow: it offers each attempt to the next program that asks for one.
+
+    Args:
+        seconds: longest time from when a program takes an attempt to its end; None: no limit.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._offered: deque[_Offer] = deque()
+        """Oldest first."""
+        self._news = asyncio.Event()
+
+    async def __call__(self, task: Mapping[str, Any], policy: Policy) -> Reward:
+        """Wait for a program, and for the end of its attempt.
+
+        Raises:
+            AttemptFailed: the program says so.
+            TookTooLong: it did not end in time.
+        """
+        agent = cast("Agent | None", await policy.resumed_address())
+        if agent is None:
+            agent = await self._given_out(task, policy)
+        seconds = self._seconds
+        if seconds is not None:
+            seconds = max(0.0, seconds - (datetime.now(UTC) - agent.started_at).total_seconds())
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(agent.finished)
+        except TimeoutError:
+            raise TookTooLong(f"took longer than {self._seconds:g} s") from None
+        return agent.rewards or None
+
+    async def take(
+        self, seconds: float, is_wanted: Callable[[], bool]
+    ) -> "tuple[Agent, Mapping[str, Any]] | None":
+        """The next attempt's agent and task; None where none is offered for so long, or wanted any more."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._offered:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return None
+        if not is_wanted():
+            return None
+        offer = self._offered.popleft()
+        offer.is_taken.set()
+        return await offer.agent, offer.task
+
+    async def _given_out(self, task: Mapping[str, Any], policy: Policy) -> "Agent":
+        offer = _Offer(task)
+        self._offered.append(offer)
+        self._news.set()
+        try:
+            await offer.is_taken.wait()
+            agent = cast("Agent", await policy.address())
+        except BaseException:
+            offer.agent.cancel()
+            if offer in self._offered:
+                self._offered.remove(offer)
+            raise
+        offer.agent.set_result(agent)
+        return agent
