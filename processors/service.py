@@ -41,7 +41,11 @@ class _Stage:
 
 
 class Processors(Service):
-    """All configured processors of a run in one process."""
+    """All configured processors of a run in one process.
+
+    Args:
+        only: it scores the rows of evaluations, and ends when these ones have ended.
+    """
 
     role = WorkerRole.PROCESS
 
@@ -53,12 +57,15 @@ class Processors(Service):
         steps: Steps,
         drain: bool = False,
         requires_reward: str | None = None,
+        only: Sequence[int] | None = None,
     ) -> None:
         super().__init__(database, run)
         self._config = config
+        self._only = only
         self._stages = [
             _Stage(stage, steps[stage.processor], first_try)
             for first_try, stage in enumerate(stages(steps), 1)
+            if only is None or stage.processor == processing.SCORE.processor
         ]
         self._archiver = None
         if config.archive is not None:
@@ -87,12 +94,17 @@ class Processors(Service):
             self._pair,
             self._archive,
         ]
+        if self._only is not None:
+            turns = [*judges, self._end_evaluations]
         # A list, so that each gets its turn in every round, until a signal comes.
         moved = [not self.stopping and take_turn() for take_turn in turns]
         return any(moved)
 
     def is_done(self) -> bool:
         """A drain ends when nothing is left to move; a daemon with the run."""
+        if self._only is not None:
+            with self.database.transaction() as tx:
+                return not evaluations.are_open(tx, self.run.id, self._only)
         if self._drain:
             if self._settle_groups(None):  # also those that ended by what others did
                 return False
@@ -119,7 +131,9 @@ class Processors(Service):
     def _claim(self, stage: processing.Stage, after: int) -> list[DictRow]:
         size, max_attempts = self._config.claim_size, self._config.max_attempts
         with self.database.transaction() as tx:
-            return processing.claim(tx, stage, self.run.id, self.worker_id, size, max_attempts, after)
+            return processing.claim(
+                tx, stage, self.run.id, self.worker_id, size, max_attempts, after, self._only is not None
+            )
 
     def _finish(self, of: _Stage, verdicts: list[processing.Verdict]) -> None:
         stage, max_attempts = of.stage, self._config.max_attempts

@@ -1,10 +1,12 @@
 -- name: claim_rows
 -- Leases up to :limit rows in a stage's :state, oldest first, from the id :after on. It skips rows that others hold,
--- and suspects: rows whose last claims, so many in a row, brought no verdict. The state is sent as a literal.
+-- and suspects: rows whose last claims, so many in a row, brought no verdict. The state is sent as a literal. With
+-- :evaluated it takes rows of evaluations only.
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
     WHERE e.run_id = %(run_id)s AND e.state = %(state)s AND e.worker_id IS NULL AND e.id >= %(after)s
+      AND (e.held_out OR NOT %(evaluated)s)
       AND (e.attempt < %(suspect)s
            OR e.attempt - coalesce((SELECT max(v.attempt) FROM trinity.processing v
                                     WHERE v.experience_id = e.id), 0) < %(suspect)s)
@@ -23,7 +25,7 @@ RETURNING e.id, e.attempt
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
-    WHERE e.run_id = %(run_id)s AND e.state = %(state)s AND e.worker_id IS NULL
+    WHERE e.run_id = %(run_id)s AND e.state = %(state)s AND e.worker_id IS NULL AND (e.held_out OR NOT %(evaluated)s)
     ORDER BY e.id
     LIMIT 1
     FOR NO KEY UPDATE SKIP LOCKED

@@ -23,6 +23,7 @@ from . import (
     demo,
     doctor,
     engine,
+    evaluate,
     metrics,
     prune,
     replay,
@@ -47,6 +48,7 @@ app.command("train")(roles.train)
 app.command("import")(transfer.import_)
 app.command("export")(transfer.export)
 app.command("sql")(sql.sql)
+app.command("evaluate")(evaluate.evaluate)
 app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("batches")(batches.batches)

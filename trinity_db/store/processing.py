@@ -107,15 +107,20 @@ def claim(
     limit: int,
     max_attempts: int = 3,
     after: int = 0,
+    evaluated: bool = False,
 ) -> list[DictRow]:
     """Lease up to `limit` rows for a stage, oldest first from the id `after` on; read what its steps ask for.
 
     A row whose claims end without a verdict may be killing the process that judges it. It goes to the end of
     the line, and its last attempt is made alone, so that it takes no neighbour with it; only a claim from the
     beginning sees that no other is left.
+
+    Args:
+        evaluated: take rows of evaluations only.
     """
     values = {
         "after": after,
+        "evaluated": evaluated,
         "run_id": run_id,
         "worker_id": worker_id,
         "limit": limit,

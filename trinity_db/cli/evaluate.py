@@ -1,0 +1,320 @@
+"""`trinity-db evaluate`: how good versions of a run are, or a model in a folder, on tasks of a taskset.
+
+This process plays two roles in turn: an explorer that makes the attempts of these evaluations alone, then a
+processor that judges them. Roles of the run that are at work take their part.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trinity_db.cli import output
+from trinity_db.cli.roles import STOPPED, Overrides
+from trinity_db.errors import ConfigError, DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from trinity_db.cli.configuration import RunConfig
+    from trinity_db.database import Database, Transaction
+    from trinity_db.store.runs import Run
+
+LOOK_SECONDS = 1.0  # between two looks at how far it is, on a terminal
+LINE_SECONDS = 10.0  # between two lines elsewhere
+
+
+def evaluate(
+    subject: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="Name of a run, or the folder of a model.")
+    ],
+    taskset: Annotated[
+        list[str], typer.Option("--taskset", metavar="NAME", help="Imported tasks; may be repeated.")
+    ],
+    version: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--version",
+            metavar="N",
+            min=0,
+            help="A version of the run; may be repeated. Without: the newest.",
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=10_000, help="Attempts at each task.")] = 4,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temperature", min=0, max=1000, help="0 takes the likeliest token. Without: the run's."
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", min=1, max=10_000_000, help="Longest response. Without: the run's."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="CONFIG", help="Says how to attempt and judge, in place of the run's own."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Say how good versions of a run are, or a model, on tasks that it was not trained on.
+
+    The run's workflow makes the attempts and its reward functions judge them. None of it is trained on. The
+    same command goes on where it was stopped, and prints at once what was evaluated before. A model needs
+    --config: the configuration of a run, whose model it takes the place of.
+
+    Example:
+
+        trinity-db evaluate demo-1 --taskset test --version 0 --version 40
+    """
+    if overrides and config is None:
+        raise typer.BadParameter("--set overrides keys of a file; name it with --config")
+    database, run, settings = _opened(subject, config, overrides or ())
+    chosen = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
+    ids = _begun(database, run, settings, taskset, version, chosen)
+    with _progress(database, ids):
+        is_whole = _carried_out(database, run, settings, ids)
+    with database.transaction() as tx:
+        from trinity_db.store import evaluations
+
+        found = evaluations.read(tx, ids)
+        differences = list(_differences(tx, found))
+    if as_json:
+        output.print_json({"evaluations": found, "differences": differences})
+    else:
+        _print(found, differences)
+    if not is_whole:
+        print("Stopped; the same command goes on where it stopped.", file=sys.stderr)
+        raise typer.Exit(STOPPED)
+    if any(row["error"] is not None for row in found):
+        raise typer.Exit(1)
+
+
+def _opened(
+    subject: str, config: Path | None, overrides: Sequence[str]
+) -> tuple["Database", "Run", "RunConfig"]:
+    """The store, the run, and how its tasks are attempted and judged.
+
+    Raises:
+        ConfigError: there is neither such a run nor such a folder, or the configuration does not fit.
+    """
+    from trinity_db.cli import launch
+    from trinity_db.cli.configuration import RunConfig
+    from trinity_db.database import open_database
+    from trinity_db.schema.states import RunKind
+    from trinity_db.service import LEASE_SECONDS
+    from trinity_db.store import runs
+
+    database = open_database(LEASE_SECONDS)
+    given = launch.read(config, overrides) if config is not None else None
+    with database.transaction() as tx:
+        is_run = subject in runs.names(tx)
+        if not is_run and not Path(subject).is_dir():
+            runs.find(tx, subject)
+        if is_run:
+            run = runs.find(tx, subject)
+            runs.check_stays(run)
+            if run.kind != RunKind.TRAIN:
+                raise ConfigError(f"'{subject}' is an imported data set, which has no policy to evaluate.")
+            return database, run, given or RunConfig.model_validate(run.config, context="stored")
+    if given is None:
+        raise ConfigError(f"{subject} is a model: say with --config how its answers are made and judged.")
+    of_model = _for_model(given, Path(subject), has_name=any(one.startswith("name=") for one in overrides))
+    return database, _run_of_model(of_model), of_model
+
+
+def _for_model(config: "RunConfig", folder: Path, has_name: bool) -> "RunConfig":
+    """A configuration with this model in place of its own, which trains on nothing.
+
+    Args:
+        has_name: its run has the name that the configuration says, and not that of the folder.
+    """
+    model = config.model.model_copy(
+        update={"path": folder.expanduser().absolute(), "run": None, "scratch": None}
+    )
+    name = re.sub(r"[^A-Za-z0-9._-]+|^[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-._") or "model"
+    update = {"model": model, "data": [], "holdout": 0.0, "evaluation": None}
+    return config.model_copy(update=update if has_name else update | {"name": f"evaluate-{name[:80]}"})
+
+
+def _run_of_model(config: "RunConfig") -> "Run":
+    """The run whose version 0 is a model; it is finished from its start."""
+    from trinity_db.cli import launch
+    from trinity_db.store import runs
+    from trinity_db.trainer.checkpoints import beginning
+
+    database, run = launch.open_run(config)
+    beginning.begin(database, run, config.model, config.seed, config.checkpoints)
+    with database.transaction() as tx:
+        runs.finish(tx, run.id)
+        return runs.find(tx, config.name)
+
+
+def _begun(
+    database: "Database",
+    run: "Run",
+    config: "RunConfig",
+    tasksets: Sequence[str],
+    versions: Sequence[int] | None,
+    chosen: dict[str, Any],
+) -> list[int]:
+    """Begin the evaluations, or find those that are there; their ids.
+
+    Raises:
+        ConfigError: the run has no such version, or its checkpoint is gone.
+        NotFound: there is no such taskset.
+    """
+    from trinity_db.store import evaluations, policies, runs
+
+    explorer = config.explorer
+    for name in ("temperature", "max_new_tokens"):
+        if chosen[name] is None:
+            chosen[name] = getattr(explorer, name)
+    ids = []
+    with database.transaction() as tx:
+        kept = [policy.version for policy in policies.with_checkpoint(tx, run.id)]
+        if not kept:
+            raise ConfigError(f"Run '{run.name}' has no version yet; start its trainer first.")
+        for version in dict.fromkeys(versions or kept[:1]):
+            for name in dict.fromkeys(tasksets):
+                settings = evaluations.Settings(runs.find_taskset(tx, name), **chosen)
+                begun = evaluations.begin(tx, run.id, version, settings)
+                if begun is None:
+                    there = ", ".join(map(str, sorted(kept)))
+                    raise ConfigError(
+                        f"--version {version}: run '{run.name}' has no checkpoint of it; there are: {there}."
+                    )
+                ids.append(begun)
+    return ids
+
+
+def _carried_out(database: "Database", run: "Run", config: "RunConfig", ids: Sequence[int]) -> bool:
+    """Make the attempts that are missing, and judge them; False if a signal came."""
+    from trinity_db.store import evaluations
+
+    with database.transaction() as tx:
+        if not evaluations.are_open(tx, run.id, ids):
+            return True
+    from trinity_db.explorer import engines
+    from trinity_db.explorer.service import Explorer
+    from trinity_db.explorer.workflow import of
+    from trinity_db.processors import lists
+    from trinity_db.processors.service import Processors
+    from trinity_db.processors.step import Context
+    from trinity_db.store.groups import Pace
+    from trinity_db.store.selection import Selection
+
+    lists.check(config.processors, config.model)
+    engine = engines.create(config.explorer.engine)
+    selection = Selection({}, config.seed)
+    template = config.model.prompt_template
+    explorer = Explorer(
+        *(database, run, config.explorer, of(config.explorer), engine, Pace(0, 1), selection, template),
+        only=ids,
+    )
+    explorer.serve()
+    engine.close()
+    if explorer.stopping:
+        return False
+    steps = lists.prepare(
+        lists.load(config.processors), Context(database, config.model, config.explorer.temperature)
+    )
+    processors = Processors(database, run, config.processors, steps, only=ids)
+    processors.serve()
+    return not processors.stopping
+
+
+@contextmanager
+def _progress(database: "Database", ids: Sequence[int]) -> Iterator[None]:
+    """Say on stderr how many attempts have ended, from a thread with a connection of its own."""
+    from trinity_db.database import open_reader
+    from trinity_db.store import evaluations
+
+    over = Event()
+    pause = LOOK_SECONDS if sys.stderr.isatty() else LINE_SECONDS
+    end = "\r" if sys.stderr.isatty() else "\n"
+
+    def look() -> None:
+        reader = open_reader()
+        while not over.wait(pause):
+            try:
+                with reader.transaction(read_only=True) as tx:
+                    ended, attempts = evaluations.progress(tx, ids)
+            except DatabaseUnavailable:
+                continue
+            print(f"{ended} of {attempts} attempts", end=end, file=sys.stderr, flush=True)
+        reader.close()
+
+    looking = Thread(target=look, name="progress", daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
+
+
+def _differences(tx: "Transaction", found: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Of each taskset every evaluation against the first."""
+    from trinity_db.store import evaluations
+
+    first: dict[str, dict[str, Any]] = {}
+    for row in found:
+        before = first.setdefault(row["taskset"], row)
+        if before is not row:
+            named = {"taskset": row["taskset"], "before": before["version"], "after": row["version"]}
+            yield named | evaluations.compare(tx, before["id"], row["id"])
+
+
+def _print(found: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]]) -> None:
+    console = output.console(sys.stdout)
+    k = found[0]["samples"]
+    columns = [
+        "taskset",
+        "version",
+        "tasks",
+        f"mean@{k}",
+        f"best@{k}",
+        "pass@1",
+        f"pass@{k}",
+        "failed",
+        "waiting",
+    ]
+    if k == 1:
+        columns.remove("pass@1")
+    table = output.table(*columns)
+    for row in found:
+        cells = {
+            f"mean@{k}": _with_limits(row, "mean"),
+            f"best@{k}": _number(row["best"]),
+            "pass@1": _with_limits(row, "pass_1"),
+            f"pass@{k}": _with_limits(row, "pass_k"),
+        }
+        table.add_row(*(cells.get(name) or output.cell(row[name]) for name in columns))
+    console.print(table)
+    for row in found:
+        if row["error"] is not None:
+            console.print(f"version {row['version']} on {row['taskset']} was given up: {row['error']}")
+    for row in differences:
+        console.print(
+            f"{row['taskset']}, version {row['after']} less version {row['before']}, {row['tasks']} tasks: "
+            f"mean {_with_limits(row, 'mean', '+')}, pass@1 {_with_limits(row, 'pass', '+')}"
+        )
+
+
+def _with_limits(row: dict[str, Any], name: str, sign: str = "") -> str:
+    """A number with its interval at 95 %."""
+    if row[name] is None or row[f"{name}_low"] is None:
+        return _number(row[name], sign)
+    low, high = _number(row[f"{name}_low"], sign), _number(row[f"{name}_high"], sign)
+    return f"{_number(row[name], sign)} [{low}, {high}]"
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.3f}"
