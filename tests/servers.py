@@ -153,6 +153,10 @@ class VLLMServer(Server):
             return web.json_response({"error": {"message": "no such file"}}, status=500)
         if body["method"] == "checked" and "bad" in body["kwargs"]["weights_path"]:
             return web.json_response({"results": [{"refused": "no such tensor"}]})
+        if body["method"] == "checked" and "half" in body["kwargs"]["weights_path"]:
+            return web.json_response({"results": [{"failed": "the disk went away"}]})
+        if body["method"] == "checked" and "uneven" in body["kwargs"]["weights_path"]:
+            return web.json_response({"results": [{}, {"refused": "no such tensor"}]})
         self.loaded.append((body["kwargs"]["weights_path"], ""))
         return web.json_response({"results": [None]})
 

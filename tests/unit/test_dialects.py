@@ -137,6 +137,20 @@ def test_a_folder_that_the_worker_refuses_before_it_changed_anything_leaves_the_
     ask("vllm", story, VLLM(reload="checked"))
 
 
+@pytest.mark.parametrize(("folder", "said"), [("half", "the disk went away"), ("uneven", "no such tensor")])
+def test_a_server_of_which_a_part_has_new_weights_stays_paused(folder: str, said: str) -> None:
+    async def story(asked: Asked) -> None:
+        await asked.load("/runs/3", 3)
+        with pytest.raises(ServerUnavailable, match=f"could not load /runs/{folder}: {said}"):
+            await asked.load(f"/runs/{folder}", 4)
+        assert not asked.server.running.is_set()
+        assert asked.server.label == "3"
+        await asked.load("/runs/5", 5)
+        assert (await asked.generate(5)).versions == [5]
+
+    ask("vllm", story, VLLM(reload="checked"))
+
+
 def test_a_server_that_confirms_another_version_stays_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(asked: Asked) -> None:
         async def another(*_: object) -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.acceptance.command import is_alive
 from tests.command_line import CommandLine
 from tests.waiting import wait_until
 from trinity_db.errors import ConfigError
@@ -165,6 +166,17 @@ def test_a_guardian_notices_that_its_owner_was_killed(tmp_path: Path) -> None:
         owner.kill()
     wait_until(lambda: is_gone(group), "the group is gone")
     assert not (tmp_path / "private").exists()
+
+
+def test_a_guardian_that_is_killed_does_not_leave_the_server_to_itself(tmp_path: Path) -> None:
+    process, child, _ = guarded(tmp_path, str(os.getpid()), "", "time.sleep(600)")
+    server = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+    process.kill()
+    wait_until(lambda: not is_alive(server), "the server has ended")
+    os.killpg(process.pid, signal.SIGKILL)  # as the engine does
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def test_an_argument_that_the_engine_sets_is_refused() -> None:

@@ -161,7 +161,7 @@ class VLLMEngine:
         """A server that lives and has weights that count. Starts it again if it died.
 
         Raises:
-            EngineFailed: it does not start, or dies again and again.
+            EngineFailed: it does not start, dies again and again, or its checkpoint is gone.
         """
         while True:
             async with calls.changing:
@@ -169,11 +169,14 @@ class VLLMEngine:
                     return self._server
                 if self._server is not None:
                     await self._bury(self._server)
-                if self._loaded is not None and self._loaded.checkpoint.is_dir():
+                if self._loaded is not None:
                     logger.info("starting vLLM again with version %d", self._loaded.version)
-                    await self._start(calls, self._loaded.checkpoint, self._loaded.version)
+                    try:
+                        await self._start(calls, self._loaded.checkpoint, self._loaded.version)
+                    except ConfigError as problem:  # pruned meanwhile: a fresh explorer takes a newer one
+                        raise EngineFailed(f"vLLM ended, and does not start again: {problem}") from problem
                     continue
-                calls.loaded.clear()  # else the checkpoint was pruned, or refused: the explorer loads another
+                calls.loaded.clear()  # a version was refused, and the explorer loads another
             await calls.loaded.wait()
 
     async def _mend(self, calls: _Calls, server: Server, problem: ServerUnavailable) -> None:
