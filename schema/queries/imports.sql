@@ -30,6 +30,24 @@ FROM trinity.task t
 JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE s.name = %(name)s AND t.key = ANY(%(keys)s)
 
+-- name: shared_prompts
+-- The other tasksets that have tasks with the same prompts as this one, and how many tasks of this one these are, whatever
+-- else the tasks say. Prompts are compared by a hash of 64 bits; a million tasks take some seconds. The prompts of
+-- imported responses do not count.
+WITH asked AS MATERIALIZED (
+    SELECT t.id, t.taskset_id,
+           hashtextextended(coalesce(t.payload -> 'messages', t.payload -> 'prompt')::text, 0) AS prompt
+    FROM trinity.task t
+)
+SELECT s.name, count(DISTINCT t.id) AS tasks
+FROM trinity.taskset m
+JOIN asked t ON t.taskset_id = m.id
+JOIN asked o ON o.prompt = t.prompt AND o.taskset_id <> m.id
+JOIN trinity.taskset s ON s.id = o.taskset_id
+WHERE m.name = %(name)s AND NOT EXISTS (SELECT FROM trinity.run r WHERE r.name = s.name AND r.kind = 'data')
+GROUP BY s.name
+ORDER BY tasks DESC, s.name
+
 -- name: find_imported
 -- Those of these rows that are already in the data set.
 SELECT e.import_key, e.id

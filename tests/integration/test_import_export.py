@@ -11,7 +11,7 @@ import pytest
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, DatabaseUnavailable, ImportFileError, NotFound, TrinityError
 from trinity_db.imports.columns import Columns
-from trinity_db.imports.dataset import open_writer
+from trinity_db.imports.dataset import open_writer, shared_prompts
 from trinity_db.imports.exporter import export_rows
 from trinity_db.imports.importer import BATCH_RECORDS, import_rows
 from trinity_db.imports.readers import open_rows
@@ -361,3 +361,17 @@ def test_the_solutions_of_four_models_are_imported_with_rewards(database: Databa
     assert ask(database, groups) == [(1_319, 4, 4, 5_276)]
     assert ask(database, "SELECT sum(reward) = sum(v.value) FROM trinity.experience e "
         "JOIN trinity.reward_event v ON v.rollout_id = e.rollout_id") == [(True,)]  # fmt: skip
+
+
+def test_prompts_that_another_taskset_has_too_are_counted(database: Database, tmp_path: Path) -> None:
+    def tasks(name: str, *prompts: Any) -> None:
+        rows = [{"prompt": prompt, "answer": f"{name} {number}"} for number, prompt in enumerate(prompts)]
+        load(database, write(tmp_path / f"{name}.jsonl", rows), "tasks", name)
+
+    tasks("train", "1+1?", "2+2?", [USER], "3+3?")
+    tasks("test", "2+2?", [USER], "4+4?", "2+2?")
+    tasks("other", "4+4?")
+    load(database, write(tmp_path / "x.jsonl", [{"prompt": "4+4?", "response": "8"}]), "trajectories", "said")
+    assert shared_prompts(database, "test") == {"train": 3, "other": 1}
+    assert shared_prompts(database, "train") == {"test": 2}
+    assert shared_prompts(database, "said") == {"other": 1, "test": 1}

@@ -171,6 +171,7 @@ def _import_rows(
 ) -> None:
     from trinity_db.database import open_database
     from trinity_db.imports.columns import Columns
+    from trinity_db.imports.dataset import shared_prompts
     from trinity_db.imports.importer import import_rows
     from trinity_db.imports.mapping import parse_options
     from trinity_db.imports.readers import open_rows
@@ -178,8 +179,16 @@ def _import_rows(
     columns = Columns(kind, parse_options(mapping))
     source = open_rows(path, split)
     with _bytes_on_stderr(f"importing {path.name}", source.total_bytes) as progress:
-        summary = import_rows(open_database(), source, columns, name, progress)
+        database = open_database()
+        summary = import_rows(database, source, columns, name, progress)
     _print_summary(summary, kind, name, as_json)
+    if kind == "tasks" and summary.added:
+        for other, count in shared_prompts(database, name).items():
+            print(
+                f"note: {count} tasks of '{name}' have the prompts of tasks of '{other}'; to train on one "
+                "and evaluate on the other gives a result that is too good",
+                file=sys.stderr,
+            )
     if not summary.added and not summary.known:
         sys.exit(1)
 

@@ -79,6 +79,12 @@ def open_writer(database: Database, kind: Kind, name: str) -> Writer:
     return write
 
 
+def shared_prompts(database: Database, name: str) -> dict[str, int]:
+    """How many tasks of a taskset have prompts that other tasksets have as well, by the names of these."""
+    with database.transaction(read_only=True) as tx:
+        return {row["name"]: row["tasks"] for row in tx.execute(query("shared_prompts"), {"name": name})}
+
+
 def _open_data(tx: Transaction, name: str) -> int:
     """The id of the data set, made if need be."""
     runs.create(tx, name, RunKind.DATA, {})
