@@ -2,10 +2,10 @@
 
 The lengths of the responses have a long tail. Each way samples 1,024 responses to the same prompts with the
 same limits: a bare client of a vLLM server; our explorer over that server with a real store; our explorer
-with the transformers engine; and transformers' own `generate` over batches of 256, which wait for their
-longest response and store nothing. The first two send the same requests with the same seeds, so that they get
-the same tokens. The model is so small that its arithmetic takes little of the time, so that the cost of an
-explorer shows.
+with the transformers engine; and transformers' own `generate` over the first 256 of them as one batch, which
+waits for its longest response and stores nothing. The first two send the same requests with the same seeds,
+so that they get the same tokens. The model is so small that its arithmetic takes little of the time, so that
+the cost of an explorer shows.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import NormalDist
@@ -56,7 +56,7 @@ MEDIAN, SPREAD, LONGEST = 48, 1.0, 512  # tokens of a response: log-normal, cut 
 PAIRS = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
 """Words of the model besides the bytes: 933 in all."""
 PROMPT = 32  # words
-BARE, TRANSFORMERS, BATCHES = "bare client of vLLM", "transformers engine", "batches by generate()"
+BARE, TRANSFORMERS, BATCH = "bare client of vLLM", "transformers engine", "a batch by generate()"
 
 
 def length_of(seed: int) -> int:
@@ -69,8 +69,12 @@ def length_of(seed: int) -> int:
 
 async def attempt(task: Mapping[str, Any], policy: Policy) -> None:
     """One response, of a length of its own."""
-    words = random.Random(task["answer"]).choices(PAIRS, k=PROMPT)
-    await policy.complete("".join(words), max_new_tokens=length_of(policy.seed))
+    await policy.complete(_prompt(task["answer"]), max_new_tokens=length_of(policy.seed))
+
+
+@cache
+def _prompt(answer: str) -> str:
+    return "".join(random.Random(answer).choices(PAIRS, k=PROMPT))
 
 
 class Observed:
@@ -148,14 +152,14 @@ def _compare(
         BARE: partial(_bare, vllm, requests),
         OURS: ours,
         TRANSFORMERS: partial(_explore, server, model, Observed(in_process), number),
-        BATCHES: partial(_batches, load_model(model, "cpu"), requests),
+        BATCH: partial(_batch, load_model(model, "cpu"), requests),
     }
     shown = {name: partial(_said, context, name, way) for name, way in ways.items()}
     found = in_turns(shown, context.repetitions)
     return [
         *(figure(MEASURE, name, VARIANT, "tokens/s", values) for name, values in found.items()),
         ratio(MEASURE, VARIANT, found[OURS], found[BARE], BARE, Bar(0.9), alternated=True),
-        ratio(MEASURE, VARIANT, found[OURS], found[BATCHES], BATCHES, Bar(2), alternated=True),
+        ratio(MEASURE, VARIANT, found[OURS], found[BATCH], BATCH, Bar(2), alternated=True),
         ratio(MEASURE, VARIANT, found[OURS], found[TRANSFORMERS], TRANSFORMERS, alternated=True),
     ]
 
@@ -231,27 +235,25 @@ def _bare(vllm: VLLMEngine, requests: Sequence[Request]) -> float:
     return tokens / seconds
 
 
-def _batches(model: Any, requests: Sequence[Request]) -> float:
-    """Batches that wait for their longest response. What goes beyond a response's limit does not count."""
-    tokens = 0
+def _batch(model: Any, requests: Sequence[Request]) -> float:
+    """A batch that waits for its longest response. What goes beyond a response's limit does not count."""
+    batch = requests[:IN_FLIGHT]
     began = time.perf_counter()
-    for first in range(0, len(requests), IN_FLIGHT):
-        batch = requests[first : first + IN_FLIGHT]
-        longest = max(len(request.prompt_ids) for request in batch)
-        ids = torch.zeros(len(batch), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, request in enumerate(batch):
-            ids[row, longest - len(request.prompt_ids) :] = torch.tensor([*request.prompt_ids])
-            mask[row, longest - len(request.prompt_ids) :] = 1
-        said = model.generate(
-            ids,
-            attention_mask=mask,
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=max(request.max_new_tokens for request in batch),
-        )[:, longest:]
-        end = model.generation_config.eos_token_id
-        for request, row in zip(batch, said.tolist(), strict=True):
-            kept = row[: request.max_new_tokens]
-            tokens += kept.index(end) + 1 if end in kept else len(kept)
+    longest = max(len(request.prompt_ids) for request in batch)
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, request in enumerate(batch):
+        ids[row, longest - len(request.prompt_ids) :] = torch.tensor([*request.prompt_ids])
+        mask[row, longest - len(request.prompt_ids) :] = 1
+    said = model.generate(
+        ids,
+        attention_mask=mask,
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=max(request.max_new_tokens for request in batch),
+    )[:, longest:]
+    end, tokens = model.generation_config.eos_token_id, 0
+    for request, row in zip(batch, said.tolist(), strict=True):
+        kept = row[: request.max_new_tokens]
+        tokens += kept.index(end) + 1 if end in kept else len(kept)
     return tokens / (time.perf_counter() - began)

@@ -1,5 +1,6 @@
 """Settings of the explorer."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -37,7 +38,7 @@ class EndpointConfig(Settings):
     """What the servers are."""
     model: str | None = Field(None, min_length=1)
     """The name under which vLLM serves the model. None: the only one that it serves."""
-    key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    key_env: str | None = None
     """Name of the environment variable that holds the servers' key. None: they want none."""
     load_weights: bool = True
     """Whether the explorer loads each new version into the servers, which see the folder of checkpoints
@@ -51,6 +52,14 @@ class EndpointConfig(Settings):
     by 0.05. For servers that compute in float32, take 0.005."""
     patience_seconds: float = Field(60.0, gt=0, le=1e6)
     """How long in seconds requests wait while no server is usable. Then the explorer ends, and says why."""
+
+    @field_validator("key_env")
+    @classmethod
+    def is_a_name(cls, key_env: str | None) -> str | None:
+        if key_env is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", key_env):
+            # The message does not repeat it: it may be the key.
+            raise ValueError("it names an environment variable, as FLEET_KEY; the key itself stands there")
+        return key_env
 
     @field_validator("urls")
     @classmethod

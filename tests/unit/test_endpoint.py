@@ -21,6 +21,7 @@ from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.models import build_scratch
 from trinity_db.models.canary import Canary
 from trinity_db.prompts import PromptTooLong
+from trinity_db.settings import validate
 
 BOTH = pytest.mark.parametrize("kind", ["vllm", "sglang"])
 
@@ -480,6 +481,14 @@ def test_the_key_comes_from_the_environment_alone(monkeypatch: pytest.MonkeyPatc
     assert isinstance(engine, EndpointEngine)
     assert engine._key == "very-secret"
     assert "very-secret" not in config.model_dump_json()
+
+
+def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="names an environment variable") as raised:
+        validate(
+            ExplorerConfig, {"engine": {"name": "endpoint", "urls": ["http://a"], "key_env": "sk-1"}}, "f"
+        )
+    assert "sk-1" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
