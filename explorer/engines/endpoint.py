@@ -144,7 +144,7 @@ class EndpointEngine:
         for server in self._servers:
             server.look.set()
         try:
-            await self._usable(target, is_loading=True)
+            await self._usable(target)
         except EngineFailed as error:
             if (path / "config.json").is_file():
                 raise
@@ -163,9 +163,7 @@ class EndpointEngine:
         clock = asyncio.get_running_loop().time
         began = clock()
         for _ in range(TRIES):
-            assert self._target is not None, "generate before load"
-            target = self._target
-            server = await self._usable(target)
+            server = await self._usable()
             try:
                 completion = await self._ask(server, request)
             except (ServerUnavailable, ServerUnusable) as problem:
@@ -225,8 +223,11 @@ class EndpointEngine:
             server.look.set()
             self._tell()
 
-    async def _usable(self, target: _Target, *, is_loading: bool = False) -> _Server:
+    async def _usable(self, target: _Target | None = None) -> _Server:
         """The usable server with the fewest requests in flight, as soon as there is one.
+
+        Args:
+            target: what it has to have; None: what was asked for last, which may change meanwhile.
 
         Raises:
             EngineFailed: there was none for as long as the engine waits, or there will be none.
@@ -234,7 +235,7 @@ class EndpointEngine:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
         while True:
-            if usable := self._having(target, is_loading):
+            if usable := self._having(target):
                 return min(usable, key=lambda server: server.in_flight)
             if any(server.is_loading for server in self._servers):
                 until = loop.time() + self._patience
@@ -247,21 +248,21 @@ class EndpointEngine:
                 async with asyncio.timeout_at(until):
                     await self._news.wait()
 
-    def _having(self, target: _Target, is_loading: bool) -> list[_Server]:
+    def _having(self, target: _Target | None) -> list[_Server]:
         """The servers with the wanted version.
 
         If other people load weights and have gone on to a later version everywhere, a response that an
         attempt still needs comes from that one: the explorer loads a version only as attempts end.
         """
         healthy = [server for server in self._servers if not server.is_left_out]
+        wanted = target or self._target
+        assert wanted is not None, "generate before load"
         if self._load_weights:
-            return [server for server in healthy if server.confirmed is target]
-        exact = [server for server in healthy if server.version == target.version]
-        if exact or is_loading:
+            return [server for server in healthy if server.confirmed is wanted]
+        exact = [server for server in healthy if server.version == wanted.version]
+        if exact or target is not None:
             return exact
-        return [
-            server for server in healthy if server.version is not None and server.version > target.version
-        ]
+        return [one for one in healthy if one.version is not None and one.version > wanted.version]
 
     async def _check_offered(self, version: int) -> None:
         """Refuse a version that other people have loaded nowhere yet; the explorer asks for it again.

@@ -217,6 +217,24 @@ def test_a_server_that_cannot_load_is_left_out_and_tried_again(fleet: Telling) -
     fleet(story)
 
 
+def test_a_request_that_waits_for_one_version_is_answered_by_the_next(fleet: Telling) -> None:
+    async def story(fleet: Fleet) -> None:
+        await fleet.ready()
+        server = fleet.servers[0]
+        server.is_deaf = True
+        loading = asyncio.create_task(fleet.load(4))
+        await until(lambda: not server.running.is_set())
+        request = asyncio.create_task(fleet.ask(5))
+        await until(lambda: fleet.engine._servers[0].failures > 1)
+        loading.cancel()
+        server.is_deaf = False
+        await fleet.load(5)
+        assert (await request).versions in ([4], [5])
+        assert (await fleet.ask(5)).versions == [5]
+
+    fleet(story, number=1)
+
+
 def test_weights_that_another_program_loads_are_noticed_and_replaced(fleet: Telling) -> None:
     async def story(fleet: Fleet) -> None:
         await fleet.ready()
