@@ -34,15 +34,15 @@ WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
 
 -- name: prunable_payloads
 -- Arrays of the run's own rows in a range of ids that no later step will read. The row must be done with, and be
--- neither an imported one that is held out, nor adopted by another run, nor part of a pair that is not dropped. The oldest checkpoint above
--- version 0, behind which a run never goes back, must include every batch that the row was drawn for, except reopened
--- ones. Imported rows that a run adopted stay, since more epochs may use them. `bytes` is NULL if the archive has
--- them.
+-- neither adopted by another run nor part of a pair that is not dropped. The oldest checkpoint above version 0, behind
+-- which a run never goes back, must include every batch that the row was drawn for, except reopened ones. Imported
+-- rows that a run adopted stay, since more epochs may use them; so all rows that are held out here are of evaluations.
+-- `bytes` is NULL if the archive has them.
 SELECT e.id, octet_length(p.data)::bigint AS bytes
 FROM trinity.experience e
 JOIN trinity.payload p ON p.experience_id = e.id
 WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
-  AND (e.state IN ('trained', 'dropped', 'expired') AND NOT e.held_out OR e.state = 'evaluated') AND e.source_id IS NULL
+  AND e.state IN ('trained', 'dropped', 'expired', 'evaluated') AND e.source_id IS NULL
   AND e.worker_id IS NULL AND p.pruned_at IS NULL
   AND (%(before)s::timestamptz IS NULL OR e.created_at < %(before)s)
   AND (%(version)s::integer IS NULL OR e.version_max <= %(version)s)

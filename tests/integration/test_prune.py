@@ -11,14 +11,22 @@ import pytest
 
 from tests.command_line import CommandLine
 from tests.postgres import by_login
-from tests.rows import WAIT_SECONDS, Scene, demonstration, import_records, in_a_thread, wait_until_blocked
+from tests.rows import (
+    WAIT_SECONDS,
+    Scene,
+    demonstration,
+    import_records,
+    in_a_thread,
+    members,
+    wait_until_blocked,
+)
 from trinity_db.copies.exporter import export_run
 from trinity_db.copies.importer import import_run
 from trinity_db.database import Database, connect
 from trinity_db.errors import NotFound, TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, payloads, pruning
+from trinity_db.store import batches, evaluations, payloads, processing, pruning
 
 PRUNED = "SELECT experience_id FROM trinity.payload WHERE pruned_at IS NOT NULL ORDER BY 1"
 ROWS = "SELECT id FROM trinity.experience WHERE group_id = ANY(%s) ORDER BY 1"
@@ -99,25 +107,45 @@ def test_newest_versions_and_younger_rows_stay(scene: Scene, trained: list[int],
     assert len(scene.values(PRUNED)) == 1
 
 
-def test_held_out_rows_and_rows_of_pairs_stay(scene: Scene, prune: Run) -> None:
+def test_rows_of_pairs_stay_until_the_pair_is_dropped(scene: Scene, prune: Run) -> None:
     groups = scene.make_ready(2)
     scene.train(1, 2)
     scene.publish(1, step=1)
-    held_out, other = scene.values(ROWS, groups[:1])
+    others = scene.values(ROWS, groups[:1])
     chosen, rejected = scene.values(ROWS, groups[1:])
     with scene.database.transaction() as tx:
-        tx.execute("UPDATE trinity.experience SET held_out = true WHERE id = %s", [held_out])
         tx.execute(
             "INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, state)"
             " VALUES (%s, %s, %s, 'ann', 'trained')",
             [scene.run.id, chosen, rejected],
         )
     prune("run", "--payloads", "--keep-versions", "0")
-    assert scene.values(PRUNED) == [other]
+    assert scene.values(PRUNED) == others
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.preference SET state = 'dropped'")
     prune("run", "--payloads", "--keep-versions", "0")
-    assert scene.values(PRUNED) == [other, chosen, rejected]
+    assert scene.values(PRUNED) == [*others, chosen, rejected]
+
+
+def test_rows_of_evaluations_go_once_they_are_judged_or_refused(scene: Scene, prune: Run) -> None:
+    settings = evaluations.Settings(scene.value("SELECT id FROM trinity.taskset"), 1, 0.5, 4)
+    with scene.database.transaction() as tx:
+        evaluation = evaluations.begin(tx, scene.run.id, 0, settings)
+        assert evaluation is not None
+        claimed = evaluations.claim(tx, scene.explorer, evaluation, 2)
+    scene.write([member for group in claimed for member in members(group)])
+    scene.judge(processing.SCORE)
+    late = scene.new_worker(WorkerRole.EXPLORE)
+    with scene.database.transaction() as tx:
+        [lost, waiting] = evaluations.claim(tx, scene.explorer, evaluation, 2)
+    assert scene.write(members(lost), worker=late) == 1
+    scene.write(members(waiting))
+    states = "SELECT state FROM trinity.experience ORDER BY id"
+    assert scene.values(states) == ["evaluated", "evaluated", "dropped", "clean"]
+    prune("run", "--payloads", "--older-than", "0m")
+    assert scene.values(PRUNED) == scene.values(
+        "SELECT id FROM trinity.experience WHERE state <> 'clean' ORDER BY 1"
+    )
 
 
 def test_imported_rows_stay_and_a_data_set_is_refused(scene: Scene, prune: Run) -> None:

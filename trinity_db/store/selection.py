@@ -237,7 +237,7 @@ def _ask(
     """The first tasks that a user's SELECT yields, each with its taskset."""
     values = {"run_id": run_id, "taskset_ids": list(selection.weights), "limit": limit}
     rows = _answer(tx, own, values)
-    ids = [row[0] for row in rows if len(row) == 1 and isinstance(row[0], int)]
+    ids = [row[0] for row in rows if len(row) == 1 and type(row[0]) is int]  # True is an int too
     if len(ids) < len(rows):
         raise TrinityError(
             "explorer.tasks: the SELECT must yield ids of tasks, one whole number a row, and yields "
@@ -271,7 +271,12 @@ def _answer(tx: Transaction, own: OwnSelect, values: Mapping[str, Any]) -> list[
             f"explorer.tasks: the SELECT took longer than {own.seconds:g} s; make it faster, or raise "
             "explorer.tasks.seconds."
         ) from error
-    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError) as error:
+    except (
+        psycopg.ProgrammingError,
+        psycopg.DataError,
+        psycopg.InternalError,
+        psycopg.NotSupportedError,
+    ) as error:
         if tx.closed or tx.broken:
             raise
         reason = str(error).strip().splitlines()[0]
