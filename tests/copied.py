@@ -16,6 +16,7 @@ OWNER = {
     "taskset": "t.id = ANY(%(tasksets)s)",
     "task": "t.taskset_id = ANY(%(tasksets)s)",
     "batch_item": "t.batch_id IN (SELECT id FROM trinity.batch WHERE run_id = ANY(%(runs)s))",
+    "call": "t.agent_id IN (SELECT id FROM trinity.agent WHERE run_id = ANY(%(runs)s))",
     "reward_event": "coalesce((SELECT run_id FROM trinity.rollout WHERE id = t.rollout_id),"
     " (SELECT run_id FROM trinity.experience WHERE id = t.experience_id)) = ANY(%(runs)s)",
 }
@@ -25,11 +26,11 @@ REFERENCES = {
     "group_id": "rollout_group", "floor": "rollout_group", "rollout_id": "rollout",
     "experience_id": "experience", "chosen_id": "experience", "rejected_id": "experience",
     "source_id": "experience", "origin_id": "experience", "preference_id": "preference", "batch_id": "batch",
-    "setting_id": "run_setting",
+    "setting_id": "run_setting", "evaluation_id": "evaluation", "agent_id": "agent",
 }  # fmt: skip
 PRESENT = {"xact", "ready_xact", "stopped_at", "snapshot"}
 """Of these columns only whether there is something."""
-LOCAL = {"snapshot", "checkpoint", "archive_row", "archive_number", "place"}
+LOCAL = {"snapshot", "checkpoint", "archive_row", "archive_number", "place", "key_hash"}
 
 Contents = dict[str, list[dict[str, Any]]]
 

@@ -26,7 +26,18 @@ from trinity_db.database import Database, Transaction, connect
 from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.records import Demonstration, Preference, Task, Trajectory, Unpaired
 from trinity_db.schema.states import Draws, WorkerRole
-from trinity_db.store import batches, groups, offline, policies, processing, rewards, runs, samplers, workers
+from trinity_db.store import (
+    batches,
+    evaluations,
+    groups,
+    offline,
+    policies,
+    processing,
+    rewards,
+    runs,
+    samplers,
+    workers,
+)
 from trinity_db.store.metrics import record_metrics
 from trinity_db.store.selection import Selection
 from trinity_db.trainer.recipes import RECIPES
@@ -139,6 +150,24 @@ class Scene:
             ]
         )
         return claimed
+
+    def evaluate(self, num_groups: int, version: int = 0, rewards: Sequence[float] = (1.0, 0.0)) -> int:
+        """An evaluation over the tasks, so many of its groups explored and scored; its id."""
+        with self.database.transaction() as tx:
+            tasks = runs.find_taskset(tx, "tasks")
+            settings = evaluations.Settings(tasks, len(rewards), temperature=0.5, max_new_tokens=4)
+            begun = evaluations.begin(tx, self.run.id, version, settings)
+            assert begun is not None
+            claimed = evaluations.claim(tx, self.explorer, begun, num_groups)
+        self.write(
+            [
+                rollout(group, member, str(rewards[member]), (version, version))
+                for group in claimed
+                for member in group.members
+            ]
+        )
+        self.judge(processing.SCORE)
+        return begun
 
     def judge(self, stage: processing.Stage, limit: int = 1000) -> list[int]:
         """Claim rows for a stage and pass them all; returns their ids. The score is the response."""

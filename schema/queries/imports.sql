@@ -117,10 +117,10 @@ WHERE r.name = %(name)s AND e.group_id IS NULL AND e.source_id IS NULL
 ORDER BY e.id
 
 -- name: export_trajectories
--- All attempts of a run or a data set, step by step, with their rewards as they are now. The prompt is that of the
--- task, and a run puts its template around it again. Only a user's own workflow may have asked something else: then
--- `asked` has it. `experience` tells equal answers of a run apart: no other row of any store has this id. Imported
--- rows are told apart by their content.
+-- All attempts of a run or a data set but those of evaluations, step by step, with their rewards as they are now. The
+-- prompt is that of the task, and a run puts its template around it again. Only a user's own workflow may have asked
+-- something else: then `asked` has it. `experience` tells equal answers of a run apart: no other row of any store has
+-- this id. Imported rows are told apart by their content.
 SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
        x.response, e.reward, m.model, x.extra,
        CASE WHEN e.import_key IS NULL
@@ -131,7 +131,7 @@ JOIN trinity.experience_text x ON x.experience_id = e.id
 JOIN trinity.rollout m ON m.id = e.rollout_id
 JOIN trinity.rollout_group g ON g.id = e.group_id
 JOIN trinity.task t ON t.id = g.task_id
-WHERE r.name = %(name)s AND e.source_id IS NULL
+WHERE r.name = %(name)s AND e.source_id IS NULL AND g.evaluation_id IS NULL
 ORDER BY e.id
 
 -- name: export_pairs
@@ -156,7 +156,8 @@ WHERE r.name = %(name)s
 ORDER BY p.id
 
 -- name: export_verdicts
--- Responses with a verdict: an imported one, or a later event of the same name. The latest counts. `asked` is as in
+-- Responses with a verdict, but none of an evaluation: an imported one, or a later event of the same name. The latest
+-- counts. `asked` is as in
 -- export_trajectories.
 SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
        x.response, v.value > 0 AS label, x.extra,
@@ -169,5 +170,5 @@ JOIN trinity.rollout_group g ON g.id = e.group_id
 JOIN trinity.task t ON t.id = g.task_id
 JOIN LATERAL (SELECT v.value FROM trinity.reward_event v
               WHERE v.rollout_id = e.rollout_id AND v.name = 'label' ORDER BY v.id DESC LIMIT 1) v ON true
-WHERE r.name = %(name)s AND e.source_id IS NULL
+WHERE r.name = %(name)s AND e.source_id IS NULL AND g.evaluation_id IS NULL
 ORDER BY e.id

@@ -43,7 +43,7 @@ from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.models import metadata
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import policies, processing, rewards, runs, workers
+from trinity_db.store import calls, policies, processing, rewards, runs, workers
 from trinity_db.store.replay import find, first_difference
 from trinity_db.store.selection import Selection
 
@@ -103,6 +103,7 @@ def lively(database: Database, name: str = "run") -> Scene:
     scene.train(step=2, size=1)
     scene.draw(step=3, size=1)  # and no trainer commits it
     scene.pair()
+    scene.evaluate(2, version=1)
     judge_and_set_back(scene)
     late = scene.claim(1)[0]
     scene.lose(scene.explorer)
@@ -111,6 +112,9 @@ def lively(database: Database, name: str = "run") -> Scene:
     scene.write([rollout(late, 0, "late")])
     scene.write([rollout(taken, 1, "1")], worker=again)
     with database.transaction() as tx:
+        agent = calls.begin(tx, again, taken, member=0, retry=0, key="key")
+        asked = calls.Call(agent, 0, b"digest", "prompt", payload((1, 1)), "stop")
+        assert calls.record(tx, again, [asked])
         processing.record_steps(tx, scene.run.id, "clean", [{"name": "not_empty", "version": 1}])
         processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 1)
     return scene

@@ -40,10 +40,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stopped(scene: Scene) -> Scene:
-    """A run with two groups, one of them trained on, and no worker alive."""
+    """A run with two groups, one of them trained on, an evaluation, and no worker alive."""
     scene.explore(2)
     scene.process()
     scene.train(1, 1)
+    scene.evaluate(1)
     scene.record(1, {"loss": 0.5})
     stop(scene)
     return scene
@@ -78,8 +79,9 @@ def test_a_run_goes_with_all_its_rows_and_another_one_stays(
     assert json.loads(out)["deleted"] | {"marks": 0, "task statistics": 0} == {
         "batches": 1,
         "preferences": 0,
-        "experiences": 4,
-        "groups": 2,
+        "experiences": 6,
+        "groups": 10,
+        "evaluations": 1,
         "versions": 1,
         "metrics": 1,
         "marks": 0,
@@ -274,7 +276,7 @@ def test_ids_that_lie_far_apart_are_no_work(stopped: Scene) -> None:
         pruning.prune(stopped.database, stopped.run, family, limits, dry_run=True)
     with stopped.database.transaction() as tx:
         deletion.begin(tx, stopped.run, 30)
-    assert deletion.delete_rows(stopped.database, stopped.run)["experiences"] == 4
+    assert deletion.delete_rows(stopped.database, stopped.run)["experiences"] == 6
     stop(other)
     with stopped.database.transaction() as tx:
         deletion.begin(tx, other.run, 30)

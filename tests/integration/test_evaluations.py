@@ -19,6 +19,7 @@ from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
+from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import evaluations, policies, processing, rewards
 from trinity_db.store.groups import Pace
@@ -424,3 +425,21 @@ def test_a_row_that_cannot_be_judged_is_no_zero(scene: Scene) -> None:
         )
     [row] = said(scene, evaluation)
     assert (row["mean"], row["judged"], row["failed"]) == (1.0, NUM_TASKS - 1, 1)
+
+
+def test_what_was_evaluated_is_not_among_the_attempts_that_an_export_gives(scene: Scene) -> None:
+    scene.make_ready(1)
+    scene.evaluate(1)
+    event = rewards.RewardEvent(
+        None, "label", 1.0, experience_id=scene.value("SELECT max(id) FROM trinity.experience")
+    )
+    with scene.database.transaction() as tx:
+        rewards.record(tx, scene.run.id, "human", [event])
+        exported = {
+            name: tx.execute(query(name), {"name": "run"}).fetchall()
+            for name in ("export_trajectories", "export_verdicts")
+        }
+    assert {name: len(rows) for name, rows in exported.items()} == {
+        "export_trajectories": 2,
+        "export_verdicts": 0,
+    }
