@@ -10,6 +10,7 @@ BENCH  := .venv-bench
 PEERS  := .venv-peers
 SINKS  := .venv-sinks
 ENVIRONMENTS := .venv-environments
+VERIFIERS := .venv-verifiers
 VLLM   := .venv-vllm
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
@@ -34,7 +35,7 @@ test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, ve
 test-sinks: $(SINKS)/.sinks ## Weights & Biases and MLflow take what the metric table has (about a minute)
 	$(SINKS)/bin/python -m pytest tests/integration/test_wandb_and_mlflow.py
 
-test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments ## Play environments of Gymnasium, TextArena and others (about a minute)
+test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers ## Play environments of Gymnasium, TextArena and others (about a minute)
 	$(BIN)/python -m pytest tests/environments
 
 test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)
@@ -73,7 +74,7 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 	$(BIN)/alembic revision --autogenerate -m "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
-	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(ENVIRONMENTS) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(ENVIRONMENTS) $(VERIFIERS) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -111,6 +112,11 @@ $(SINKS)/.sinks: pyproject.toml constraints.txt
 $(ENVIRONMENTS)/.environments: tests/environments/requirements.txt
 	$(PYTHON) -m venv $(ENVIRONMENTS)
 	$(ENVIRONMENTS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	touch $@
+
+$(VERIFIERS)/.verifiers: tests/environments/requirements-verifiers.txt
+	$(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	touch $@
 
 # A peer that cannot be installed here is left out: its line in the table says so.

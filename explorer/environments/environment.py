@@ -1,7 +1,8 @@
-"""What a user's environment is: a class with `reset`, and one instance of it for each attempt.
+"""What a user's environment is: a class, and one instance of it for each attempt.
 
 With a method `step` it is a text environment in the style of Gymnasium. Without one, its other public methods
-are the tools that the policy may call, as in TRL's `environment_factory`. Every method may be a coroutine
+are the tools that the policy may call, as in TRL's `environment_factory`. With a method `attempt` it plays by
+itself. Every method may be a coroutine
 function, and `close()` is called at the end if there is one. Importing this needs no package.
 """
 
@@ -47,3 +48,18 @@ class ToolEnvironment(Protocol):
 
     def reset(self, **task: Any) -> str | None:
         """Begin. The text that it returns is added to what the task says."""
+
+
+class PlayingEnvironment(Protocol):
+    """An environment that plays by itself, as an agent of another framework: it asks the policy over HTTP."""
+
+    def attempt(self, *, task: Mapping[str, Any], url: str, key: str) -> Any:
+        """Make the attempt, by the protocol of OpenAI or Anthropic.
+
+        Args:
+            url: the base URL, without /v1.
+            key: the API key, which stands for this attempt.
+
+        Returns:
+            what it earned: a number, several by name, or None.
+        """

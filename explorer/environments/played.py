@@ -52,6 +52,9 @@ class Environment:
         instance = Instance(self._host(), self._name, config.call_seconds)
         try:
             await instance.start()
+            if "attempt" in instance.methods:
+                address = await policy.address()
+                return await instance.call("attempt", task=dict(task), url=address.url, key=address.key)
             if "step" in instance.methods:
                 return await text.play(instance, task, policy, config.turns, config.steps)
             return await tool_use.play(instance, task, policy, config.turns)

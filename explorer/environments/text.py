@@ -68,7 +68,7 @@ class _Reader:
     async def answer_alone(self, observation: str) -> str:
         """The response to an observation, and to nothing that came before."""
         if self._is_chat:
-            return await self._policy.chat(with_user(self._messages, observation))
+            return str(await self._policy.chat(with_user(self._messages, observation)))
         return await self._policy.complete(self._prompt(observation))
 
     async def answer(self, observation: str) -> str:
@@ -76,8 +76,8 @@ class _Reader:
         if self._is_chat:
             self._messages = with_user(self._messages, observation)
             said = await self._policy.chat(self._messages)
-            self._messages.append({"role": "assistant", "content": said})
-            return said
+            self._messages.append(said.message)
+            return str(said)
         tokenizer, text = self._policy.tokenizer, self._prompt(observation)
         self._token_ids += encode(text, tokenizer) if self._token_ids else prompt_ids(text, tokenizer)
         completion = await self._policy.sample(self._token_ids)

@@ -249,6 +249,8 @@ def test_each_mistake_is_a_line_and_the_exit_code_is_1(run: CommandLine) -> None
     [
         ({"model": {"path": "nowhere"}}, "nowhere"),
         ({"explorer": {"workflow": "none.py:attempt"}}, "there is no file none.py"),
+        ({"explorer": {"environment": "none.py:Game"}}, "there is no file none.py"),
+        ({"explorer": {"environment": {"name": "textarean"}}}, "did you mean 'textarena'?"),
         ({"algorithm": {"name": "grpo", "loss": "none.py:loss"}}, "there is no file none.py"),
     ],
 )

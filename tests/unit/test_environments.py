@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import EnvironmentConfig, ExplorerConfig
 from trinity_db.explorer.environments.played import Environment
+from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.workflow import of
 from trinity_db.store.groups import ClaimedGroup, Reward, Rollout
 
@@ -439,3 +441,23 @@ def is_alive(process: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("python", [None, sys.executable])
+def test_an_environment_may_play_by_itself_and_ask_the_policy_over_http(own: Any, python: str | None) -> None:
+    name = own(
+        "class Agent:\n    async def attempt(self, *, task, url, key):\n"
+        "        return {'length': len(url), 'same': float(key == task['key'])}\n"
+    )
+
+    class Asked:
+        async def address(self) -> Any:
+            return SimpleNamespace(url="http://here", key="k1")
+
+    play = Environment(EnvironmentConfig(name=f"{name}:Agent", python=python))
+    policy: Any = Asked()
+    assert asyncio.run(played_by(play, policy)) == {"length": 11, "same": 1.0}
+
+
+async def played_by(play: Environment, policy: Policy) -> Any:
+    return await play({"key": "k1"}, policy)

@@ -31,6 +31,7 @@ ADAPTERS = {
     "openenv": Adapter("openenv_server:OpenEnv", "aiohttp"),
     "reasoning-gym": Adapter("reasoning_task:ReasoningTask", "reasoning_gym"),
     "textarena": Adapter("textarena_game:Game", "textarena", own_process=True),
+    "verifiers": Adapter("verifiers_task:VerifiersTask", "verifiers", own_process=True),
 }
 
 
