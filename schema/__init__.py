@@ -6,7 +6,7 @@
     worker              every role       who works on it; leases live as long as a worker's heartbeat
     policy_version      trainer          weights that explorers may use, and their checkpoint
     task_pass           explorer         how far a run is in its pass over a taskset
-    task_stat           explorer, processors   how often a run issued and solved each task
+    task_stat           explorer, processors, people   how often a run issued and solved each task
     rollout_group       explorer         attempts at one task that are compared with one another
     agent, call         explorer         a program that attempts a task over HTTP, and what it asked
     rollout             explorer         one attempt

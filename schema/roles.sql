@@ -102,6 +102,7 @@ GRANT INSERT (run_id, chosen_id, rejected_id, source, margin, extra) ON trinity.
 GRANT INSERT (run_id, group_id) ON trinity.pairing TO trinity_labeller;
 GRANT UPDATE (reward) ON trinity.experience TO trinity_labeller;
 GRANT UPDATE (reward_count, reward_mean, reward_variance, priority) ON trinity.rollout_group TO trinity_labeller;
+GRANT UPDATE (scored, solved, alpha, beta) ON trinity.task_stat TO trinity_labeller;
 GRANT UPDATE (seed) ON trinity.preference TO trinity_labeller;
 
 -- A role that opens a run or judges imported rows locks their taskset, and may change nothing in it.

@@ -122,9 +122,10 @@ class TaskPass(Base):
 
 
 class TaskStat(Base):
-    """How often a run issued and solved a task. Written by explorers and the group processor.
+    """How often a run issued and solved a task. Written by explorers, processors and people.
 
-    Explorers choose tasks by difficulty with it.
+    A group counts when it becomes ready or is dropped. A reward of a ready one that changes later moves the
+    counts in the same transaction. Explorers choose tasks by difficulty with it.
     """
 
     __tablename__ = "task_stat"

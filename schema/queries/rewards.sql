@@ -119,6 +119,42 @@ FROM (
 ) s
 WHERE g.id = s.group_id
 
+-- name: count_settled
+-- Of locked groups that task_stat counts already: how many of their attempts have a reward, and how many solved their
+-- task. It runs before a reward changes and after it.
+SELECT a.id, a.run_id, a.task_id, count(a.reward) AS scored, count(*) FILTER (WHERE a.reward >= a.enough) AS solved
+FROM (
+    -- Conditions in the CASE, as in refresh_groups.
+    SELECT g.id, g.run_id, g.task_id,
+           coalesce((r.config #>> '{processors,group,solved_reward}')::float8, 1) AS enough,
+           sum(CASE WHEN e.source_id IS NULL AND e.state IN ('ready', 'leased', 'trained') THEN e.reward END) AS reward
+    FROM trinity.rollout_group g
+    JOIN trinity.run r ON r.id = g.run_id AND r.kind = 'train'
+    JOIN trinity.experience e ON e.group_id = g.id
+    WHERE g.id = ANY(%(group_ids)s) AND (g.state IN ('ready', 'leased', 'trained')) IS TRUE
+    GROUP BY g.id, r.id, e.rollout_id
+) a
+GROUP BY a.id, a.run_id, a.task_id
+
+-- name: correct_solved
+-- Adds to the counts of tasks what a changed reward made of them. In the order of the tasks, after all other rows.
+WITH moved AS (
+    SELECT n.run_id, n.task_id, sum(n.scored)::integer AS scored, sum(n.solved)::integer AS solved
+    FROM unnest(%(run_ids)s::bigint[], %(task_ids)s::bigint[], %(scored)s::integer[], %(solved)s::integer[])
+        AS n (run_id, task_id, scored, solved)
+    GROUP BY n.run_id, n.task_id
+),
+held AS MATERIALIZED (
+    SELECT s.run_id, s.task_id FROM trinity.task_stat s JOIN moved USING (run_id, task_id)
+    ORDER BY s.task_id
+    FOR NO KEY UPDATE OF s
+)
+UPDATE trinity.task_stat s
+SET scored = s.scored + m.scored, solved = s.solved + m.solved, alpha = s.alpha + m.solved,
+    beta = s.beta + m.scored - m.solved
+FROM held JOIN moved m USING (run_id, task_id)
+WHERE s.run_id = held.run_id AND s.task_id = held.task_id
+
 -- name: find_rewarded
 -- The experiences that a user is about to judge, with their reward and the mean of their group, and whether their
 -- attempt has several steps.

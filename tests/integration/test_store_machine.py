@@ -91,6 +91,14 @@ class OnlineRun(Machine):
         self.min_group_size = min(min_group_size, group_size)
         self.drop_equal_rewards = drop_equal_rewards
         self.solved_reward = solved_reward
+        said = f'{{"solved_reward": {solved_reward}}}'
+        self.perform(
+            lambda tx: tx.execute(
+                "UPDATE trinity.run SET config = jsonb_set(config, '{processors,group}', %s::jsonb)"
+                " WHERE id = %s",
+                [said, self.scene.run.id],
+            )
+        )
         tasks = self.scene.values("SELECT id FROM trinity.task ORDER BY ordinal")
         self.model = Store(tasks, self.pace, group_size, max_uses)
         self.explorers = [self.scene.explorer, self.scene.new_worker(WorkerRole.EXPLORE)]
@@ -195,7 +203,7 @@ class OnlineRun(Machine):
         row = pick(list(self.model.rows.values()), which)
         event = reward(self.rollout_ids[row.id], value, name, weight)
         self.perform(lambda tx: rewards.record(tx, self.scene.run.id, "human", [event]))
-        row.parts[name] = value * weight
+        self.model.reward(row, name, value * weight, self.solved_reward)
 
     @rule(explorer=WHICH, processor=WHICH, values=SCORES)
     def work_undisturbed(self, explorer: int, processor: int, values: list[float]) -> None:

@@ -266,6 +266,28 @@ def test_what_counts_as_solved_is_the_run_s_to_say(scene: Scene) -> None:
     assert scene.rows("SELECT sum(scored), sum(solved) FROM trinity.task_stat") == [(4, 2)]
 
 
+def test_a_reward_that_changes_later_moves_the_counts_of_its_task(scene: Scene) -> None:
+    counts = "SELECT scored, solved, alpha, beta FROM trinity.task_stat"
+    scene.make_ready(1, rewards=(1.0, 0.0))
+    rollouts = scene.values("SELECT id FROM trinity.rollout ORDER BY id")
+
+    def say(rollout_id: int, value: float) -> None:
+        with scene.database.transaction() as tx:
+            rewards.record(tx, scene.run.id, "person", [reward(rollout_id, value)])
+
+    assert scene.rows(counts) == [(2, 1, 2.0, 2.0)]
+    for value in (1.0, 1.0, 1.5):
+        say(rollouts[1], value)
+        assert scene.rows(counts) == [(2, 2, 3.0, 1.0)], "once, however often it is said"
+    scene.train(step=1, size=1)
+    say(rollouts[0], 0.5)
+    assert scene.rows(counts) == [(2, 1, 2.0, 2.0)]
+    scene.explore(1)
+    unsettled = scene.value("SELECT max(id) FROM trinity.rollout")
+    say(unsettled, 5.0)
+    assert scene.value("SELECT sum(scored) FROM trinity.task_stat") == 2, "counted when the group is settled"
+
+
 def test_settling_at_the_same_time_counts_each_group_once(scene: Scene) -> None:
     scene.explore(6)
     scene.judge(CLEAN)

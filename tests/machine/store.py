@@ -135,6 +135,15 @@ class Store(History):
                 self._drop(row, "dropped", stage.processor, f"{stage.processor}_failed", verdict.step)
         return held
 
+    def reward(self, row: Row, name: str, part: float, solved_reward: float) -> None:
+        """Another reward of a row. If its group is settled, the counts of its task follow."""
+        had_solved = row.reward is not None and row.reward >= solved_reward
+        row.parts[name] = part
+        has_solved = row.reward is not None and row.reward >= solved_reward
+        for group in self.groups_in(*DRAWABLE):
+            if any(row is member for member in group.rows(*DRAWABLE)):
+                self.tasks[group.task].solved += has_solved - had_solved
+
     def settle(self, min_group_size: int, drop_equal_rewards: bool, solved_reward: float) -> int:
         """Complete groups without a member that is being processed are ready, or dropped with a reason."""
         whole = {k: g for k, g in self.groups.items() if g.state == "complete" and not g.rows("raw", "clean")}

@@ -133,7 +133,7 @@ STATEMENTS = (
     "read_claimed to clean", "read_claimed to score", "hold_rows", "pass_rows to clean", "pass_rows to score",
     "drop_held", "release_held", "record_processing", "count_failures",
     "pick_groups", "settle_groups", "ready_members", "drop_members", "count_unprocessed",
-    "count_pace", "claim_abandoned_groups", "hold_groups",
+    "count_pace", "claim_abandoned_groups", "hold_groups", "count_settled",
     "read_passes", "tasks_at", "harder_tasks", "start_groups",
     "lock_groups", "lock_rewarded", "refresh_rewards", "refresh_groups",
     "stale_groups", "expire_groups", "expire_members", "draw_groups", "draw_newest", "draw_by_chance",

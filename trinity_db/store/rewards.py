@@ -69,13 +69,14 @@ def lock(tx: Transaction, events: Sequence[RewardEvent]) -> tuple[list[int], lis
 def record(
     tx: Transaction, run_id: int, source: str, events: Sequence[RewardEvent], created_by: str | None = None
 ) -> None:
-    """Write events, then the rewards of their experiences and the statistics of their groups.
+    """Write events, then the rewards of their experiences, the statistics of their groups, counts of tasks.
 
     What a batch used stays in batch_item; the next draw sees the new reward.
     """
     if not events:
         return
     groups, experiences = lock(tx, events)
+    before = tx.execute(query("count_settled"), {"group_ids": groups}).fetchall()
     tx.execute(
         query("insert_reward_events"),
         {
@@ -91,7 +92,28 @@ def record(
     tx.execute(query("refresh_rewards"), {"ids": experiences})
     tx.execute(query("refresh_pairs"), {"ids": experiences})
     tx.execute(query("refresh_groups"), {"group_ids": groups})
+    _correct_solved(tx, before)
     runs.announce(tx, run_id)
+
+
+def _correct_solved(tx: Transaction, before: Sequence[DictRow]) -> None:
+    """Let the counts of tasks follow the rewards of groups that they count already."""
+    if not before:
+        return
+    rows = tx.execute(query("count_settled"), {"group_ids": [row["id"] for row in before]})
+    after = {row["id"]: row for row in rows}
+    moved = [
+        (
+            row["run_id"],
+            row["task_id"],
+            *(after[row["id"]][name] - row[name] for name in ("scored", "solved")),
+        )
+        for row in before
+    ]
+    if moved := [change for change in moved if any(change[2:])]:
+        names = ("run_ids", "task_ids", "scored", "solved")
+        values = {name: list(column) for name, column in zip(names, zip(*moved, strict=True), strict=True)}
+        tx.execute(query("correct_solved"), values)
 
 
 def judge(tx: Transaction, judgements: Sequence[Judgement]) -> list[Change]:
