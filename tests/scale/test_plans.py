@@ -102,7 +102,7 @@ class Store:
             "drop_equal_rewards": True, "solved_reward": 1.0,
             "version": 0, "max_staleness": 1, "max_uses": 1, "keeps_adopted": True, "lease_seconds": 30.0,
             "lowest": -60, "alpha": 0.6, "few": 64, "probes": 200, "crowd": 16, "places": 62, "step": 1,
-            "seed": 1, "taskset_id": 1, "taskset_ids": [1], "positions": list(range(64)),
+            "seed": 1, "evaluated": False, "taskset_id": 1, "taskset_ids": [1], "positions": list(range(64)),
             "ordinals": [100 * n for n in range(64)], "level": 3.0, "position": 4 * self.groups,
             "task_ids": [1 + 100 * n for n in range(64)], "group_size": 8,
         }  # fmt: skip
