@@ -46,7 +46,7 @@ class Attempts:
         Raises:
             EngineFailed: the attempt could not go on, and no other can.
         """
-        started_at = datetime.now(UTC)
+        started_at, was_cancelled = datetime.now(UTC), False
         for number in range(self.config.retries + 1):
             policy = self._policy(group, member, number)
             try:
@@ -60,7 +60,7 @@ class Attempts:
                 error = describe_error(problem)
             except asyncio.CancelledError as problem:
                 error = describe_error(problem)
-                if _is_cancelled():  # by the explorer, which writes nothing of it
+                if was_cancelled := _is_cancelled():  # by the explorer
                     break
             else:
                 return _finished(group, member, started_at, steps, policy.finish_reason)
@@ -68,7 +68,8 @@ class Attempts:
                 policy.close()
                 if policy.failure is not None:
                     raise policy.failure
-        return Rollout(group, member, started_at, datetime.now(UTC), error=error)
+        now = datetime.now(UTC)
+        return Rollout(group, member, started_at, now, error=error, was_cancelled=was_cancelled)
 
     async def _steps(self, group: ClaimedGroup, policy: Policy) -> list[Step]:
         seconds = self.config.attempt_seconds

@@ -306,6 +306,9 @@ class ExplorerConfig(Settings):
     change during a run."""
     group_size: Annotated[int, Change.DATED] = Field(8, ge=1, le=10_000)
     """Rollouts of one task that are compared with one another. remax adds one more, at temperature 0."""
+    spare: Annotated[int, Change.DATED] = Field(0, ge=0, le=1000)
+    """Attempts of a task beyond group_size. The first group_size that end are the group; the others are
+    cancelled, and kept as refused. No group waits for its slowest then, but short responses are preferred."""
     concurrency: Annotated[int, Change.DATED] = Field(256, ge=1, le=1_000_000)
     """Attempts that one explorer has under way at a time. When some end, others begin. More use the hardware
     better, and more are made by versions that are not the newest any more."""

@@ -97,7 +97,8 @@ class Explorer(Service):
         self._unusable: policies.PolicyVersion | None = None
         self._failures_in_a_row: Counter[int] = Counter()
         """By group."""
-        self._under_way: set[asyncio.Task[groups.Rollout]] = set()
+        self._under_way: dict[asyncio.Task[groups.Rollout], int] = {}
+        """Attempts, each with its group."""
         self._ended: list[asyncio.Task[groups.Rollout]] = []
         """Attempts that are not written yet."""
         self._may_claim = True
@@ -198,7 +199,7 @@ class Explorer(Service):
         self._empty.is_held_back &= trains
         if not trains and look.due is None and not self._evaluating:
             return False
-        enough = max(self._config.group_size + self._greedy, self._config.concurrency // CLAIM_SHARE)
+        enough = max(self._attempts_of_group, self._config.concurrency // CLAIM_SHARE)
         if self._under_way and self._free < enough:
             self._may_claim = True  # as soon as there is room
             return True
@@ -221,6 +222,11 @@ class Explorer(Service):
         """How many more attempts may be under way."""
         return self._config.concurrency - len(self._under_way)
 
+    @property
+    def _attempts_of_group(self) -> int:
+        """How many attempts are begun together."""
+        return self._config.group_size + self._config.spare + self._greedy
+
     async def _train(self, policy: policies.PolicyVersion, event: asyncio.Event) -> None:
         """Start attempts for training, by the newest version, as far as the pace allows."""
         if self._evaluating and self._loaded != (policy.version, policy.checkpoint_hash):
@@ -229,7 +235,7 @@ class Explorer(Service):
         if not await self._load(policy):
             return
         self._turns.begin()
-        limit = max(1, self._free // (self._config.group_size + self._greedy))
+        limit = max(1, self._free // self._attempts_of_group)
         claimed = await self._in_store(lambda: self._claim(policy.version, limit))
         self._is_held_up = not claimed
         self._empty.is_held_back = len(claimed) < limit
@@ -261,14 +267,18 @@ class Explorer(Service):
     ) -> set[asyncio.Task[groups.Rollout]]:
         """Start the attempts of claimed groups."""
         self._may_claim |= bool(claimed)
-        begun = {asyncio.create_task(make(group, member)) for group in claimed for member in group.members}
+        begun = {
+            asyncio.create_task(make(group, member)): group.id
+            for group in claimed
+            for member in group.members
+        }
         for attempt in begun:
             attempt.add_done_callback(lambda ended: self._note(ended, event))
         self._under_way |= begun
-        return begun
+        return set(begun)
 
     def _note(self, ended: asyncio.Task[groups.Rollout], event: asyncio.Event) -> None:
-        self._under_way.discard(ended)
+        self._under_way.pop(ended, None)
         self._evaluating.discard(ended)
         if not ended.cancelled():
             self._ended.append(ended)
@@ -331,6 +341,7 @@ class Explorer(Service):
                 self._config.group_size,
                 limit,
                 self._greedy,
+                self._config.spare,
             )
 
     async def _load(self, policy: policies.PolicyVersion) -> bool:
@@ -384,32 +395,42 @@ class Explorer(Service):
             metrics |= self._empty.measure()
             self._num_tokens, self._measured_at = 0, time.monotonic()
         if finished or metrics:
-            await self._in_store(lambda: self._write(finished, metrics))
+            self._end_spare(await self._in_store(lambda: self._write(finished, metrics)))
         if self._endpoint is not None:
             self._endpoint.note_written(finished)
         if failures:
             raise failures[0]
 
-    def _write(self, finished: list[groups.Rollout], metrics: dict[str, float]) -> None:
-        def write() -> groups.Unwanted:
+    def _end_spare(self, complete: set[int]) -> None:
+        """Cancel attempts at members that their groups do not need any more; they are written as such."""
+        for attempt, group_id in self._under_way.items():
+            if group_id in complete and not attempt.cancelling():
+                attempt.cancel()
+
+    def _write(self, finished: list[groups.Rollout], metrics: dict[str, float]) -> set[int]:
+        """Write rollouts; where members are spare, which of their groups are complete."""
+
+        def write() -> tuple[groups.Unwanted, set[int]]:
             with self.database.transaction() as tx:
                 if metrics:
                     record_metrics(tx, self.run.id, self.role, self._engine.version, metrics)
                 unwanted = groups.write_rollouts(tx, self.run.id, self.worker_id, finished)
                 if self._endpoint is not None:
                     calls.end(tx, self.worker_id, finished)
-                return unwanted
+                ids = {rollout.group.id for rollout in finished}
+                return unwanted, groups.complete(tx, ids) if self._config.spare else set()
 
-        unwanted = self.database.retry(write, give_up=lambda: self.stopping)
-        if unwanted.refused:
-            logger.warning("%d rollouts came too late: another explorer has their groups", unwanted.refused)
+        unwanted, complete = self.database.retry(write, give_up=lambda: self.stopping)
+        if late := unwanted.refused - unwanted.spare:
+            logger.warning("%d rollouts came too late: another explorer has their groups", late)
         if unwanted.lost:
             logger.warning(
                 "%d rollouts could not be written: the store has no such groups, since the server lost their "
                 "start, as after a failover to a replica behind; their tasks come again",
                 unwanted.lost,
             )
-        self._watch_failures(finished)
+        self._watch_failures([rollout for rollout in finished if not rollout.was_cancelled])
+        return complete
 
     def _watch_failures(self, finished: list[groups.Rollout]) -> None:
         for rollout in finished:

@@ -209,7 +209,11 @@ class Rollout(Base):
         comment=("Newest policy version that wrote any of its tokens; NULL where no policy of this run did"),
     )
     finish_reason: Mapped[str | None] = mapped_column(
-        Text, comment="Why it ended, such as stop or length; the error of a refused rollout that had failed"
+        Text,
+        comment=(
+            "Why it ended, such as stop or length. Of a refused rollout the error, if it had failed; spare, "
+            "if its group was complete without it"
+        ),
     )
     error: Mapped[str | None] = mapped_column(Text, comment="What went wrong; NULL unless it failed")
     started_at: Mapped[datetime | None] = mapped_column(

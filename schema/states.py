@@ -49,7 +49,9 @@ class RolloutState(StrEnum):
 
     FINISHED = "finished"  #: has experiences
     FAILED = "failed"  #: has an error
-    REFUSED = "refused"  #: came after its group was given to another explorer; kept for the record
+    REFUSED = (
+        "refused"  #: came after its group was complete or given to another explorer; kept for the record
+    )
 
 
 class ExperienceState(StrEnum):

@@ -119,6 +119,7 @@ class Scene:
         worker: int | None = None,
         selection: Selection | None = None,
         greedy: bool = False,
+        spare: int = 0,
     ) -> list[groups.ClaimedGroup]:
         with self.database.transaction() as tx:
             return groups.claim(
@@ -131,6 +132,7 @@ class Scene:
                 group_size,
                 limit,
                 greedy,
+                spare,
             )
 
     def write(self, rollouts: Sequence[groups.Rollout], worker: int | None = None) -> int:

@@ -26,7 +26,7 @@ SELECT (SELECT coalesce(sum(p.issued), 0) FROM trinity.task_pass p WHERE p.run_i
 
 -- name: claim_abandoned_groups
 -- Takes over groups whose explorer is gone, oldest first, and skips those that another explorer takes right now. A
--- member is missing as long as its only rollouts were refused.
+-- member is missing as long as its only rollouts were refused. Spare members have the last numbers.
 WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
@@ -43,7 +43,7 @@ claimed AS (
     RETURNING g.id, g.task_id, g.attempt, g.expected
 )
 SELECT c.id, c.attempt, c.expected, t.payload,
-       ARRAY(SELECT n FROM generate_series(0, c.expected - 1) n
+       ARRAY(SELECT n FROM generate_series(0, c.expected + %(spare)s - 1) n
              WHERE NOT EXISTS (SELECT FROM trinity.rollout r
                                WHERE r.group_id = c.id AND r.ordinal = n AND r.state <> 'refused')
              ORDER BY n) AS members
@@ -68,7 +68,7 @@ started AS (
     RETURNING id, task_id, attempt, expected
 )
 SELECT s.id, s.attempt, s.expected, t.payload,
-       ARRAY(SELECT n FROM generate_series(0, s.expected - 1) n ORDER BY n) AS members
+       ARRAY(SELECT n FROM generate_series(0, s.expected + %(spare)s - 1) n ORDER BY n) AS members
 FROM started s
 JOIN trinity.task t ON t.id = s.task_id
 ORDER BY s.id
@@ -78,37 +78,45 @@ ORDER BY s.id
 -- them and what is stored of them. A late write that is repeated also waits here for its first try.
 SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER BY g.id FOR NO KEY UPDATE
 
+-- name: find_complete_groups
+-- Those of some groups that have all their members, so that attempts at spare ones need not go on.
+SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) AND g.completed_at IS NOT NULL
+
 -- name: write_rollouts
 -- Writes rollouts with their first steps, under the lock of their groups. A rollout that is already stored stays as it
 -- is. A rollout of a worker that lost its group is refused, but kept. The last member completes its group and ends the
--- lease. Rows of an evaluation are judged as they are: no clean step drops one. Returns how many of the rollouts are
--- refused, now or before, and how many belong to a group that exists.
+-- lease. Rollouts beyond the expected ones are spare: refused too, and kept. Rows of an evaluation are judged as they
+-- are: no clean step drops one. Returns how many of the rollouts are refused, now or before, how many of these are
+-- spare, and how many rollouts belong to a group that exists.
 -- One statement writes a rollout with its row, text and arrays: the policies of roles.sql allow an explorer no other way.
 WITH given AS MATERIALIZED (
     SELECT m.*, r.state AS known,
         (g.state IN ('open', 'evaluating') AND g.worker_id = %(worker_id)s AND g.attempt = m.attempt) IS TRUE AS is_held,
-        g.evaluation_id IS NOT NULL AS is_evaluated
+        g.attempt = m.attempt AND (g.completed_at IS NOT NULL OR g.worker_id = %(worker_id)s) AS is_own,
+        g.expected - g.arrived - g.failed AS room, g.evaluation_id IS NOT NULL AS is_evaluated
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[],
             %(finish_reasons)b::text[], %(errors)b::text[], %(oldest)b::integer[], %(newest)b::integer[],
             %(started_at)b::timestamptz[], %(finished_at)b::timestamptz[],
             %(prompt_lengths)b::integer[], %(response_lengths)b::integer[], %(greedy)b::bool[]) WITH ORDINALITY
         AS m (group_id, attempt, ordinal, finish_reason, error, version_min, version_max, started_at, finished_at,
             prompt_length, response_length, greedy, position)
-    JOIN trinity.rollout_group g ON g.id = m.group_id
+    JOIN trinity.rollout_group g ON g.id = group_id
     LEFT JOIN trinity.rollout r ON r.group_id = m.group_id AND r.ordinal = m.ordinal AND r.attempt = m.attempt
 ),
 new AS MATERIALIZED (
     SELECT n.*, nextval('trinity.rollout_id_seq') AS rollout_id,
         CASE WHEN error IS NULL THEN nextval('trinity.experience_id_seq') END AS id
-    FROM (SELECT * FROM given WHERE known IS NULL ORDER BY position) n
+    FROM (SELECT *, is_held AND row_number() OVER (PARTITION BY group_id, is_held ORDER BY position) <= room
+              AS is_in
+          FROM given WHERE known IS NULL ORDER BY position) n
 ),
 rollouts AS (
     INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, greedy, state, finish_reason, error, worker_id,
         version_min, version_max, started_at, finished_at)
     SELECT rollout_id, %(run_id)s, group_id, ordinal, attempt, greedy,
-        CASE WHEN NOT is_held THEN 'refused' WHEN error IS NULL THEN 'finished' ELSE 'failed' END::trinity.rollout_state,
-        CASE WHEN is_held THEN finish_reason ELSE coalesce(error, finish_reason) END,
-        CASE WHEN is_held THEN error END,
+        CASE WHEN NOT is_in THEN 'refused' WHEN error IS NULL THEN 'finished' ELSE 'failed' END::trinity.rollout_state,
+        CASE WHEN is_in THEN finish_reason WHEN is_own THEN 'spare' ELSE coalesce(error, finish_reason) END,
+        CASE WHEN is_in THEN error END,
         %(worker_id)s, version_min, version_max, started_at, finished_at
     FROM new
 ),
@@ -116,7 +124,7 @@ fresh AS (
     INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, held_out, version_min, version_max,
         prompt_length, response_length)
     SELECT id, %(run_id)s, group_id, rollout_id,
-        CASE WHEN NOT is_held THEN 'dropped' WHEN is_evaluated THEN 'clean' ELSE 'raw' END::trinity.experience_state,
+        CASE WHEN NOT is_in THEN 'dropped' WHEN is_evaluated THEN 'clean' ELSE 'raw' END::trinity.experience_state,
         is_evaluated, version_min, version_max, prompt_length, response_length
     FROM new WHERE id IS NOT NULL
 ),
@@ -135,31 +143,32 @@ payloads AS (
 ),
 late AS (
     INSERT INTO trinity."drop" (run_id, experience_id, stage, reason)
-    SELECT %(run_id)s, id, 'explore', 'late' FROM new WHERE NOT is_held AND NOT is_evaluated AND id IS NOT NULL
+    SELECT %(run_id)s, id, 'explore', CASE WHEN is_own THEN 'spare' ELSE 'late' END
+    FROM new WHERE NOT is_in AND NOT is_evaluated AND id IS NOT NULL
 ),
 arrived AS (
     UPDATE trinity.rollout_group g
     SET arrived = g.arrived + m.arrived, failed = g.failed + m.failed,
-        version_min = least(g.version_min, m.version_min), version_max = greatest(g.version_max, m.version_max),
-        state = CASE WHEN ended < expected - g.arrived - g.failed THEN g.state
-                     WHEN evaluation_id IS NULL THEN 'complete' ELSE 'evaluated' END,
-        completed_at = CASE WHEN ended = expected - g.arrived - g.failed THEN now() END,
-        worker_id = CASE WHEN ended < expected - g.arrived - g.failed THEN worker_id END
-    FROM (SELECT group_id, count(id) AS arrived, count(error) AS failed, count(*) AS ended, min(version_min) AS version_min,
-               max(version_max) AS version_max
-        FROM new WHERE is_held GROUP BY group_id) m
+        version_min = least(version_min, oldest), version_max = greatest(version_max, newest),
+        state = CASE WHEN ended < room THEN g.state WHEN evaluation_id IS NULL THEN 'complete' ELSE 'evaluated' END,
+        completed_at = CASE WHEN ended = room THEN now() END,
+        worker_id = CASE WHEN ended < room THEN worker_id END
+    FROM (SELECT group_id, room, count(id) AS arrived, count(error) AS failed, count(*) AS ended,
+            min(version_min) AS oldest, max(version_max) AS newest
+        FROM new WHERE is_in GROUP BY group_id, room) m
     WHERE g.id = group_id
 )
-SELECT count(*) FILTER (WHERE CASE WHEN known IS NULL THEN NOT is_held ELSE known = 'refused' END) AS refused,
-       count(*) AS known
-FROM given
+SELECT count(*) FILTER (WHERE refused) AS refused, count(*) FILTER (WHERE refused AND is_own) AS spare, count(*) AS known
+FROM (SELECT given.is_own, coalesce(NOT new.is_in, given.known = 'refused') AS refused
+      FROM given LEFT JOIN new USING (position)) w
 
 -- name: write_steps
 -- Writes the further steps of attempts whose first step write_rollouts wrote in the same transaction. They are raw, or
--- late where the rollout was refused. A step that is already stored stays as it is. Steps of one attempt may be of
+-- late or spare where the rollout was refused. A step that is already stored stays as it is. Steps of one attempt may be of
 -- several policy versions.
 WITH given AS MATERIALIZED (
     SELECT w.*, r.id AS rollout_id, r.run_id, r.state = 'finished' AS is_held,
+        r.finish_reason = 'spare' AS is_spare,
         (SELECT g.evaluation_id IS NOT NULL FROM trinity.rollout_group g WHERE g.id = w.group_id) AS is_evaluated
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[], %(steps)b::smallint[],
             %(prompts)b::text[], %(responses)b::text[], %(states)b::text[], %(codecs)b::text[], %(payloads)b::bytea[],
@@ -192,7 +201,8 @@ payloads AS (
 ),
 late AS (
     INSERT INTO trinity."drop" (run_id, experience_id, stage, reason)
-    SELECT run_id, id, 'explore', 'late' FROM new WHERE NOT is_held AND NOT is_evaluated
+    SELECT run_id, id, 'explore', CASE WHEN is_spare THEN 'spare' ELSE 'late' END FROM new
+    WHERE NOT is_held AND NOT is_evaluated
 ),
 attempts AS (
     UPDATE trinity.rollout r

@@ -128,7 +128,8 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL) AS unlabelled,
        jsonb_build_object(
            'rollouts',
-           (SELECT count(*) FROM trinity.rollout m WHERE m.run_id = %(run_id)s AND m.state = 'refused'),
+           (SELECT count(*) FROM trinity.rollout m WHERE m.run_id = %(run_id)s AND m.state = 'refused'
+              AND m.finish_reason IS DISTINCT FROM 'spare'),
            'processing',
            (SELECT count(*) FROM trinity.processing p JOIN trinity.experience e ON e.id = p.experience_id
             WHERE e.run_id = %(run_id)s AND p.outcome = 'refused'),

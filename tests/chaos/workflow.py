@@ -49,10 +49,11 @@ def keep_journal() -> None:
     """
     write = Explorer._write
 
-    def write_and_note(self: Explorer, finished: list[Rollout], metrics: dict[str, float]) -> None:
+    def write_and_note(self: Explorer, finished: list[Rollout], metrics: dict[str, float]) -> set[int]:
         unequal = [_with_luck(rollout) for rollout in finished]
-        write(self, unequal, metrics)
+        complete = write(self, unequal, metrics)
         _note(unequal)
+        return complete
 
     Explorer._write = write_and_note  # type: ignore[method-assign]
 

@@ -452,6 +452,38 @@ def test_an_attempt_that_goes_on_after_a_stop_does_not_hold_the_stop_up(
     assert scene.values("SELECT worker_id FROM trinity.rollout_group") == [None] * 2
 
 
+def test_spare_attempts_are_cancelled_when_their_group_is_complete_and_are_no_failures(
+    explorer: Explorers, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_db.explorer.service.FAILURES_IN_A_ROW", 1)
+    begun: list[Mapping[str, Any]] = []
+    cleaned_up: list[Mapping[str, Any]] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        begun.append(task)
+        if begun.count(task) <= 2:  # the slowest come first here
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaned_up.append(task)
+        await policy.sample([1, 2])
+
+    assert explorer(scene, workflow, groups=3, spare=2).work()
+    assert scene.rows(
+        "SELECT ordinal, state::text, finish_reason, error FROM trinity.rollout ORDER BY group_id, ordinal"
+    ) == 3 * [
+        (0, "refused", "spare", None),
+        (1, "refused", "spare", None),
+        (2, "finished", "stop", None),
+        (3, "finished", "stop", None),
+    ]
+    assert (
+        scene.rows("SELECT state::text, arrived, failed FROM trinity.rollout_group")
+        == [("complete", 2, 0)] * 3
+    )
+    assert len(cleaned_up) == 6
+
+
 async def gives_a_state_that_is_no_text(task: Mapping[str, Any], policy: Policy) -> None:
     await policy.sample([1, 2])
     policy.step(state=5)  # type: ignore[arg-type]

@@ -99,6 +99,18 @@ def test_an_explorer_writes_what_it_holds_and_writes_it_once(scene: Scene, two: 
     assert scene.values("SELECT DISTINCT state FROM trinity.experience") == ["raw"]
 
 
+def test_spare_members_are_written_beside_their_group(scene: Scene, two: Two) -> None:
+    [group] = two.mine.claim(1, group_size=1, spare=2)
+    assert two.mine.write([rollout(group, 2), attempt(group, 0, ["left", "right"])]) == 1
+    assert two.mine.write([rollout(group, 1, error="cancelled")]) == 1
+    assert scene.rows("SELECT state::text, finish_reason FROM trinity.rollout ORDER BY ordinal") == [
+        ("refused", "spare"),
+        ("refused", "spare"),
+        ("finished", "stop"),
+    ]
+    assert scene.rows("SELECT state, arrived FROM trinity.rollout_group") == [("complete", 1)]
+
+
 def test_steps_of_several_versions_are_written_with_their_rollout(scene: Scene, two: Two) -> None:
     [group] = two.mine.claim(1, group_size=1)
     one = attempt(group, 0, ["left"], version=3)

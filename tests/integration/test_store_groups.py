@@ -10,6 +10,7 @@ from tests.rows import (
     WAIT_SECONDS,
     Scene,
     at_once,
+    attempt,
     in_a_thread,
     members,
     payload,
@@ -157,8 +158,67 @@ def test_rollouts_of_a_group_that_the_server_forgot_are_counted_and_the_others_w
     with scene.database.transaction() as tx:
         rollouts = [member for group in (lost, kept) for member in members(group)]
         unwanted = groups.write_rollouts(tx, scene.run.id, scene.explorer, rollouts)
-    assert unwanted == groups.Unwanted(refused=0, lost=2)
+    assert unwanted == groups.Unwanted(refused=0, spare=0, lost=2)
     assert scene.values("SELECT group_id FROM trinity.rollout") == [kept.id] * 2
+
+
+SPARE = "SELECT ordinal, state::text, finish_reason, error FROM trinity.rollout ORDER BY ordinal, attempt"
+SPARE_GROUP = "SELECT state::text, expected, arrived, failed, worker_id IS NULL FROM trinity.rollout_group"
+SPARE_ROWS = """
+SELECT e.state::text, d.reason FROM trinity.experience e LEFT JOIN trinity."drop" d ON d.experience_id = e.id
+ORDER BY e.id
+"""
+
+
+def wrote(scene: Scene, rollouts: list[groups.Rollout]) -> groups.Unwanted:
+    """What a write came to, and the same write again: it changes nothing."""
+    found = []
+    for _ in range(2):
+        with scene.database.transaction() as tx:
+            found.append(groups.write_rollouts(tx, scene.run.id, scene.explorer, rollouts))
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_the_first_members_that_are_written_are_the_group_and_spare_ones_are_kept_beside_it(
+    scene: Scene,
+) -> None:
+    [group] = scene.claim(1, spare=2)
+    assert group.members == [0, 1, 2, 3]
+    assert wrote(scene, [rollout(group, 3)]) == groups.Unwanted(refused=0, spare=0, lost=0)
+    of_several_steps = attempt(group, 2, ["1", "2"], rewards=[1.0, 1.0])
+    unwanted = wrote(scene, [rollout(group, 1, error="my bug"), of_several_steps])
+    assert unwanted == groups.Unwanted(refused=1, spare=1, lost=0)
+    assert wrote(scene, [rollout(group, 0, error="cancelled")]) == unwanted
+    assert scene.rows(SPARE) == [
+        (0, "refused", "spare", None),
+        (1, "failed", None, "my bug"),
+        (2, "refused", "spare", None),
+        (3, "finished", "stop", None),
+    ]
+    assert scene.rows(SPARE_GROUP) == [("complete", 2, 1, 1, True)]
+    assert scene.rows(SPARE_ROWS) == [("raw", None), ("dropped", "spare"), ("dropped", "spare")]
+    with scene.database.transaction() as tx:
+        assert groups.complete(tx, [group.id]) == {group.id}
+
+
+def test_who_takes_over_a_group_attempts_what_it_lacks_and_its_spare_members(scene: Scene) -> None:
+    [group] = scene.claim(1, group_size=3, spare=1)
+    assert wrote(scene, [rollout(group, 1), rollout(group, 3)]).refused == 0
+    scene.lose(scene.explorer)
+    assert wrote(scene, [rollout(group, 0)]) == groups.Unwanted(refused=1, spare=0, lost=0)
+    other = scene.new_worker(WorkerRole.EXPLORE)
+    [again] = scene.claim(1, worker=other, group_size=3, spare=1)
+    assert again.members == [0, 2]
+    assert scene.write([rollout(again, 2), rollout(again, 0)], worker=other) == 1
+    assert scene.rows(SPARE) == [
+        (0, "refused", "stop", None),
+        (0, "refused", "spare", None),
+        (1, "finished", "stop", None),
+        (2, "finished", "stop", None),
+        (3, "finished", "stop", None),
+    ]
+    assert scene.rows(SPARE_GROUP) == [("complete", 3, 3, 0, True)]
 
 
 def test_a_late_write_does_not_hold_up_the_groups_that_are_still_held(scene: Scene) -> None:

@@ -104,7 +104,7 @@ class Store:
             "lowest": -60, "alpha": 0.6, "few": 64, "probes": 200, "crowd": 16, "places": 62, "step": 1,
             "seed": 1, "evaluated": False, "taskset_id": 1, "taskset_ids": [1], "positions": list(range(64)),
             "ordinals": [100 * n for n in range(64)], "level": 3.0, "position": 4 * self.groups,
-            "task_ids": [1 + 100 * n for n in range(64)], "group_size": 8,
+            "task_ids": [1 + 100 * n for n in range(64)], "group_size": 8, "spare": 0,
         }  # fmt: skip
 
 

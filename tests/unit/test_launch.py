@@ -110,6 +110,14 @@ def test_an_explorer_knows_of_each_recipe_whether_it_compares_with_a_greedy_atte
     assert found == ("greedy" in create(RECIPES[name]).compares) == (name == "remax")
 
 
+def test_spare_members_are_refused_where_the_greedy_one_must_not_be_left_out() -> None:
+    spare = {"explorer": {"spare": 2}}
+    with pytest.raises(ConfigError, match=r"explorer.spare: algorithm remax .* leave out spare"):
+        launch.explore(RunConfig.model_validate(ONLINE | {"algorithm": "remax"} | spare))
+    with pytest.raises(Opened):
+        launch.explore(RunConfig.model_validate(ONLINE | {"algorithm": "grpo"} | spare))
+
+
 def test_an_explorer_knows_it_of_an_advantage_of_the_users_own(losses: Path) -> None:
     assert launch.compares_with_greedy(recipe("grpo", advantage=f"{losses}:baseline"))
     assert not launch.compares_with_greedy(recipe("grpo", advantage=f"{losses}:advantage"))

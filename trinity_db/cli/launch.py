@@ -128,9 +128,23 @@ def check_fits(config: RunConfig) -> None:
     of(config.explorer)
     engines.check(config.explorer.engine)
     tasks.check(config.explorer.tasks)
+    _check_spare(config)
     lists.check(config.processors, config.model)
     if _may_not_fit(config):
         _trainer_setup(config)
+
+
+def _check_spare(config: RunConfig) -> None:
+    """Refuse spare members where one member must not be left out.
+
+    Raises:
+        ConfigError: the algorithm reads the greedy one.
+    """
+    if config.explorer.spare and compares_with_greedy(config.algorithm):
+        raise ConfigError(
+            f"explorer.spare: algorithm {config.algorithm.name} compares with the greedy rollout of each "
+            "group, which may not be among the first; leave out spare."
+        )
 
 
 def _may_not_fit(config: RunConfig) -> bool:
@@ -193,6 +207,7 @@ def explore(
     workflow = of(config.explorer) if place is None or place.offers is None else place.offers
     engine = engines.create(config.explorer.engine)
     tasks.check(config.explorer.tasks)
+    _check_spare(config)
     if _has_own_parts(config):
         from trinity_db.trainer.algorithms.compositions import create
 

@@ -138,6 +138,8 @@ class Rollout:
     payload: arrays.Payload | None = None
     finish_reason: str | None = None
     error: str | None = None
+    was_cancelled: bool = False
+    """Whether the explorer ended the attempt: the error says nothing about workflow or task."""
     steps: Sequence[Step] = ()
     """In place of prompt, response and payload: all that an attempt consists of, in order."""
 
@@ -160,7 +162,9 @@ class Unwanted:
     """How many rollouts of a write are no members of their groups."""
 
     refused: int
-    """Another worker holds the group by now: they are kept for the record."""
+    """Another worker holds the group by now, or it is complete: they are kept for the record."""
+    spare: int
+    """Those of the refused ones whose groups were complete without them."""
     lost: int
     """The store has no such group any more: they are not stored."""
 
@@ -175,13 +179,15 @@ def claim(
     group_size: int,
     limit: int,
     greedy: bool = False,
+    spare: int = 0,
 ) -> list[ClaimedGroup]:
     """Up to `limit` groups to explore with a version: abandoned ones first, then new ones as the pace allows.
 
-    With `greedy` each group has one more member, its last, which is to be sampled at temperature 0. Explorers
-    of a run take turns here, so that together they respect the limit.
+    With `greedy` each group has one more member, its last, which is to be sampled at temperature 0. With
+    `spare` so many more members are attempted than a group has; the first that are written are its members.
+    Explorers of a run take turns here, so that together they respect the limit.
     """
-    values = {"run_id": run_id, "worker_id": worker_id}
+    values = {"run_id": run_id, "worker_id": worker_id, "spare": spare}
     tx.execute(query("lock_pace"), values)
     rows = tx.execute(query("claim_abandoned_groups"), {**values, "limit": limit}).fetchall()
     counts = tx.execute(query("count_pace"), {**values, "version": version}).fetchone()
@@ -235,7 +241,13 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
         runs.announce(tx, run_id)
     row = written.fetchone()
     assert row is not None
-    return Unwanted(refused=row["refused"], lost=len(rollouts) - row["known"])
+    return Unwanted(refused=row["refused"], spare=row["spare"], lost=len(rollouts) - row["known"])
+
+
+def complete(tx: Transaction, group_ids: Iterable[int]) -> set[int]:
+    """Those of some groups that have all their members."""
+    rows = tx.execute(query("find_complete_groups"), {"group_ids": list(group_ids)}).fetchall()
+    return {row["id"] for row in rows}
 
 
 COLUMNS = (
