@@ -39,7 +39,8 @@ FOR NO KEY UPDATE
 
 -- name: archivable_payloads
 -- Payloads that may be archived, by id: those of rows that are done with and, in a finished run, those of ready and
--- scored rows, since no step will draw them. Rows of evaluations stay in Postgres. The sizes come from the rows' headers, and the bytes are not read.
+-- scored rows, since no step will draw them. Rows of evaluations stay in Postgres. The sizes come from the rows'
+-- headers, and the bytes are not read.
 SELECT e.id, octet_length(p.data) AS bytes
 FROM trinity.experience e
 JOIN trinity.payload p ON p.experience_id = e.id
@@ -51,7 +52,8 @@ LIMIT %(limit)s
 
 -- name: archive_floor
 -- The lowest id, from the floor before on, of a row whose payload is in Postgres or has yet to be written. It passes
--- over rows of evaluations, and over adopted rows beside rollout groups: they are done with when the run is, and then all rows are looked at again.
+-- over rows of evaluations, and over adopted rows beside rollout groups: they are done with when the run is, and
+-- then all rows are looked at again.
 SELECT e.id
 FROM trinity.experience e
 LEFT JOIN trinity.payload p ON p.experience_id = e.id

@@ -1,6 +1,7 @@
 -- name: status_runs
 -- Every run, or the one with this id, with its workers that have not stopped, its rows and its pairs by state, and
--- whether its latest batch took pairs. Rows of evaluations do not count. Counts are exact and scan the hot rows: about 100 ms for a million.
+-- whether its latest batch took pairs. Rows of evaluations do not count. Counts are exact and scan the hot rows:
+-- about 100 ms for a million.
 SELECT r.id, r.name AS run, r.kind,
        CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state,
        r.created_at, r.finished_at, p.version AS policy_version, p.step,
