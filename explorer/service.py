@@ -170,7 +170,7 @@ class Explorer(Service):
                 except DatabaseUnavailable as error:
                     # What is under way is finished first: it was claimed before, and its claim is known.
                     unavailable = error
-                if not self._under_way and not self._ended and (self._place is None or unavailable):
+                if not self._under_way and not self._ended and (unavailable or not await self._stays()):
                     break
                 has_begun = True
                 if not await _happens(event):
@@ -293,6 +293,10 @@ class Explorer(Service):
         self._under_way.clear()
         self._evaluating.clear()
         self._ended.clear()
+
+    async def _stays(self) -> bool:
+        """Whether the endpoint answers although nothing is under way: agents may come, and late rewards."""
+        return self._place is not None and not await self._in_store(self.is_done)
 
     async def _in_store(self, verb: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._store, verb)

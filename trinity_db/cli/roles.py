@@ -46,20 +46,22 @@ Change = Annotated[
     ),
 ]
 
+Groups = Annotated[
+    int | None,
+    typer.Option(
+        "--groups",
+        metavar="N",
+        min=1,
+        max=2**31 - 1,
+        help="Explore without a trainer, and end when the run has N rollout groups.",
+    ),
+]
+
 
 def explore(
     config: Config,
     overrides: Overrides = None,
-    groups: Annotated[
-        int | None,
-        typer.Option(
-            "--groups",
-            metavar="N",
-            min=1,
-            max=2**31 - 1,
-            help="Explore without a trainer, and end when the run has N rollout groups.",
-        ),
-    ] = None,
+    groups: Groups = None,
     change: Change = False,
 ) -> None:
     """Sample rollouts for a run, with every policy version as it appears, until the run is finished.

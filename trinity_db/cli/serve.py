@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trinity_db.cli.roles import Change, Config, Overrides, stoppable
+from trinity_db.cli.roles import Change, Config, Groups, Overrides, stoppable
 from trinity_db.errors import ConfigError
 
 SERVE_KEY = "TRINITY_DB_SERVE_KEY"
@@ -17,6 +17,7 @@ def serve(
     overrides: Overrides = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0: any.")] = 8410,
+    groups: Groups = None,
     change: Change = False,
 ) -> None:
     """Answer agents that other people start, by the protocols of OpenAI and Anthropic, and record each call.
@@ -40,7 +41,7 @@ def serve(
         )
     with stoppable():
         read = launch.read(config, overrides)
-        launch.explore(read, change, place=Place(host, port, Offers(read.explorer.attempt_seconds), key))
+        launch.explore(read, change, groups, Place(host, port, Offers(read.explorer.attempt_seconds), key))
 
 
 def _is_loopback(host: str) -> bool:
