@@ -19,6 +19,7 @@ ONLINE: dict[str, Any] = {
     "algorithm": "grpo",
     "max_staleness": 1,
     "explorer": {"group_size": 4, "concurrency": 16, "max_new_tokens": 4},
+    "evaluation": {"taskset": "digits", "samples": 2},
     "processors": {"score": ["position_match"], "archive": {}},
     "trainer": {"steps": STEPS, "batch_size": 4, "learning_rate": 1e-3},
 }
@@ -27,6 +28,8 @@ ONLINE: dict[str, Any] = {
 REFUSED = {
     "explorer": [
         "UPDATE trinity.experience SET reward = 1",
+        "UPDATE trinity.evaluation SET samples = 1",
+        "UPDATE trinity.rollout_group SET evaluation_id = NULL",
         "INSERT INTO trinity.reward_event (run_id, rollout_id, source, name, value)"
         " SELECT run_id, id, 'mine', 'mine', 1 FROM trinity.rollout LIMIT 1",
         "INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash)"
@@ -101,6 +104,7 @@ def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) 
     """A store after a run whose explorer, processor and trainer came with logins of their own."""
     with new_store(server, template, tmp_path_factory.mktemp("logins")) as store:
         store.import_rows("reverse", "tasks", reversals(2))
+        store.import_rows("digits", "tasks", reversals(1))
         for login in LOGINS:
             made = store.run("db", "roles", "--login", name(login), "--as", login)
             assert made.code == 0, made.stderr
@@ -132,6 +136,13 @@ def test_the_run_was_trained_to_its_end(store: Store) -> None:
         ("process", "a_processor"),
         ("train", "a_trainer"),
     }
+
+
+def test_its_first_and_last_version_were_evaluated(store: Store) -> None:
+    found = store.rows("SELECT version, judged, waiting, error FROM evaluation_view ORDER BY version")
+    assert found == [
+        {"version": version, "judged": 10, "waiting": 0, "error": None} for version in (0, STEPS)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
 from statistics import mean
@@ -21,7 +22,7 @@ from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import evaluations, policies, processing, rewards
+from trinity_db.store import evaluations, policies, processing, pruning, rewards
 from trinity_db.store.groups import Pace
 
 NUM_TASKS = 8
@@ -443,3 +444,12 @@ def test_what_was_evaluated_is_not_among_the_attempts_that_an_export_gives(scene
         "export_trajectories": 2,
         "export_verdicts": 0,
     }
+
+
+def test_arrays_of_evaluated_rows_are_pruned_and_what_they_earned_stays(scene: Scene) -> None:
+    evaluation = scene.evaluate(NUM_TASKS)
+    before = said(scene, evaluation)
+    with scene.database.transaction() as tx:
+        limits = pruning.limits(tx, scene.run, timedelta(0), None)
+    assert pruning.prune(scene.database, scene.run, pruning.PAYLOADS, limits, dry_run=False).rows == 16
+    assert said(scene, evaluation) == before
