@@ -71,6 +71,27 @@ FROM (SELECT p.archive_number AS number, count(*) AS rows
       GROUP BY p.archive_number) n
 WHERE a.run_id = %(run_id)s AND a.number = n.number AND a.num_rows >= n.rows
 
+-- name: prunable_calls
+-- Arrays of calls of agents in a range of ids that can make no call any more: those of attempts that became no accepted
+-- rollout. A call is as old as its agent's end, and of the version of its group.
+SELECT a.id, octet_length(c.data)::bigint AS bytes
+FROM trinity.agent a
+JOIN trinity.rollout_group g ON g.id = a.group_id
+JOIN trinity.call c ON c.agent_id = a.id
+WHERE a.run_id = %(run_id)s AND a.id > %(after)s AND a.id <= %(until)s AND c.data IS NOT NULL
+  AND (a.ended_at IS NOT NULL OR g.completed_at IS NOT NULL)
+  AND (%(before)s::timestamptz IS NULL OR coalesce(a.ended_at, g.completed_at) < %(before)s)
+  AND (%(version)s::integer IS NULL OR g.version_max <= %(version)s)
+ORDER BY a.id
+
+-- name: prune_calls
+-- Deletes the arrays of all calls of these agents. The calls stay, with their prompts.
+UPDATE trinity.call c SET data = NULL WHERE c.agent_id = ANY(%(ids)s) AND c.data IS NOT NULL
+
+-- name: next_agent
+-- The same for agents as next_experience for experiences.
+SELECT min(a.id) AS id, max(a.id) AS last FROM trinity.agent a WHERE a.id > %(after)s
+
 -- name: prunable_processing
 -- Processing records of rows in a range of ids that are done with: no retry counts these records any more.
 SELECT c.id, pg_column_size(c.*)::bigint AS bytes

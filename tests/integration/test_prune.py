@@ -18,6 +18,8 @@ from tests.rows import (
     import_records,
     in_a_thread,
     members,
+    payload,
+    rollout,
     wait_until_blocked,
 )
 from trinity_db.copies.exporter import export_run
@@ -26,7 +28,8 @@ from trinity_db.database import Database, connect
 from trinity_db.errors import NotFound, TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, evaluations, payloads, processing, pruning
+from trinity_db.store import batches, calls, evaluations, payloads, processing, pruning
+from trinity_db.store import groups as store
 
 PRUNED = "SELECT experience_id FROM trinity.payload WHERE pruned_at IS NOT NULL ORDER BY 1"
 ROWS = "SELECT id FROM trinity.experience WHERE group_id = ANY(%s) ORDER BY 1"
@@ -146,6 +149,30 @@ def test_rows_of_evaluations_go_once_they_are_judged_or_refused(scene: Scene, pr
     assert scene.values(PRUNED) == scene.values(
         "SELECT id FROM trinity.experience WHERE state <> 'clean' ORDER BY 1"
     )
+
+
+def test_calls_that_became_no_rollout_go_once_their_agents_have_ended(scene: Scene, prune: Run) -> None:
+    [group] = scene.claim(1, group_size=2)
+
+    def ask(member: int, retry: int) -> int:
+        with scene.database.transaction() as tx:
+            agent = calls.begin(tx, scene.explorer, group, member, retry, key=f"{member} {retry}")
+            asked = calls.Call(agent, 0, b"digest", "prompt", payload((0, 0)), "stop")
+            assert calls.record(tx, scene.explorer, [asked])
+        return agent
+
+    tried, live, done = ask(0, 0), ask(0, 1), ask(1, 0)
+    with scene.database.transaction() as tx:
+        written = [rollout(group, 1)]
+        store.write_rollouts(tx, scene.run.id, scene.explorer, written)
+        calls.end(tx, scene.explorer, written)
+    left = "SELECT agent_id FROM trinity.call WHERE data IS NOT NULL ORDER BY 1"
+    assert scene.values(left) == [tried, live], f"{done} is in the payload"
+    prune("run", "--payloads", "--older-than", "1d")
+    assert scene.values(left) == [tried, live]
+    prune("run", "--payloads", "--older-than", "0m")
+    assert scene.values(left) == [live]
+    assert scene.values("SELECT prompt FROM trinity.call") == ["prompt"] * 2
 
 
 def test_imported_rows_stay_and_a_data_set_is_refused(scene: Scene, prune: Run) -> None:

@@ -27,7 +27,9 @@ def prune(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Name of a run; without it, all runs.")
     ] = None,
-    payloads: Annotated[bool, typer.Option("--payloads", help="Arrays of rows that are done with.")] = False,
+    payloads: Annotated[
+        bool, typer.Option("--payloads", help="Arrays of rows and of agents' calls that are done with.")
+    ] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="What the roles measured.")] = False,
     processing: Annotated[
         bool, typer.Option("--processing", help="Processing records of rows that are done with.")
@@ -45,7 +47,7 @@ def prune(
 ) -> None:
     """Delete payloads, metrics and processing records that runs need no more.
 
-    Say an age, a number of versions, or both; then what both allow goes. Without a family, all three go. A
+    Say an age, a number of versions, or both; then what both allow goes. Without a family, all go. A
     payload goes where no kept checkpoint can give its row back to be drawn; rows, texts, rewards and batches
     stay. Runs work on meanwhile. If it was killed, repeat it: it goes on.
 
@@ -54,17 +56,22 @@ def prune(
         trinity-db prune my-run --payloads --older-than 30d --dry-run
     """
     from trinity_db.database import open_database
-    from trinity_db.store.pruning import METRICS, PAYLOADS, PROCESSING
+    from trinity_db.store.pruning import CALLS, METRICS, PAYLOADS, PROCESSING
 
     if older_than is None and keep_versions is None:
         raise typer.BadParameter("say --older-than AGE, --keep-versions N, or both")
     age = None if older_than is None else _age(older_than)
     named = [
         family
-        for family, is_named in ((PAYLOADS, payloads), (METRICS, metrics), (PROCESSING, processing))
+        for family, is_named in (
+            (PAYLOADS, payloads),
+            (CALLS, payloads),
+            (METRICS, metrics),
+            (PROCESSING, processing),
+        )
         if is_named
     ]
-    families = named or [PAYLOADS, METRICS, PROCESSING]
+    families = named or [PAYLOADS, CALLS, METRICS, PROCESSING]
     with closing(open_database()) as database:
         found = _runs(database, run)
         if not dry_run and not yes:

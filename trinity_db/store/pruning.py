@@ -1,4 +1,4 @@
-"""Deletes payloads, metrics and processing records that a run needs no more, in short transactions.
+"""Deletes payloads, calls, metrics and processing records that a run needs no more, in short transactions.
 
 A payload goes only if no kept checkpoint can give its row back to be drawn. Its row stays and says when it
 was pruned. A prune that was killed can be repeated, and goes on.
@@ -33,6 +33,8 @@ class Family:
 
 
 PAYLOADS = Family("payloads", "prunable_payloads", "prune_payloads", deletion.NEXT_EXPERIENCE, 5_000)
+CALLS = Family("calls", "prunable_calls", "prune_calls", "next_agent", 500)
+"""By the ids of agents, each with some tens of calls."""
 METRICS = Family("metrics", "prunable_metrics", "prune_metrics", "next_metric", 10_000)
 PROCESSING = Family(
     "processing records", "prunable_processing", "prune_processing", deletion.NEXT_EXPERIENCE, 5_000
