@@ -19,6 +19,7 @@ from trinity_db.explorer.engines.vllm.inside import trinity_worker
 from trinity_db.explorer.engines.vllm.server import Server
 from trinity_db.prompts import PromptTooLong
 
+pytestmark = pytest.mark.timeout(900)  # a server starts in half a minute, on a busy machine in two
 LONG, SHORT = 400, 40  # tokens of a response
 # A worker that claims the next load and does nothing, once it is told to.
 WORKER = """

@@ -16,6 +16,7 @@ from tests.waiting import wait_until
 from trinity_db import arrays
 from trinity_db.explorer.engines.engine import Completion
 
+pytestmark = pytest.mark.timeout(900)  # a server starts in half a minute, on a busy machine in two
 STEPS = 60
 SECONDS = 400.0
 RUN: dict[str, Any] = {
