@@ -19,6 +19,7 @@ from weakref import finalize
 import trinity_db
 from trinity_db.explorer.environments import child
 from trinity_db.explorer.environments.methods import Run
+from trinity_db.explorer.recording.command import variables
 from trinity_db.explorer.tools import Tool
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",
+            env=variables(),
             start_new_session=True,
         )
         self.kill = finalize(self, _kill, self._popen)

@@ -85,19 +85,22 @@ def reward_of(ended: Ended) -> Reward:
     return value
 
 
+def variables() -> dict[str, str]:
+    """Of a process with a user's code: our variables without the store's, and no proxy on the way here."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    local = ",".join([*filter(None, [ours.get("NO_PROXY")]), "127.0.0.1", "localhost"])
+    return ours | {"NO_PROXY": local, "no_proxy": local}
+
+
 @contextmanager
 def _environment(task: Mapping[str, Any], address: Address) -> Iterator[dict[str, str]]:
     """The variables of a program: ours without the store's, and what it needs to ask the policy."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     text = json.dumps(task, ensure_ascii=False)
-    local = [*filter(None, [environment.get("NO_PROXY")]), "127.0.0.1", "localhost"]
-    environment |= {
+    environment = variables() | {
         "OPENAI_BASE_URL": f"{address.url}/v1",
         "OPENAI_API_KEY": address.key,
         "ANTHROPIC_BASE_URL": address.url,
         "ANTHROPIC_API_KEY": address.key,
-        "NO_PROXY": ",".join(local),
-        "no_proxy": ",".join(local),
     }
     if len(text.encode()) <= TASK_BYTES:
         yield {**environment, "TRINITY_TASK": text}
