@@ -83,7 +83,7 @@ class Call(Base):
         LargeBinary,
         comment=(
             "Token ids of prompt and response, which of them were sampled, log-probabilities and policy "
-            "versions of those, packed; NULL once pruned"
+            "versions of those, packed"
         ),
     )
     finish_reason: Mapped[str] = mapped_column(Text, comment="Why the response ended: stop or length")
