@@ -47,15 +47,42 @@ LEFT JOIN (
 WHERE %(run_id)s::bigint IS NULL OR r.id = %(run_id)s
 ORDER BY r.id
 
+-- name: status_metrics
+-- Two things that the metrics of one run say: how far the recorded log-probabilities are from those that the trainer
+-- computed for the same weights (`sampling`), and the shares of their time that the trainer waits for rollouts and the
+-- explorers for training (`waiting`), since the oldest of the latest batches.
+SELECT (SELECT jsonb_build_object(
+                   'step', o.step, 'outside', o.value,
+                   'mean', (SELECT m.value FROM trinity.metric m
+                            WHERE m.run_id = %(run_id)s AND m.name = 'sampling/engine_logp_difference/mean'
+                              AND m.step = o.step
+                            ORDER BY m.id DESC LIMIT 1))
+        FROM (SELECT m.step, m.value FROM trinity.metric m
+              WHERE m.run_id = %(run_id)s AND m.name = 'sampling/engine_ratio_outside'
+              ORDER BY m.step DESC, m.id DESC LIMIT 1) o) AS sampling,
+       (SELECT jsonb_build_object(
+            'trainer', (SELECT sum(m.value) FILTER (WHERE m.name = 'time/wait_for_batch')
+                               / nullif(sum(m.value) FILTER (WHERE m.name = 'step_time'), 0)
+                        FROM trinity.metric m
+                        WHERE m.run_id = %(run_id)s AND m.role = 'train' AND m.step >= b.first_step
+                          AND m.name IN ('time/wait_for_batch', 'step_time')),
+            'explorers', (SELECT sum(m.value) FILTER (WHERE m.name = 'explore/wait_for_training')
+                                 / nullif(sum(m.value) FILTER (WHERE m.name = 'explore/time'), 0)
+                          FROM trinity.metric m
+                          WHERE m.run_id = %(run_id)s AND m.role = 'explore' AND m.step >= b.first_version
+                            AND m.name IN ('explore/wait_for_training', 'explore/time')),
+            'max_staleness', (SELECT r.config -> 'max_staleness' FROM trinity.run r WHERE r.id = %(run_id)s))
+        FROM (SELECT min(l.step) AS first_step, min(l.policy_version) AS first_version
+              FROM (SELECT b.step, b.policy_version FROM trinity.batch b
+                    WHERE b.run_id = %(run_id)s AND b.state = 'committed'
+                    ORDER BY b.step DESC LIMIT %(batches)s) l) b) AS waiting
+
 -- name: status_detail
--- The state of one run: its groups by state, the staleness of its latest batches, how far the recorded
--- log-probabilities are from those that the trainer computed for the same weights (`sampling`), how much was explored
--- and trained lately, the newest evaluation on each taskset, the reward of its newest versions and the loss of their last
--- steps, why rows were dropped, and which writes came too late. `awaited` counts the rows that wait for a required
--- reward; NULL if the run requires none. `waiting` has the shares of their time that the trainer waits for rollouts, and
--- the explorers for training, since the oldest of the latest batches. `unlabelled` counts the rows without the reward
--- that a label needs. Counts are exact and scan rows, rollouts and
--- verdicts: some hundred milliseconds for a million.
+-- The state of one run: its groups by state, the staleness of its latest batches, how much was explored and trained
+-- lately, the newest evaluation on each taskset, the reward of its newest versions and the loss of their last steps, why
+-- rows were dropped, and which writes came too late. `awaited` counts the rows that wait for a required reward; NULL if
+-- the run requires none. `unlabelled` counts the rows without the reward that a label needs. Counts are exact and scan
+-- rows, rollouts and verdicts: some hundred milliseconds for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
               WHERE g.run_id = %(run_id)s AND g.evaluation_id IS NULL GROUP BY g.state) s) AS groups,
@@ -65,15 +92,6 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
               ORDER BY b.step DESC LIMIT %(batches)s) b
         JOIN trinity.batch_item i ON i.batch_id = b.id
         WHERE i.staleness IS NOT NULL) AS staleness,
-       (SELECT jsonb_build_object(
-                   'step', o.step, 'outside', o.value,
-                   'mean', (SELECT m.value FROM trinity.metric m
-                            WHERE m.run_id = %(run_id)s AND m.name = 'sampling/engine_logp_difference/mean'
-                              AND m.step = o.step
-                            ORDER BY m.id DESC LIMIT 1))
-        FROM (SELECT m.step, m.value FROM trinity.metric m
-              WHERE m.run_id = %(run_id)s AND m.name = 'sampling/engine_ratio_outside'
-              ORDER BY m.step DESC, m.id DESC LIMIT 1) o) AS sampling,
        jsonb_build_object(
            'seconds', %(window_seconds)s::integer,
            'rollouts_per_second',
@@ -109,22 +127,6 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM trinity.awaited_reward_view v
         WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)
         GROUP BY v.source) AS awaited,
-       (SELECT jsonb_build_object(
-            'trainer', (SELECT sum(m.value) FILTER (WHERE m.name = 'time/wait_for_batch')
-                               / nullif(sum(m.value) FILTER (WHERE m.name = 'step_time'), 0)
-                        FROM trinity.metric m
-                        WHERE m.run_id = %(run_id)s AND m.role = 'train' AND m.step >= b.first_step
-                          AND m.name IN ('time/wait_for_batch', 'step_time')),
-            'explorers', (SELECT sum(m.value) FILTER (WHERE m.name = 'explore/wait_for_training')
-                                 / nullif(sum(m.value) FILTER (WHERE m.name = 'explore/time'), 0)
-                          FROM trinity.metric m
-                          WHERE m.run_id = %(run_id)s AND m.role = 'explore' AND m.step >= b.first_version
-                            AND m.name IN ('explore/wait_for_training', 'explore/time')),
-            'max_staleness', (SELECT r.config -> 'max_staleness' FROM trinity.run r WHERE r.id = %(run_id)s))
-        FROM (SELECT min(l.step) AS first_step, min(l.policy_version) AS first_version
-              FROM (SELECT b.step, b.policy_version FROM trinity.batch b
-                    WHERE b.run_id = %(run_id)s AND b.state = 'committed'
-                    ORDER BY b.step DESC LIMIT %(batches)s) l) b) AS waiting,
        (SELECT count(*) FROM trinity.experience e
         WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL) AS unlabelled,
        jsonb_build_object(

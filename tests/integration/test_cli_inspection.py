@@ -538,6 +538,7 @@ def test_show_has_everything_about_an_experience(url: str, output: Say) -> None:
         "action_mask": [0, 0, 0, 1, 1],
         "logprobs": [-1.0, -0.5],
         "versions": [0, 0],
+        "temperatures": None,
         "texts": None,
         "no_texts": "version-1: no such model folder.",
     }

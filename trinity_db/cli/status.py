@@ -107,18 +107,14 @@ def _one(database: "Database", name: str) -> dict[str, Any]:
         run = runs.find(tx, name)
     overview = _all(database, run.id)[0]
     with database.transaction(read_only=True) as tx:
-        progress = tx.execute(
-            query("status_detail"),
-            {
-                "run_id": run.id,
-                "batches": RECENT_BATCHES,
-                "window_seconds": RATE_SECONDS,
-                "versions": NEWEST_VERSIONS,
-            },
-        ).fetchone()
+        values = {"run_id": run.id, "batches": RECENT_BATCHES}
+        measured = tx.execute(query("status_metrics"), values).fetchone()
+        values |= {"window_seconds": RATE_SECONDS, "versions": NEWEST_VERSIONS}
+        progress = tx.execute(query("status_detail"), values).fetchone()
         used = disk.use(tx, run, sum(overview["experiences"].values()))
+    assert measured is not None
     assert progress is not None
-    return {**overview, **progress, "disk": used}
+    return {**overview, **measured, **progress, "disk": used}
 
 
 def _picture(database: "Database", run: str | None) -> "RenderableType":
