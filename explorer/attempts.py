@@ -85,7 +85,7 @@ class Attempts:
         returned, problem = attempt.result()
         if problem is not None:
             raise problem
-        steps = policy.steps(_earned(returned))
+        steps = policy.steps(await policy.earned(_earned(returned)))
         if not steps:
             raise ValueError("the workflow asked the policy for nothing")
         return steps

@@ -116,6 +116,9 @@ class Address(Protocol):
     key: str
     """Names the attempt. Empty where an earlier explorer gave it to the program."""
 
+    async def conclude(self) -> Mapping[str, float]:
+        """What the program said to have earned; it raises what the program said to have failed by."""
+
     def close(self) -> None:
         """Answer no more."""
 
@@ -267,6 +270,17 @@ class Policy:
         if self._listener is not None and self._address is None:
             self._address = await self._listener.resume(self)
         return self._address
+
+    async def earned(self, returned: Reward) -> Reward:
+        """What an attempt earned: what its program said over HTTP, and what its workflow returned.
+
+        Where both have a name, the workflow's number counts.
+
+        Raises:
+            AttemptFailed: the program said that the attempt has failed.
+        """
+        said = {} if self._address is None else await self._address.conclude()
+        return {**said, **named_rewards(returned)} if said else returned
 
     def restore(self, number: int, prompt: str, payload: Payload, finish_reason: str) -> Sampled:
         """Record a call that was stored before, as if it had just been sampled. Calls come in their order."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from trinity_db.arrays import Payload
 from trinity_db.explorer.engines.engine import EngineFailed
 from trinity_db.explorer.policy import Answer, Policy, Sampled
-from trinity_db.explorer.recording.dialects.dialect import Answered, Asked
+from trinity_db.explorer.recording.dialects.dialect import Answered, Asked, Refused
 from trinity_db.explorer.recording.log import CallLog
 from trinity_db.explorer.sampling import Sampling
 from trinity_db.store.calls import Call, Resumed
@@ -64,6 +64,9 @@ class Agent:
         self._log = log
         self._forget = forget
         self._replies: dict[bytes, list[_Reply]] = {}
+        self._earning = asyncio.Lock()
+        self._is_concluded = False
+        """Whether the rollout's rewards are known."""
         policy.keep = self._keep
 
     def restore(self, resumed: Resumed) -> None:
@@ -101,9 +104,25 @@ class Agent:
 
         Raises:
             LeaseLost: the attempt has ended.
+            Refused: it ends right now. Once its rollout is written, a reward is an event about that.
         """
-        await self._log.reward(self.id, dict(rewards))
-        self.rewards |= rewards
+        async with self._earning:
+            if self._is_concluded:
+                raise Refused(503, "The attempt is about to be written: say the reward again in a moment.")
+            await self._log.reward(self.id, dict(rewards))
+            self.rewards |= rewards
+
+    async def conclude(self) -> Mapping[str, float]:
+        """What the program said to have earned, once all of it is stored. It keeps no more from now on.
+
+        Raises:
+            AttemptFailed: the program said that its attempt has failed.
+        """
+        async with self._earning:
+            self._is_concluded = True
+        if self.finished.done() and (error := self.finished.exception()) is not None:
+            raise error
+        return self.rewards
 
     async def fail(self, error: str) -> None:
         """End the attempt as a failed one."""

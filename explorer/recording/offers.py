@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from trinity_db.explorer.policy import Policy
-from trinity_db.store.groups import Reward
 
 if TYPE_CHECKING:
     from trinity_db.explorer.recording.agents import Agent
@@ -41,7 +40,7 @@ class Offers:
         """Oldest first."""
         self._news = asyncio.Event()
 
-    async def __call__(self, task: Mapping[str, Any], policy: Policy) -> Reward:
+    async def __call__(self, task: Mapping[str, Any], policy: Policy) -> None:
         """Wait for a program, and for the end of its attempt.
 
         Raises:
@@ -59,7 +58,6 @@ class Offers:
                 await asyncio.shield(agent.finished)
         except TimeoutError:
             raise TookTooLong(f"took longer than {self._seconds:g} s") from None
-        return agent.rewards or None
 
     async def take(
         self, seconds: float, is_wanted: Callable[[], bool]

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import openai
 import pytest
 
 from tests.echo import Digits, Echo
-from tests.rows import Scene
+from tests.rows import Scene, wait_until_blocked
 from trinity_db import arrays
 from trinity_db.database import connect
 from trinity_db.errors import ConfigError
@@ -605,6 +606,21 @@ def test_a_reward_after_the_end_is_a_reward_event_like_any_other(serve: Serve, s
     assert scene.values("SELECT reward_mean FROM trinity.rollout_group") == [-1.0]
 
 
+def test_a_reward_that_is_being_stored_when_the_attempt_ends_counts(serve: Serve, scene: Scene) -> None:
+    with serve(size=1) as served, ThreadPoolExecutor(2) as threads:
+        key = served.post("/v1/attempts")[1]["key"]
+        served.say(key, "a?")
+        with closing(connect(scene.database.url)) as other:
+            other.execute("SELECT FROM trinity.agent FOR UPDATE")
+            late = threads.submit(served.post, f"/v1/attempts/{key}/reward", {"late": 1})
+            wait_until_blocked(scene.database, late)
+            ended = threads.submit(served.post, f"/v1/attempts/{key}/finish")
+            time.sleep(0.1)  # the workflow returns
+        assert late.result() == (200, {"rewards": {"late": 1}})
+        assert ended.result()[1]["state"] == "finished"
+        assert stored(scene, "SELECT name, value FROM trinity.reward_event") == [("late", 1.0)]
+
+
 def test_an_agent_that_never_ends_is_a_failed_rollout(serve: Serve, scene: Scene) -> None:
     with serve(seconds=0.3, size=1) as served:
         key = served.post("/v1/attempts")[1]["key"]
@@ -670,6 +686,31 @@ def test_a_program_that_fails_is_a_failed_rollout_with_its_last_words(
 ) -> None:
     explore(command("ask('a'); raise SystemExit('no more ideas')"))
     assert scene.values(ERRORS) == ["ProgramFailed: the program ended with status 1: no more ideas"] * 2
+
+
+SAY = """
+def say(what, value):
+    url = os.environ["OPENAI_BASE_URL"] + "/attempts/" + os.environ["OPENAI_API_KEY"] + "/" + what
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(value).encode(), method="POST"))
+ask("a")
+"""
+
+
+def test_what_a_program_says_to_have_earned_counts_beside_its_last_line(
+    explore: Explore, scene: Scene, command: Callable[[str], Command]
+) -> None:
+    explore(command(SAY + "say('reward', {'style': 0.5, 'workflow': 9}); print(0.25)"), size=1)
+    assert scene.rows("SELECT name, value FROM trinity.reward_event ORDER BY 1") == [
+        ("style", 0.5),
+        ("workflow", 0.25),
+    ]
+
+
+def test_a_program_that_says_that_it_failed_is_a_failed_rollout(
+    explore: Explore, scene: Scene, command: Callable[[str], Command]
+) -> None:
+    explore(command(SAY + "say('fail', {'error': 'no tools'}); print(0.25)"), size=1)
+    assert scene.values(ERRORS) == ["AttemptFailed: no tools"]
 
 
 def test_a_program_that_takes_too_long_is_killed_with_what_it_started(
