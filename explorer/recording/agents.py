@@ -107,8 +107,7 @@ class Agent:
             Refused: it ends right now. Once its rollout is written, a reward is an event about that.
         """
         async with self._earning:
-            if self._is_concluded:
-                raise Refused(503, "The attempt is about to be written: say the reward again in a moment.")
+            self._check_is_open()
             await self._log.reward(self.id, dict(rewards))
             self.rewards |= rewards
 
@@ -125,9 +124,19 @@ class Agent:
         return self.rewards
 
     async def fail(self, error: str) -> None:
-        """End the attempt as a failed one."""
-        await self._log.dismiss(self.id)
-        self.break_off(AttemptFailed(error))
+        """End the attempt as a failed one.
+
+        Raises:
+            Refused: it ends right now, by another word.
+        """
+        async with self._earning:
+            self._check_is_open()
+            await self._log.dismiss(self.id)
+            self.break_off(AttemptFailed(error))
+
+    def _check_is_open(self) -> None:
+        if self._is_concluded:
+            raise Refused(503, "The attempt is about to be written: say it again in a moment.")
 
     def finish(self) -> None:
         """End the attempt: the workflow that waits for it returns."""

@@ -212,14 +212,14 @@ class Endpoint:
         return web.json_response({"rollout": fate.rollout_id, "state": fate.state})
 
     async def _fail(self, request: web.Request) -> web.Response:
-        """End an attempt as a failed one, which is not taken for a bad one."""
+        """End an attempt as a failed one, which is no bad one. An attempt that has ended stays as it is."""
         key, body = request.match_info["key"], await request.read()
         said = _parsed(body).get("error") if body.strip() else None
         if (agent := self._agents.get(hash_of(key))) is not None:
             await agent.fail(str(said or "the agent gave up"))
-        else:
-            await self._fate(key)
-        return web.json_response({"state": "failed"})
+            return web.json_response({"state": "failed"})
+        fate = await self._fate(key)
+        return web.json_response({"state": fate.state or "failed"})
 
     def _when_written(self, agent: Agent) -> asyncio.Future[None]:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -602,6 +602,7 @@ def test_a_reward_after_the_end_is_a_reward_event_like_any_other(serve: Serve, s
         assert served.post(f"/v1/attempts/{key}/reward", {"judge": -1})[0] == 200
         assert served.post(f"/v1/attempts/{key}/reward", "much")[0] == 400
         assert served.post("/v1/attempts/unknown/reward", 1)[0] == 401
+        assert served.post(f"/v1/attempts/{key}/fail")[1] == {"state": "finished"}
     assert scene.values("SELECT reward FROM trinity.experience") == [-1.0]
     assert scene.values("SELECT reward_mean FROM trinity.rollout_group") == [-1.0]
 
