@@ -42,7 +42,7 @@ def create(config: AnyConfig) -> Engine:
         return made
     from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 
-    return TransformersEngine(max_tokens=config.max_tokens)
+    return TransformersEngine(max_tokens=config.max_tokens, dtype=config.dtype)
 
 
 def _endpoint(config: EndpointConfig) -> Engine:

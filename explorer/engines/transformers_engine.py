@@ -83,14 +83,18 @@ class TransformersEngine:
     Args:
         max_tokens: rows of the batch times the columns that the longest of them may take; further requests
             wait. A single request is taken in any case.
+        dtype: of weights, keys and values; the logits of a token become float32 before it is sampled.
     """
 
     version: int
     context: int
     tokenizer: Any
 
-    def __init__(self, device: str | None = None, max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(
+        self, device: str | None = None, max_tokens: int = MAX_TOKENS, dtype: str = "float32"
+    ) -> None:
         self.device = device or default_device()
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._max_tokens = max_tokens
         self._model: Any = None
         self._vocabulary = 0
@@ -226,7 +230,8 @@ class TransformersEngine:
             self.context = context_of(model.config)
             self._vocabulary = model.get_input_embeddings().num_embeddings
             self._end_tokens = end_tokens(self.tokenizer, model.generation_config)
-            self._model = model  # last: a folder that is pruned meanwhile leaves no model without tokenizer
+            # Last: a folder that is pruned meanwhile leaves no model without tokenizer.
+            self._model = model.to(self._dtype)
         self.version = version
 
     def _takes(self, weights: Path) -> bool:
