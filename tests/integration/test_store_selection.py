@@ -150,6 +150,7 @@ def test_a_select_of_the_users_says_which_tasks_come(scene: Scene) -> None:
         ("WITH d AS (DELETE FROM task RETURNING id) SELECT id FROM d", "the SELECT fails: WITH clause"),
         ("SELECT 1) AS c; DELETE FROM task; SELECT 1 FROM (SELECT 1", "cannot insert multiple commands"),
         ("SELECT set_config('transaction_read_only', 'off', false)", "cannot set transaction read-write"),
+        ("SELECT 1 WHERE repeat('x', 2000000000) = ''", "the SELECT fails: requested length too large"),
         ("SELECT -5", "yields -5, which is no task of the run's taskset"),
         ("SELECT id FROM trinity.task WHERE key LIKE '%x'", "write %% for a percent sign"),
         ("DELETE FROM trinity.task RETURNING id", "the SELECT fails: syntax error"),

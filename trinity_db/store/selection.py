@@ -30,6 +30,7 @@ WINDOWS = (
 NEAR = 0.2  # a task whose chance to be solved lies so far from the target is taken 37 % of the times
 CERTAIN = 2.0  # standard deviations within which the chance to be solved is taken to lie
 FLOOR = 0.05  # of the times a task is taken however far it is from the target: the policy changes
+TOO_MUCH = "54"  # class of the errors by which the server says that a statement passes a limit of its own
 
 
 @dataclass(frozen=True)
@@ -271,13 +272,11 @@ def _answer(tx: Transaction, own: OwnSelect, values: Mapping[str, Any]) -> list[
             f"explorer.tasks: the SELECT took longer than {own.seconds:g} s; make it faster, or raise "
             "explorer.tasks.seconds."
         ) from error
-    except (
-        psycopg.ProgrammingError,
-        psycopg.DataError,
-        psycopg.InternalError,
-        psycopg.NotSupportedError,
-    ) as error:
-        if tx.closed or tx.broken:
+    except psycopg.DatabaseError as error:
+        is_its_fault = not isinstance(error, psycopg.OperationalError) or (error.sqlstate or "").startswith(
+            TOO_MUCH
+        )
+        if tx.closed or tx.broken or not is_its_fault:
             raise
         reason = str(error).strip().splitlines()[0]
         raise TrinityError(
