@@ -161,6 +161,7 @@ def test_a_replay_holds_exactly_what_the_trainer_read(
         for name in ("token_ids", "action_mask", "logprobs", "versions"):
             wanted = getattr(seen.payload, name)
             np.testing.assert_array_equal(np.array(row.pop(name), wanted.dtype), wanted, strict=True)
+        assert row.pop("temperatures") is None
         assert row == {name: value for name, value in vars(seen).items() if name != "payload"}
     assert [row["advantage"] for row in rows] == [-1 / 6, 1 / 6]
     assert [row["reward"] for row in rows] == [0.0, 1 / 3]

@@ -46,6 +46,10 @@ ALL = list(numbers(typer.main.get_command(cli.app)))
 OTHERS: dict[str, list[str]] = {
     "run": ["{config}"],
     "train": ["{config}"],
+    "explore": ["{config}"],
+    "serve": ["{config}"],
+    "evaluate": ["none", "--taskset", "none"],
+    "import": ["reasoning-gym:none", "--as", "tasks", "--python", "{config}"],
     "sql": ["SELECT 1 AS one"],
     "show": ["{experience}"],
     "batches": ["run"],

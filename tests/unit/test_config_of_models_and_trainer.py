@@ -83,6 +83,7 @@ def test_a_run_may_go_on_in_another_folder_of_checkpoints(monkeypatch: pytest.Mo
 
 OTHERS: dict[str, Any] = {
     "explorer.engine": {"name": "mine.py:Engine", "size": 3},
+    "explorers": 3,
     "metrics": {"tensorboard": "runs"},
     "processors.archive": {},
     "processors.claim_size": 1,
@@ -100,7 +101,7 @@ OTHERS: dict[str, Any] = {
 def test_a_run_goes_on_with_another_value_of_what_may_change(key: str) -> None:
     section, _, name = key.rpartition(".")
     change = {section: {name: OTHERS[key]}} if section else {name: OTHERS[key]}
-    kind = ONLINE if section == "explorer" else OFFLINE
+    kind = ONLINE if key.startswith("explorer") else OFFLINE
     before, after = (validate(RunConfig, kind | more, "run.yaml") for more in ({}, change))
     assert before != after
     assert after.stored() == before.stored()

@@ -7,7 +7,7 @@ processor that judges them. Roles of the run that are at work take their part.
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,16 +43,28 @@ def evaluate(
             help="A version of the run; may be repeated. Without: the newest.",
         ),
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=10_000, help="Attempts at each task.")] = 4,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="K", min=1, max=10_000, help="Attempts at each task.")
+    ] = 4,
     temperature: Annotated[
         float | None,
         typer.Option(
-            "--temperature", min=0, max=1000, help="0 takes the likeliest token. Without: the run's."
+            "--temperature",
+            metavar="T",
+            min=0,
+            max=1000,
+            help="0 takes the likeliest token. Without: the run's.",
         ),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("--max-new-tokens", min=1, max=10_000_000, help="Longest response. Without: the run's."),
+        typer.Option(
+            "--max-new-tokens",
+            metavar="N",
+            min=1,
+            max=10_000_000,
+            help="Longest response in tokens. Without: the run's.",
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -75,16 +87,19 @@ def evaluate(
     """
     if overrides and config is None:
         raise typer.BadParameter("--set overrides keys of a file; name it with --config")
-    database, run, settings = _opened(subject, config, overrides or ())
-    chosen = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
-    ids = _begun(database, run, settings, taskset, version, chosen)
-    with _progress(database, ids):
-        is_whole = _carried_out(database, run, settings, ids)
-    with database.transaction() as tx:
-        from trinity_db.store import evaluations
+    from trinity_db.database import open_database
+    from trinity_db.service import LEASE_SECONDS
+    from trinity_db.store import evaluations
 
-        found = evaluations.read(tx, ids)
-        differences = list(_differences(tx, found))
+    chosen = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
+    with closing(open_database(LEASE_SECONDS)) as database:
+        run, settings = _found(database, subject, config, overrides or ())
+        ids = _begun(database, run, settings, taskset, version, chosen)
+        with _progress(database, ids):
+            is_whole = _carried_out(database, run, settings, ids)
+        with database.transaction() as tx:
+            found = evaluations.read(tx, ids)
+            differences = list(_differences(tx, found))
     if as_json:
         output.print_json({"evaluations": found, "differences": differences})
     else:
@@ -96,22 +111,19 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _opened(
-    subject: str, config: Path | None, overrides: Sequence[str]
-) -> tuple["Database", "Run", "RunConfig"]:
-    """The store, the run, and how its tasks are attempted and judged.
+def _found(
+    database: "Database", subject: str, config: Path | None, overrides: Sequence[str]
+) -> tuple["Run", "RunConfig"]:
+    """The run, and how its tasks are attempted and judged.
 
     Raises:
         ConfigError: there is neither such a run nor such a folder, or the configuration does not fit.
     """
     from trinity_db.cli import launch
     from trinity_db.cli.configuration import RunConfig
-    from trinity_db.database import open_database
     from trinity_db.schema.states import RunKind
-    from trinity_db.service import LEASE_SECONDS
     from trinity_db.store import runs
 
-    database = open_database(LEASE_SECONDS)
     given = launch.read(config, overrides) if config is not None else None
     with database.transaction() as tx:
         is_run = subject in runs.names(tx)
@@ -122,11 +134,11 @@ def _opened(
             runs.check_stays(run)
             if run.kind != RunKind.TRAIN:
                 raise ConfigError(f"'{subject}' is an imported data set, which has no policy to evaluate.")
-            return database, run, given or RunConfig.model_validate(run.config, context="stored")
+            return run, given or RunConfig.model_validate(run.config, context="stored")
     if given is None:
         raise ConfigError(f"{subject} is a model: say with --config how its answers are made and judged.")
     of_model = _for_model(given, Path(subject), has_name=any(one.startswith("name=") for one in overrides))
-    return database, _run_of_model(of_model), of_model
+    return _run_of_model(of_model), of_model
 
 
 def _for_model(config: "RunConfig", folder: Path, has_name: bool) -> "RunConfig":
@@ -150,10 +162,11 @@ def _run_of_model(config: "RunConfig") -> "Run":
     from trinity_db.trainer.checkpoints import beginning
 
     database, run = launch.open_run(config)
-    beginning.begin(database, run, config.model, config.seed, config.checkpoints)
-    with database.transaction() as tx:
-        runs.finish(tx, run.id)
-        return runs.find(tx, config.name)
+    with closing(database):
+        beginning.begin(database, run, config.model, config.seed, config.checkpoints)
+        with database.transaction() as tx:
+            runs.finish(tx, run.id)
+            return runs.find(tx, config.name)
 
 
 def _begun(
