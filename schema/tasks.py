@@ -49,11 +49,15 @@ class Task(Base):
     ordinal: Mapped[int] = mapped_column(
         Integer, comment="Its number in its taskset, from 0, in the order of import; deleted tasks leave gaps"
     )
+    # JSON has numbers that no double holds, as 10^400. From 10^15 on they count as no level.
     level: Mapped[float | None] = mapped_column(
         Double,
         Computed(
-            "CASE WHEN jsonb_typeof(payload -> 'level'::text) = 'number'::text"
-            " THEN (payload -> 'level'::text)::double precision ELSE NULL::double precision END",
+            "CASE WHEN jsonb_typeof(payload -> 'level'::text) IS DISTINCT FROM 'number'::text"
+            " THEN NULL::double precision"
+            " WHEN abs((payload -> 'level'::text)::numeric) < '1000000000000000'::numeric"
+            " THEN round((payload -> 'level'::text)::numeric, 15)::double precision"
+            " ELSE NULL::double precision END",
             persisted=True,
         ),
         comment="How hard it is, where its key `level` is a number; easy_to_hard goes by it",

@@ -541,8 +541,8 @@ def test_tasks_that_exist_are_numbered_in_the_order_of_import(head_url: str) -> 
         INSERT INTO trinity.taskset (name) VALUES ('one'), ('two');
         INSERT INTO trinity.task (taskset_id, key, payload)
         SELECT s.id, n,
-               jsonb_build_object('prompt', n, 'level', CASE n WHEN 2 THEN to_jsonb(1.5) ELSE '"x"' END)
-        FROM generate_series(1, 3) n, trinity.taskset s ORDER BY n, s.id
+               jsonb_build_object('prompt', n, 'level', (ARRAY['"x"', '1.5', '1e400', '-1e-400'])[n]::jsonb)
+        FROM generate_series(1, 4) n, trinity.taskset s ORDER BY n, s.id
         """,
     )
     database.upgrade(head_url)
@@ -551,6 +551,6 @@ def test_tasks_that_exist_are_numbered_in_the_order_of_import(head_url: str) -> 
             "SELECT key, ordinal, level FROM trinity.task ORDER BY taskset_id, ordinal"
         )
         numbered = [(row["key"], row["ordinal"], row["level"]) for row in tasks]
-        assert numbered == [("1", 0, None), ("2", 1, 1.5), ("3", 2, None)] * 2
+        assert numbered == [("1", 0, None), ("2", 1, 1.5), ("3", 2, None), ("4", 3, 0.0)] * 2
         configs = [row["config"] for row in connection.execute("SELECT config FROM trinity.run ORDER BY id")]
         assert configs == [{"explorer": {"tasks": {"name": "sequential"}}}, {}]

@@ -43,8 +43,11 @@ def upgrade() -> None:
             "level",
             sa.Double(),
             sa.Computed(
-                "CASE WHEN jsonb_typeof(payload -> 'level'::text) = 'number'::text"
-                " THEN (payload -> 'level'::text)::double precision ELSE NULL::double precision END",
+                "CASE WHEN jsonb_typeof(payload -> 'level'::text) IS DISTINCT FROM 'number'::text"
+                " THEN NULL::double precision"
+                " WHEN abs((payload -> 'level'::text)::numeric) < '1000000000000000'::numeric"
+                " THEN round((payload -> 'level'::text)::numeric, 15)::double precision"
+                " ELSE NULL::double precision END",
                 persisted=True,
             ),
         ),
