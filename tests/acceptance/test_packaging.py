@@ -93,7 +93,7 @@ def test_the_wheel_claims_one_name(wheel: Path) -> None:
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_no_test(wheel: Path) -> None:
-    suffixes = {".py", ".sql", ".mako", ".typed"}
+    suffixes = {".py", ".sql", ".mako", ".txt", ".typed"}
     package = ROOT / "trinity_db"
     folders = [package, *(path for path in package.iterdir() if path.is_symlink())]
     wanted = {
