@@ -22,7 +22,7 @@ from pydantic_core import ArgsKwargs
 
 from trinity_db import signatures
 from trinity_db.errors import ConfigError
-from trinity_db.functions import describe_error
+from trinity_db.functions import describe_error, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Tool:
         if inspect.iscoroutinefunction(self.function):
             result = await self._checked.validate_python(given)
         else:
-            result = await asyncio.to_thread(self._checked.validate_python, given)
+            result = await asyncio.to_thread(in_thread, lambda: self._checked.validate_python(given))
             if inspect.isawaitable(result):  # as of a callable object
                 result = await result
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)

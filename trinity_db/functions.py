@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from trinity_db.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 _LIBRARIES = (
     str(Path(__file__).parent),
@@ -55,6 +56,19 @@ def check_call(
         inspect.signature(function).bind(*args, **options)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}; it is called with {how}.") from None
+
+
+def in_thread(function: Callable[[], Result]) -> Result:
+    """What a user's function returns, in a thread on which a coroutine waits.
+
+    Raises:
+        RuntimeError: the function raised StopIteration. No future takes that, so the coroutine would wait for
+            ever.
+    """
+    try:
+        return function()
+    except StopIteration as error:
+        raise RuntimeError("it raised StopIteration").with_traceback(error.__traceback__) from error
 
 
 def describe_error(error: BaseException) -> str:

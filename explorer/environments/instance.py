@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from trinity_db.explorer.environments.environment import NotStarted
 from trinity_db.explorer.environments.methods import Run, methods_of, reward_of, tools_from
 from trinity_db.explorer.tools import Tool
-from trinity_db.functions import describe_error
+from trinity_db.functions import describe_error, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +169,6 @@ class Instance:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(function())
+                future.set_result(in_thread(function))
             except BaseException as error:  # the attempt ends by it, not the thread
                 future.set_exception(error)

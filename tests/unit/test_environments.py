@@ -270,13 +270,14 @@ def test_an_environment_that_cannot_start_is_tried_again_and_says_so(own: Any) -
         ("return '1', None", "reset returned None as info, not a dict"),
         ("return 1, {}", "an observation is int, not a text"),
         ("raise KeyError('board')", "KeyError: 'board' (own.py, line 3, in reset)"),
+        ("next(iter(()))", "RuntimeError: it raised StopIteration (own.py, line 3, in reset)"),
     ],
 )
 def test_what_is_wrong_in_an_environment_fails_its_attempt(own: Any, body: str, error: str) -> None:
     name = own(
         f"class Odd:\n    def reset(self, *, seed, options):\n        {body}\n    def step(self, a): ..."
     )
-    assert error in (played({"name": f"{name}:Odd"}).error or "")
+    assert error in (played({"name": f"{name}:Odd", "call_seconds": 10}).error or "")
 
 
 @pytest.mark.parametrize(

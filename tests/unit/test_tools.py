@@ -73,6 +73,11 @@ def fail() -> None:
     raise KeyError("my bug")
 
 
+def run_out() -> Any:
+    """Take one of none."""
+    return next(iter(()))
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     """One token for each printable character, and markers as Qwen has them."""
@@ -165,13 +170,15 @@ def test_a_parameter_that_no_json_can_give_is_refused() -> None:
         (ToolCall("add", {}), "Error: a: Missing required argument"),
         (ToolCall("add", {"a": 1, "z": 1}), "Error: z: Unexpected keyword argument"),
         (ToolCall("ad", {"a": 1}), "Error: there is no tool 'ad'; did you mean 'add'?"),
-        (ToolCall("fly", {}), "Error: there is no tool 'fly'; known: add, shout, fail."),
+        (ToolCall("fly", {}), "Error: there is no tool 'fly'; known: add, shout, fail, run_out."),
         (ToolCall("fail", {}), "Error: KeyError: 'my bug'"),
+        (ToolCall("run_out", {}), "Error: RuntimeError: it raised StopIteration"),
         (ToolCall("", {}, "the tool call is no JSON"), "Error: the tool call is no JSON"),
     ],
 )
 def test_what_goes_wrong_in_a_call_is_told_to_the_model(call: ToolCall, content: str) -> None:
-    message = asyncio.run(answer(call, tools_of([add, shout, fail])))
+    told = answer(call, tools_of([add, shout, fail, run_out]))
+    message = asyncio.run(asyncio.wait_for(told, 10))
     assert message == {"role": "tool", "tool_call_id": "", "name": call.name, "content": content}
 
 
