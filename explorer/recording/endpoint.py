@@ -200,11 +200,16 @@ class Endpoint:
         return web.json_response({"rollout": fate.rollout_id, "rewards": rewards})
 
     async def _finish(self, request: web.Request) -> web.Response:
-        """End an attempt. The answer says that its rollout is written."""
+        """End an attempt. The answer says that its rollout is written.
+
+        An attempt that a workflow makes ends when the workflow does, which may wait for this answer.
+        """
         key, body = request.match_info["key"], await request.read()
         if (agent := self._agents.get(hash_of(key))) is not None:
             if body.strip():
                 await agent.earn(_rewards(body))
+            if self._place.offers is None:
+                return web.json_response({"rollout": None, "state": None})
             written = self._when_written(agent)
             agent.finish()
             await written

@@ -41,4 +41,6 @@ class AttemptListener:
 
     async def resume(self, policy: Policy) -> "Agent | None":
         """By the key that a program of the same attempt has of an explorer that is gone; None: none has."""
+        if self.retry:  # an agent that is there made the attempt that failed
+            return None
         return await self.endpoint().resume(self.group, self.member, policy)

@@ -631,6 +631,18 @@ def test_an_agent_that_never_ends_is_a_failed_rollout(serve: Serve, scene: Scene
     assert scene.values("SELECT prompt FROM trinity.call") == ["a?"]
 
 
+def test_an_attempt_that_took_too_long_is_offered_again_to_another_agent(serve: Serve, scene: Scene) -> None:
+    with serve(seconds=0.5, size=1, retries=1) as served:
+        late = served.post("/v1/attempts")[1]["key"]
+        served.say(late, "a?")
+        status, given = served.post("/v1/attempts")  # it waits for the next offer
+        assert status == 201
+        assert served.say(late, "b?")[0] == 403
+        served.say(given["key"], "c?")
+        assert served.post(f"/v1/attempts/{given['key']}/finish")[1]["state"] == "finished"
+    assert sequences(scene) == [("c?yes", "..xxx")]
+
+
 def until_written(scene: Scene, count: int) -> None:
     deadline = time.monotonic() + 10
     while len(stored(scene, "SELECT FROM trinity.rollout")) < count:
@@ -705,6 +717,13 @@ def test_what_a_program_says_to_have_earned_counts_beside_its_last_line(
         ("style", 0.5),
         ("workflow", 0.25),
     ]
+
+
+def test_a_program_that_says_that_it_has_finished_ends_by_itself(
+    explore: Explore, scene: Scene, command: Callable[[str], Command]
+) -> None:
+    explore(command(SAY + "say('finish', 0.5); print('done')"), size=1, attempt_seconds=20)
+    assert scene.rows("SELECT name, value FROM trinity.reward_event") == [("workflow", 0.5)]
 
 
 def test_a_program_that_says_that_it_failed_is_a_failed_rollout(
