@@ -204,6 +204,21 @@ def test_the_command_has_what_its_machine_needs(has_gpu: bool, dtype: str) -> No
     assert words[-1] == "--quantization=fp8"
 
 
+def test_the_server_does_not_get_the_variables_that_name_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_DB_URL", "postgresql://me:secret@host/db")
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    found = Options(VLLMConfig(), Path("python"), has_gpu=False).environment("key")
+    assert "secret" not in str(found)
+    assert (found["VLLM_API_KEY"], found["HOME"]) == ("key", os.environ["HOME"])
+
+
+def test_a_system_that_cannot_end_a_process_with_its_parent_starts_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    guardian._end_with_parent()
+
+
 def test_where_vllm_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path))
     with pytest.raises(

@@ -42,8 +42,9 @@ def guard(owner: int, folder: str, command: Sequence[str]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Let the command get SIGTERM if the guardian is killed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Let the command get SIGTERM if the guardian is killed. Only Linux can do that."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

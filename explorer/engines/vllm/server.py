@@ -22,6 +22,7 @@ import aiohttp
 
 from trinity_db.explorer.config import VLLMConfig
 from trinity_db.explorer.engines.vllm import environment, guardian
+from trinity_db.explorer.recording.command import variables
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Options:
         return [*(word for pair in found.items() for word in pair), *flags, *config.arguments]
 
     def environment(self, key: str) -> dict[str, str]:
-        """The environment variables of the server's processes."""
+        """The environment variables of the server's processes: ours without the store's, and its own."""
         preset = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -90,7 +91,7 @@ class Options:
         }
         if not self.has_gpu:
             preset["TORCH_COMPILE_DISABLE"] = "1"  # it takes a minute at the first request, and a compiler
-        found = preset | os.environ
+        found = preset | variables()
         return found | {
             "PYTHONPATH": str(INSIDE),
             "PATH": f"{self.python.parent}{os.pathsep}{found.get('PATH', '')}",
