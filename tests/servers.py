@@ -41,7 +41,7 @@ class Server:
         self.is_deaf = False
         """Whether it cannot load weights."""
         self.is_healthy = True
-        self.says = -1.0
+        self.says: float | None = -1.0
         """The log-probability of each token of a prompt, by its weights."""
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -117,7 +117,8 @@ class VLLMServer(Server):
         body = await request.json()
         if body["sampling_params"].get("prompt_logprobs") is not None:
             entries = [{str(token): {"logprob": self.says}} for token in body["token_ids"][1:]]
-            return web.json_response({"prompt_logprobs": [None, *entries]})
+            said = None if self.says is None else [None, *entries]
+            return web.json_response({"prompt_logprobs": said})
         self.asked.append(body)
         if (refusal := self.refusal(body)) is not None:
             return refusal

@@ -219,10 +219,11 @@ class VLLM:
         answer = await _ask(session, "POST", url, "/inference/v1/generate", _VLLM_HINTS, json=body)
         # The first token has none; each other has an object with one entry, named by its id.
         entries = (_field(url, answer, "prompt_logprobs") or [])[1:]
-        return [
-            _field(url, entry, str(token), "logprob")
-            for token, entry in zip(token_ids[1:], entries, strict=True)
+        found = [
+            _field(url, one, str(token), "logprob")
+            for token, one in zip(token_ids[1:], entries, strict=False)
         ]
+        return _scored(url, found, token_ids)
 
 
 class SGLang:
@@ -308,7 +309,8 @@ class SGLang:
             "logprob_start_len": 0,
         }
         answer = await _ask(session, "POST", url, "/generate", json=body)
-        return [entry[0] for entry in _field(url, answer, "meta_info", "input_token_logprobs")[1:]]
+        entries = _field(url, answer, "meta_info", "input_token_logprobs") or []
+        return _scored(url, [_field(url, entry, 0) for entry in entries[1:]], token_ids)
 
 
 _VLLM_HINTS: Mapping[str, str] = {
@@ -407,6 +409,13 @@ def _completion(
     if garbled:
         raise RequestRefused(f"{url}: gave a token the log-probability {garbled[0]}; its weights are garbled")
     return Completion(token_ids, [*logprobs], _versions(url, spans, len(token_ids)), reason)
+
+
+def _scored(url: str, logprobs: list[Any], token_ids: Sequence[int]) -> list[float]:
+    """The log-probabilities of all tokens but the first, if they are these."""
+    if len(logprobs) != len(token_ids) - 1 or not all(type(one) in (int, float) for one in logprobs):
+        raise ServerUnusable(f"{url}: does not say how likely each token of a prompt is")
+    return logprobs
 
 
 def _versions(url: str, spans: Any, length: int) -> list[int]:

@@ -267,6 +267,19 @@ SGLANG_ANSWERS = [
 ]
 
 
+@BOTH
+def test_a_server_that_does_not_score_a_prompt_is_told_from_one_that_does(kind: str) -> None:
+    async def story(asked: Asked) -> None:
+        assert (
+            await asked.dialect.score(asked.session, asked.server.url, [5, 6, 7]) == [asked.server.says] * 2
+        )
+        asked.server.says = None
+        with pytest.raises(ServerUnusable, match="does not say how likely each token of a prompt is"):
+            await asked.dialect.score(asked.session, asked.server.url, [5, 6, 7])
+
+    ask(kind, story)
+
+
 @pytest.mark.parametrize(("fields", "error", "message"), SGLANG_ANSWERS)
 def test_an_answer_of_sglang_that_cannot_be_trained_on_is_refused(
     fields: dict[str, Any], error: type[TrinityError], message: str
