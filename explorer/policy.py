@@ -485,7 +485,7 @@ class Policy:
         if said is None:
             return message
         same = plain(said.message)
-        is_same = all(given[key] == same[key] for key in ("content", "tool_calls"))
+        is_same = given["content"] == same["content"] and _called(given) == _called(same)
         return {"role": "assistant", "content": text} if is_same else message
 
     def _record(self, sampled: Sampled, temperature: float) -> None:
@@ -535,6 +535,12 @@ def _check(completion: Completion) -> None:
         raise ValueError(
             f"The engine gave the finish reason {completion.finish_reason!r}: not stop or length."
         )
+
+
+def _called(message: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """The tool calls of a message, without what client libraries add to them."""
+    calls = [(call.get("id"), call.get("function", call)) for call in message["tool_calls"]]
+    return [(id, function.get("name"), function.get("arguments")) for id, function in calls]
 
 
 def _added(first: Reward, second: Reward) -> Reward:

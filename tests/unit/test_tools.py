@@ -300,6 +300,22 @@ def test_an_answer_with_calls_that_was_changed_is_written_as_it_is_now(tokenizer
     assert len(asked.steps(None)) == 2
 
 
+def test_what_a_client_library_adds_to_a_call_leaves_its_tokens_as_they_were(tokenizer: Any) -> None:
+    """OpenAI's gives the arguments a second time, read, where an answer is a stream."""
+    engine = Scripted(tokenizer, ['<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>', "2"])
+    asked = policy(engine)
+
+    async def attempt() -> None:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
+        [call] = (await asked.chat(messages, tools=[add])).message["tool_calls"]
+        added = {**call, "index": 0, "function": {**call["function"], "parsed_arguments": None}}
+        said = {"role": "assistant", "content": None, "tool_calls": [added]}
+        await asked.chat([*messages, said], tools=[add])
+
+    asyncio.run(attempt())
+    assert len(asked.steps(None)) == 1
+
+
 def test_a_limit_of_turns_ends_with_an_answer_whose_calls_are_not_made(tokenizer: Any) -> None:
     made: list[int] = []
 
