@@ -1,7 +1,8 @@
 # Two commands: `make demo` and `make test`. Everything they need goes into .venv, pinned by constraints.txt;
 # what `make bench` compares with, into .venv-bench, pinned by benchmarks/peers/requirements.txt; what the losses are held
 # to, into .venv-peers, pinned by tests/peers/requirements.txt; where metrics go besides, into .venv-sinks;
-# the environments that a policy acts in, into .venv-environments, pinned by tests/environments/requirements.txt.
+# the environments that a policy acts in, into .venv-environments, pinned by tests/environments/requirements.txt;
+# frameworks whose agents ask a policy, into .venv-agents, pinned by tests/agents/requirements.txt.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -11,11 +12,12 @@ PEERS  := .venv-peers
 SINKS  := .venv-sinks
 ENVIRONMENTS := .venv-environments
 VERIFIERS := .venv-verifiers
+AGENTS := .venv-agents
 VLLM   := .venv-vllm
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test acceptance test-peers test-sinks test-environments test-vllm learning scale chaos bench check docs reference format migration clean
+.PHONY: help demo test acceptance test-peers test-sinks test-environments test-agents test-vllm learning scale chaos bench check docs reference format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +39,9 @@ test-sinks: $(SINKS)/.sinks ## Weights & Biases and MLflow take what the metric 
 
 test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers ## Play environments of Gymnasium, TextArena and others (about a minute)
 	$(BIN)/python -m pytest tests/environments
+
+test-agents: $(VENV)/.test $(AGENTS)/.agents ## Agents of openai-agents, langchain and smolagents ask a policy (about a minute)
+	$(BIN)/python -m pytest tests/agents
 
 test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)
 	$(BIN)/python -m pytest tests/vllm
@@ -74,7 +79,7 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 	$(BIN)/alembic revision --autogenerate -m "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
-	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(ENVIRONMENTS) $(VERIFIERS) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(ENVIRONMENTS) $(VERIFIERS) $(AGENTS) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -117,6 +122,12 @@ $(ENVIRONMENTS)/.environments: tests/environments/requirements.txt
 $(VERIFIERS)/.verifiers: tests/environments/requirements-verifiers.txt
 	$(PYTHON) -m venv $(VERIFIERS)
 	$(VERIFIERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	touch $@
+
+# Without the project: a run starts this interpreter for each attempt.
+$(AGENTS)/.agents: tests/agents/requirements.txt
+	$(PYTHON) -m venv $(AGENTS)
+	$(AGENTS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	touch $@
 
 # A peer that cannot be installed here is left out: its line in the table says so.
