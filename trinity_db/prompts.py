@@ -83,7 +83,7 @@ def plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as chat templates read it: its content one text, the arguments of its tool calls objects.
 
     Raises:
-        UntokenizableText: its content is something other than text, as an image.
+        UntokenizableText: its content is something other than text, as an image, or a tool call is no object.
     """
     content = message.get("content")
     if content is None:
@@ -149,7 +149,9 @@ def _text_of_part(part: Any) -> str:
     )
 
 
-def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_call(call: Any) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise UntokenizableText(f"A message has a tool call that is no object: {call!r:.80}")
     function = dict(call.get("function", call))
     if isinstance(function.get("arguments"), str):
         with suppress(ValueError):  # a model may have written none

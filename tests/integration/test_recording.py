@@ -270,6 +270,7 @@ REFUSED = {
     ),
     "no text": ({"messages": [user(5)]}, 400, "texts only"),
     "an image": ({"messages": [user([{"type": "image_url", "image_url": {"url": ""}}])]}, 400, "no images"),
+    "no call": ({"messages": [user("a") | {"tool_calls": "b"}]}, 400, "a tool call that is no object: 'b'"),
     "no tokens": ({"messages": [user("a")], "max_tokens": 0}, 400, "at least one token"),
     "half a token": (
         {"messages": [user("a")], "max_tokens": 0.5},

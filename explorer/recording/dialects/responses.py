@@ -30,7 +30,8 @@ def read(body: Body) -> Asked:
             raise Refused(
                 400, f"'{key}' is not supported: send the whole conversation as input.", "unsupported_value"
             )
-    if ((body.get("text") or {}).get("format") or {}).get("type", "text") != "text":
+    form = take(take(body, "text", Mapping, "an object") or {}, "format", Mapping, "an object") or {}
+    if form.get("type", "text") != "text":
         raise Refused(
             400,
             "'text.format' must be text: answers are not constrained, as training asks.",
