@@ -18,7 +18,7 @@ from trinity_db.database import Database
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.explorer.attempts import GRACE_SECONDS, Attempts
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engines.engine import Engine
+from trinity_db.explorer.engines.engine import Engine, NotLoadedYet
 from trinity_db.explorer.evaluating import SHARE, Look, PinnedAttempts, Turns, policy_of
 from trinity_db.explorer.recording.listener import AttemptListener, Place
 from trinity_db.explorer.waiting import EmptyPlaces
@@ -41,6 +41,7 @@ MakeAttempt = Callable[[groups.ClaimedGroup, int], Coroutine[Any, Any, groups.Ro
 FAILURES_IN_A_ROW = 256  # rollouts; by then the setup is at fault, not a task
 FAILURES_OF_A_GROUP = 32  # that count towards these, so that no single task ends the explorer
 CLAIM_SHARE = 4  # groups are claimed when one place in so many is free, as explorers take turns to claim
+NOT_LOADED_SECONDS = 600.0  # that an evaluation waits for other people to load its version
 MEASURE_SECONDS = 5.0  # between two rows of the explorer's metrics
 
 _LEFT: list[asyncio.Runner] = []
@@ -95,6 +96,8 @@ class Explorer(Service):
         self._loaded: tuple[int, str] | None = None
         """Version and hash."""
         self._unusable: policies.PolicyVersion | None = None
+        self._awaited: tuple[policies.PolicyVersion, float] | None = None
+        """The version of an evaluation that other people have not loaded yet, and since when."""
         self._failures_in_a_row: Counter[int] = Counter()
         """By group."""
         self._under_way: dict[asyncio.Task[groups.Rollout], int] = {}
@@ -252,8 +255,11 @@ class Explorer(Service):
                 self._may_claim = True  # as soon as they have ended
                 return
             if (error := await self._try_to_load(policy)) is not None:
+                if isinstance(error, NotLoadedYet) and self._may_come(policy, error):
+                    self._turns.give(to_evaluation=False)
+                    return
                 logger.warning("the evaluation of version %d is given up: %s", policy.version, error)
-                await self._in_store(lambda: self._give_up(due, error))
+                await self._in_store(lambda: self._give_up(due, str(error)))
                 self._may_claim = True
                 return
         self._turns.begin()
@@ -261,6 +267,13 @@ class Explorer(Service):
         limit = max(places // due.samples, int(not self._evaluating))
         claimed = await self._in_store(lambda: self._claim_of(due, limit)) if limit else []
         self._evaluating |= self._begin(claimed, PinnedAttempts.of(self._attempts, due).make, event)
+
+    def _may_come(self, policy: policies.PolicyVersion, error: NotLoadedYet) -> bool:
+        """Whether an evaluation still waits for other people to load its version."""
+        if self._awaited is None or self._awaited[0] != policy:
+            self._awaited = policy, time.monotonic()
+            logger.warning("the evaluation of version %d waits: %s", policy.version, error)
+        return time.monotonic() - self._awaited[1] < NOT_LOADED_SECONDS
 
     def _begin(
         self, claimed: Sequence[groups.ClaimedGroup], make: MakeAttempt, event: asyncio.Event
@@ -363,21 +376,23 @@ class Explorer(Service):
         if error is None:
             return True
         if policy.version == 0:
-            raise ConfigError(error)
+            raise ConfigError(str(error))
         if policy != self._unusable:
             logger.warning("version %d cannot be used: %s", policy.version, error)
         self._unusable = policy
         return False
 
-    async def _try_to_load(self, policy: policies.PolicyVersion) -> str | None:
+    async def _try_to_load(self, policy: policies.PolicyVersion) -> Exception | None:
         """Load a version; why it cannot be loaded, or None."""
         try:
             if not await asyncio.to_thread(folder_digest.verify, policy.checkpoint, policy.checkpoint_hash):
-                return f"{policy.checkpoint}: its files are not those that were published; restore them."
+                return ConfigError(
+                    f"{policy.checkpoint}: its files are not those that were published; restore them."
+                )
             self._loaded = None  # a load that fails may leave the engine without the weights of before
             await self._engine.load(policy.checkpoint, policy.version)
         except (ConfigError, OSError) as error:
-            return str(error)
+            return error
         logger.info("using policy version %d", policy.version)
         self._loaded = policy.version, policy.checkpoint_hash
         return None

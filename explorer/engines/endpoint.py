@@ -25,7 +25,7 @@ from trinity_db.explorer.engines.dialects import (
     ServerUnusable,
     open_session,
 )
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request
 from trinity_db.explorer.engines.stops import cut_off
 from trinity_db.models.canary import read as read_canary
 from trinity_db.prompts import PromptTooLong
@@ -268,7 +268,8 @@ class EndpointEngine:
         """Refuse a version that other people have loaded nowhere yet; the explorer asks for it again.
 
         Raises:
-            ConfigError: naming what each server has.
+            NotLoadedYet: naming what each server has.
+            ConfigError: likewise, and one has a later version.
         """
         for server in self._servers:
             server.look.set()
@@ -277,7 +278,10 @@ class EndpointEngine:
                 while not any(one.version == version for one in self._servers if not one.is_left_out):
                     await self._news.wait()
                 return
-        raise ConfigError(f"no server has it yet: {self._complaints()}")
+        healthy = [one for one in self._servers if not one.is_left_out]
+        if any(one.version is not None and one.version > version for one in healthy):
+            raise ConfigError(f"no server has it, and one has a later version: {self._complaints()}")
+        raise NotLoadedYet(f"no server has it yet: {self._complaints()}")
 
     def _complaints(self) -> str:
         return "; ".join(map(str, self._servers))

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from trinity_db.errors import TrinityError
+from trinity_db.errors import ConfigError, TrinityError
 
 
 class EngineFailed(TrinityError):
     """The engine cannot sample any more; the explorer ends, and its supervisor starts it again."""
+
+
+class NotLoadedYet(ConfigError):
+    """Other people load the engine's weights, and a server with this version may still come."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Engine(Protocol):
         """Use the weights of a checkpoint from the next token on, in responses that were begun too.
 
         Raises:
+            NotLoadedYet: ask again; the engine has the weights of before.
             ConfigError: the folder holds no usable model. The engine samples nothing more until another
                 load succeeds, unless it still has the weights of before.
         """

@@ -13,9 +13,9 @@ import pytest
 
 from tests.echo import Echo
 from tests.rows import Scene, rollout
-from trinity_db.explorer import evaluating
+from trinity_db.explorer import evaluating, service
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engines.engine import Completion, Request
+from trinity_db.explorer.engines.engine import Completion, NotLoadedYet, Request
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import Workflow
@@ -289,6 +289,34 @@ def test_an_evaluation_whose_version_cannot_be_loaded_is_given_up_and_can_be_res
     assert begin(scene, version=1) == evaluation
     assert role.work()
     assert scene.values("SELECT DISTINCT version_min FROM trinity.rollout") == [1]
+
+
+@pytest.mark.parametrize("seconds", [600.0, 0.0])
+def test_an_evaluation_waits_for_other_people_to_load_its_version(
+    scene: Scene, explorers: Explorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(service, "NOT_LOADED_SECONDS", seconds)
+
+    class Late(Echo):
+        """A fleet that gets version 1 after the explorer has asked for it twice."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked_for = 0
+
+        async def load(self, path: Path, version: int) -> None:
+            self.asked_for += 1
+            if self.asked_for < 3:
+                raise NotLoadedYet("no server has it yet")
+            await super().load(path, version)
+
+    publish(scene, 1, tmp_path)
+    evaluation = begin(scene, version=1)
+    role = explorers(answers, Late(), only=[evaluation])
+    while not role.is_done():
+        role.work()
+    assert said(scene, evaluation)[0]["error"] == (None if seconds else "no server has it yet")
+    assert scene.value("SELECT count(*) FROM trinity.rollout") == (2 * NUM_TASKS if seconds else 0)
 
 
 def test_a_checkpoint_stays_until_its_evaluation_has_ended(scene: Scene, tmp_path: Path) -> None:

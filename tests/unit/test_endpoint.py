@@ -17,7 +17,7 @@ from trinity_db.explorer.config import EndpointConfig, ExplorerConfig
 from trinity_db.explorer.engines import endpoint
 from trinity_db.explorer.engines.dialects import DIALECTS, RequestRefused
 from trinity_db.explorer.engines.endpoint import EndpointEngine
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request
 from trinity_db.models import build_scratch
 from trinity_db.models.canary import Canary
 from trinity_db.prompts import PromptTooLong
@@ -399,7 +399,15 @@ def test_servers_that_other_people_load_are_used_while_they_have_the_version(
             await fleet.load(1)
         assert set((await fleet.ask(5)).versions) == {0}, "until then, the version of before is used"
         second.label = "1"
+        with pytest.raises(NotLoadedYet):
+            await fleet.load(2)
         await fleet.load(1)
+        first.label = "3"
+        await until(lambda: fleet.engine._servers[0].version == 3)
+        with pytest.raises(ConfigError, match="no server has it, and one has a later version"):
+            await fleet.load(2)
+        first.label = "0"
+        await until(lambda: fleet.engine._servers[0].version == 0)
         first.asked.clear()
         assert {version for answer in await fleet.ask_often(6) for version in answer.versions} == {1}
         assert not first.asked
