@@ -91,8 +91,10 @@ def sql() -> list[tuple[str, list[str]]]:
     found = [(f"{block}", block.statements) for block in blocks("sql")]
     for block in blocks("sh"):
         for command in block.commands:
-            if command[:2] == ["trinity-db", "sql"]:
-                found.append((f"{block}", [word for word in command[2:3] if word != "-"]))
+            if command[:2] == ["trinity-db", "sql"] and command[2] != "-":
+                found.append((f"{block}", [command[2]]))
+        for file in re.findall(r"^trinity-db sql - .*<\s*(\S+)$", block.text, flags=re.MULTILINE):
+            found.append((f"{block} {file}", [(ROOT / file).read_text()]))
     return found
 
 
