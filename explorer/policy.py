@@ -176,6 +176,8 @@ class Policy:
         """What makes each call durable before it is answered, if anything does."""
         self._listener = listener
         self._address: Address | None = None
+        self._opening = asyncio.Lock()
+        """Held while the address is asked for: two at a time would be two programs, and end each other."""
         self._engine = engine
         self._prompt_ids = prompt_ids
         self._temperature = temperature
@@ -258,8 +260,9 @@ class Policy:
         """
         if self._listener is None:
             raise RuntimeError("This policy has no address: no explorer listens for it.")
-        if self._address is None:
-            self._address = await self._listener.open(self)
+        async with self._opening:
+            if self._address is None:
+                self._address = await self._listener.open(self)
         return self._address
 
     async def resumed_address(self) -> Address | None:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ class Twelve(Echo):
         return Completion([12], [-0.5], [self.version], "stop")
 
 
-def policy(engine: Echo | None = None, temperature: float = 1.0, seed: int = 0) -> Policy:
+def policy(engine: Echo | None = None, temperature: float = 1.0, seed: int = 0, **options: Any) -> Policy:
     engine = engine or Echo(context=50)
     return Policy(
         engine,
@@ -30,7 +31,22 @@ def policy(engine: Echo | None = None, temperature: float = 1.0, seed: int = 0) 
         temperature=temperature,
         max_new_tokens=9,
         seed=seed,
+        **options,
     )
+
+
+def test_an_address_that_is_asked_for_twice_at_a_time_is_one() -> None:
+    class Opens:
+        async def open(self, policy: Policy) -> object:
+            await asyncio.sleep(0)
+            return object()
+
+    async def attempt() -> None:
+        asked = policy(listener=Opens())
+        first, second = await asyncio.gather(asked.address(), asked.address())
+        assert first is second
+
+    asyncio.run(attempt())
 
 
 def made(attempt: Callable[[Policy], Awaitable[object]], reward: float | None = None) -> list[Step]:
