@@ -9,6 +9,7 @@ import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -340,8 +341,9 @@ async def _stream(
     request: web.Request, dialect: Dialect, asked: Asked, answered: Answered
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    for event in dialect.events(asked, answered):
-        await response.write(event.encode())
-    await response.write_eof()
+    with suppress(ConnectionError):  # the program has left; its repetition gets the same answer
+        await response.prepare(request)
+        for event in dialect.events(asked, answered):
+            await response.write(event.encode())
+        await response.write_eof()
     return response

@@ -332,6 +332,29 @@ def test_a_request_that_a_client_repeats_is_sampled_once(explore: Explore, scene
     assert scene.values(ERRORS) == [None]
 
 
+def test_a_client_that_leaves_before_its_stream_begins_is_no_error(
+    explore: Explore, scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Says()
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        engine.gate = asyncio.Event()
+        async with asking(policy) as ask:
+            left = asyncio.create_task(ask({"messages": [user("a")], "stream": True}))
+            while not engine.asked:
+                await asyncio.sleep(0.001)
+            left.cancel()
+            await asyncio.wait([left])
+            await asyncio.sleep(0.05)  # the endpoint sees that the connection is closed
+            engine.gate.set()
+            assert (await ask({"messages": [user("b")]}))[0] == 200
+        return 0.0
+
+    explore(workflow, engine, size=1)
+    assert scene.values(ERRORS) == [None]
+    assert "was not answered" not in caplog.text
+
+
 SPOKEN = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
