@@ -30,8 +30,13 @@ CALLS = (
     '<tool_call>{"name": "add","arguments":{"a":1,"b":1}}</tool_call>',
     '<tool_call>\n{"arguments": {"a": RESULT, "b": 7}, "name": "add"}\n</tool_call>',
 )
-SAYS = "The answer is RESULT."
-CALLS_FINAL_ANSWER = '<tool_call>{"name": "final_answer", "arguments": {"answer": "RESULT"}}</tool_call>'
+SAYS = (*CALLS, "The answer is RESULT.")
+CALLS_ALL = (*CALLS, '<tool_call>{"name": "final_answer", "arguments": {"answer": "RESULT"}}</tool_call>')
+CODE = (
+    "I multiply.\n<code>\nprint(multiply(123,456))\n</code>",
+    "<code>print( add(a=RESULT, b=7) )</code>",
+    "<code>\nfinal_answer(RESULT)\n</code>",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +85,7 @@ class Row:
 
 @dataclass
 class Calculating(Echo):
-    """An engine that says texts one after the other, a character a token, ended by the end token."""
+    """An engine that says texts one after the other, a character a token, up to a stop string or the end."""
 
     says: tuple[str, ...]
     tokenizer: Any = field(default_factory=pairs)
@@ -90,12 +95,12 @@ class Calculating(Echo):
         super().__init__(context=100_000)
 
     async def generate(self, request: Request) -> Completion:
-        prompt = self.tokenizer.decode(request.prompt_ids)
-        text = self.says[len(self.calls)].replace(
-            "RESULT", str(max(map(int, re.findall(r"\b\d+\b", prompt))))
-        )
+        _, _, since = self.tokenizer.decode(request.prompt_ids).rpartition("task 0")
+        result = max(re.findall(r"\b\d+\b", since), key=int, default="")
+        text = self.says[len(self.calls)].replace("RESULT", result)
         said = [token for letter in text for token in self.tokenizer.encode(letter)]
-        said.append(self.tokenizer.eos_token_id)
+        if not text.endswith(tuple(request.stop)):
+            said.append(self.tokenizer.eos_token_id)
         self.calls.append(Call([*request.prompt_ids], said))
         return Completion(said, [-0.5] * len(said), [self.version] * len(said), "stop")
 
@@ -106,9 +111,9 @@ def rows(scene: Scene) -> list[Row]:
     return [Row(one.token_ids.tolist(), set(one.action_mask.nonzero()[0].tolist())) for one in payloads]
 
 
-def calculated(explore: Explore, scene: Scene, program: str, last: str = SAYS) -> list[Row]:
+def calculated(explore: Explore, scene: Scene, program: str, says: tuple[str, ...] = SAYS) -> list[Row]:
     """What is stored of one attempt, which has all calls to the token, and nothing else."""
-    engine = Calculating((*CALLS, last))
+    engine = Calculating(says)
     with closing(Command(f"{PYTHON} {PROGRAMS}/{program}")) as workflow:
         explore(workflow, engine, size=1, max_new_tokens=500)
     assert scene.values(ERRORS) == [None]
@@ -150,4 +155,11 @@ def test_an_agent_whose_framework_says_again_what_was_said_is_one_sequence(
 def test_an_agent_whose_framework_writes_its_calls_as_text_is_a_sequence_for_each_call(
     explore: Explore, scene: Scene, program: str
 ) -> None:
-    assert len(calculated(explore, scene, program, CALLS_FINAL_ANSWER)) == 3
+    assert len(calculated(explore, scene, program, CALLS_ALL)) == 3
+
+
+@pytest.mark.parametrize("program", ["smol.py code", "smol.py code stream"])
+def test_an_agent_that_writes_code_up_to_a_stop_string_is_one_sequence(
+    explore: Explore, scene: Scene, program: str
+) -> None:
+    assert len(calculated(explore, scene, program, CODE)) == 1

@@ -1,10 +1,10 @@
-"""The calculator agent with smolagents."""
+"""The calculator agents of smolagents: one calls tools, the other one writes code that does."""
 
 import json
 import os
 import sys
 
-from smolagents import OpenAIModel, ToolCallingAgent, tool
+from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 
 
 @tool
@@ -30,12 +30,11 @@ def add(a: int, b: int) -> int:
 
 
 task = json.loads(os.environ["TRINITY_TASK"])
-model = OpenAIModel(
-    "policy",
-    api_base=os.environ["OPENAI_BASE_URL"],
-    api_key=os.environ["OPENAI_API_KEY"],
-    tool_choice="auto",
-)
-agent = ToolCallingAgent([multiply, add], model, stream_outputs="stream" in sys.argv, verbosity_level=0)
+how = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
+if "code" in sys.argv:
+    kind, model = CodeAgent, OpenAIModel("policy", **how)
+else:
+    kind, model = ToolCallingAgent, OpenAIModel("policy", **how, tool_choice="auto")
+agent = kind([multiply, add], model, stream_outputs="stream" in sys.argv, verbosity_level=0)
 said = str(agent.run(task["prompt"]))
 print(f"\n{float('56095' in said)}")  # a stream leaves the last line open
