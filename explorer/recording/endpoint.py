@@ -167,7 +167,7 @@ class Endpoint:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _offer(self, request: web.Request) -> web.Response:
-        """Give a program an attempt that nobody makes yet."""
+        """Give a program an attempt that has not begun yet."""
         offers = self._place.offers
         if offers is None:
             raise Refused(404, "This endpoint gives out no attempts: the run's workflow makes them.")

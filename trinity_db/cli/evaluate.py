@@ -16,7 +16,7 @@ import typer
 
 from trinity_db.cli import output
 from trinity_db.cli.roles import STOPPED, Overrides
-from trinity_db.errors import ConfigError, DatabaseUnavailable
+from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 
 if TYPE_CHECKING:
     from trinity_db.cli.configuration import RunConfig
@@ -95,7 +95,7 @@ def evaluate(
     with closing(open_database(LEASE_SECONDS)) as database:
         run, settings = _found(database, subject, config, overrides or ())
         ids = _begun(database, run, settings, taskset, version, chosen)
-        with _progress(database, ids):
+        with _progress(ids):
             is_whole = _carried_out(database, run, settings, ids)
         with database.transaction() as tx:
             found = evaluations.read(tx, ids)
@@ -244,8 +244,11 @@ def _carried_out(database: "Database", run: "Run", config: "RunConfig", ids: Seq
 
 
 @contextmanager
-def _progress(database: "Database", ids: Sequence[int]) -> Iterator[None]:
-    """Say on stderr how many attempts have ended, from a thread with a connection of its own."""
+def _progress(ids: Sequence[int]) -> Iterator[None]:
+    """Say on stderr how many attempts have ended, from a thread with a connection of its own.
+
+    If its login may not read, it says nothing: the evaluation goes on without it.
+    """
     from trinity_db.database import open_reader
     from trinity_db.store import evaluations
 
@@ -254,7 +257,10 @@ def _progress(database: "Database", ids: Sequence[int]) -> Iterator[None]:
     end = "\r" if sys.stderr.isatty() else "\n"
 
     def look() -> None:
-        reader = open_reader()
+        try:
+            reader = open_reader()
+        except TrinityError:
+            return
         while not over.wait(pause):
             try:
                 with reader.transaction(read_only=True) as tx:
