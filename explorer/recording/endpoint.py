@@ -171,7 +171,8 @@ class Endpoint:
         offers = self._place.offers
         if offers is None:
             raise Refused(404, "This endpoint gives out no attempts: the run's workflow makes them.")
-        if self._place.key is not None and not secrets.compare_digest(_key(request), self._place.key):
+        wanted = self._place.key
+        if wanted is not None and not secrets.compare_digest(hash_of(_key(request)), hash_of(wanted)):
             raise Refused(
                 401, "The API key is not the one by which attempts are given out.", "invalid_api_key"
             )

@@ -585,7 +585,9 @@ Serve = Callable[..., AbstractContextManager[Served]]
 
 def test_agents_of_other_people_take_attempts_and_end_them(serve: Serve, scene: Scene) -> None:
     with serve(key="secret") as served:
-        assert served.post("/v1/attempts", key="wrong")[0] == 401
+        for wrong in ("wrong", "fälsch"):
+            assert served.post("/v1/attempts", key=wrong)[0] == 401
+            assert served.say(wrong, "a?")[0] == 401
         keys = []
         for _ in range(2):
             status, given = served.post("/v1/attempts", key="secret")

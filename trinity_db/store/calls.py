@@ -56,7 +56,7 @@ class Fate:
 
 def hash_of(key: str) -> bytes:
     """What the store keeps of a key. Keys are random, so that their hash needs no salt."""
-    return sha256(key.encode()).digest()
+    return sha256(key.encode(errors="surrogateescape")).digest()  # a header may have any bytes
 
 
 def begin(tx: Transaction, worker_id: int, group: ClaimedGroup, member: int, retry: int, key: str) -> int:
