@@ -27,6 +27,7 @@ from trinity_db.explorer.engines.dialects import (
 )
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request
 from trinity_db.explorer.engines.stops import cut_off
+from trinity_db.functions import describe_error
 from trinity_db.models.canary import read as read_canary
 from trinity_db.prompts import PromptTooLong
 
@@ -69,7 +70,9 @@ class _Server:
     look: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when something has happened that asks for a look at it."""
 
-    def leave_out(self, problem: TrinityError) -> None:
+    def leave_out(self, problem: Exception) -> None:
+        if not isinstance(problem, TrinityError):
+            problem = ServerUnavailable(f"{self.url}: cannot be understood: {describe_error(problem)}")
         if not self.is_left_out:
             logger.warning("left out: %s", problem)
         self.is_left_out, self.problem, self.confirmed = True, problem, None
@@ -329,7 +332,7 @@ class EndpointEngine:
         try:
             await self._dialect.health(self._session, server.url)
             await self._bring(server, target)
-        except TrinityError as problem:
+        except Exception as problem:  # the answer is input: the other servers go on
             server.leave_out(problem)
             limits, server.limits = server.limits, set()
             for limit in limits:  # what it samples is asked of others

@@ -264,6 +264,8 @@ def _guarded(complain: Callable[[Refused], dict[str, Any]], handler: Handler) ->
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         try:
+            if "Origin" in request.headers:  # a page in a browser on this machine reaches loopback addresses
+                raise Refused(403, "Web pages are not answered.")
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             problem = Refused(413, f"A request has at most {MAX_BYTES // 2**20} MiB.")

@@ -613,6 +613,8 @@ def test_agents_of_other_people_take_attempts_and_end_them(serve: Serve, scene: 
             {"state": "failed"},
         )
         assert served.say(keys[1], "b?")[0] == 403
+        # A page in a browser reaches this address too, and cannot keep from saying where it comes from.
+        assert served.post("/v1/attempts", key="secret", Origin="http://page.example")[0] == 403
     assert scene.values(ERRORS) == [None, "AttemptFailed: no tools"]
 
 

@@ -15,7 +15,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.explorer import engines
 from trinity_db.explorer.config import EndpointConfig, ExplorerConfig
 from trinity_db.explorer.engines import endpoint
-from trinity_db.explorer.engines.dialects import DIALECTS, RequestRefused
+from trinity_db.explorer.engines.dialects import DIALECTS, VLLM, RequestRefused
 from trinity_db.explorer.engines.endpoint import EndpointEngine
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request
 from trinity_db.models import build_scratch
@@ -213,6 +213,26 @@ def test_a_server_that_cannot_load_is_left_out_and_tried_again(fleet: Telling) -
         assert len(second.asked) == 10
         first.is_deaf = False
         await until(lambda: first.label == "4" and first.running.is_set())
+
+    fleet(story)
+
+
+def test_a_server_that_says_what_makes_no_sense_is_left_out_and_the_others_go_on(
+    fleet: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(fleet: Fleet) -> None:
+        await fleet.ready()
+        strange = fleet.servers[0].url
+        version = VLLM.version
+
+        async def says_nothing(dialect: VLLM, session: Any, url: str) -> str:
+            if url == strange:
+                raise AttributeError("'list' object has no attribute 'get'")
+            return await version(dialect, session, url)
+
+        monkeypatch.setattr(VLLM, "version", says_nothing)
+        await fleet.load(4)
+        assert {version for answer in await fleet.ask_often(4) for version in answer.versions} == {4}
 
     fleet(story)
 
