@@ -424,7 +424,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_attempt_that_goes_on_after_its_time_fails_and_is_left_alone(
-    explorer: Explorers, scene: Scene, short_grace: None, caplog: pytest.LogCaptureFixture
+    short_grace: None, explorer: Explorers, scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Echo()
     role = explorer(scene, never_ends, engine=engine, attempt_seconds=0.05)
@@ -437,7 +437,7 @@ def test_an_attempt_that_goes_on_after_its_time_fails_and_is_left_alone(
 
 
 def test_an_attempt_that_goes_on_after_a_stop_does_not_hold_the_stop_up(
-    explorer: Explorers, scene: Scene, handlers: None, short_grace: None
+    short_grace: None, explorer: Explorers, scene: Scene, handlers: None
 ) -> None:
     begun = []
 
