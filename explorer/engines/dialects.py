@@ -115,6 +115,24 @@ def open_session(key: str | None = None) -> aiohttp.ClientSession:
     )
 
 
+def _sampling(request: Request, end_tokens: Collection[int]) -> dict[str, Any]:
+    """The options that both kinds of servers call by the same names.
+
+    Every option is named: a server fills in those that are missing from the model's own settings.
+    """
+    return {
+        "temperature": request.temperature,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": sorted(end_tokens),
+        "stop": [*request.stop],
+        "skip_special_tokens": False,  # since a stop string may be one
+    }
+
+
 class VLLM:
     """vLLM's server, tried with 0.32.
 
@@ -140,22 +158,13 @@ class VLLM:
         end_tokens: Collection[int],
         version: int,
     ) -> Completion:
-        # Every option is named: a server fills in those that are missing from the model's own settings.
         sampling = {
+            **_sampling(request, end_tokens),
             "max_tokens": request.max_new_tokens,
-            "temperature": request.temperature,
             "seed": request.seed % SEEDS,
-            "stop_token_ids": sorted(end_tokens),
-            "top_p": 1.0,
             "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
             "logprobs": 0,
-            "stop": [*request.stop],
             "detokenize": bool(request.stop),
-            "skip_special_tokens": False,  # since a stop string may be one
         }
         body = {**self._model, "token_ids": [*request.prompt_ids], "sampling_params": sampling}
         answer = await _ask(session, "POST", url, "/inference/v1/generate", _VLLM_HINTS, json=body)
@@ -243,18 +252,10 @@ class SGLang:
         version: int,
     ) -> Completion:
         sampling = {
+            **_sampling(request, end_tokens),
             "max_new_tokens": request.max_new_tokens,
-            "temperature": request.temperature,
             "sampling_seed": request.seed % SEEDS,
-            "stop_token_ids": sorted(end_tokens),
-            "top_p": 1.0,
             "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "stop": [*request.stop],
-            "skip_special_tokens": False,  # since a stop string may be one
         }
         body = {"input_ids": [*request.prompt_ids], "sampling_params": sampling, "return_logprob": True}
         answer = await _ask(session, "POST", url, "/generate", json=body)

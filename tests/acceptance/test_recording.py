@@ -88,7 +88,7 @@ def config_of(store: Store, **explorer: Any) -> Path:
 
 
 class Agent(threading.Thread):
-    """A program of somebody else: it asks again, and says so, until it is answered."""
+    """A program from outside. It repeats a request until it is answered, and says that it repeats it."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)

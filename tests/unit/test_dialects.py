@@ -89,7 +89,8 @@ def test_weights_change_within_a_response_and_each_token_keeps_its_version(kind:
         await asked.load("/runs/3", 3)
         asked.server.token_seconds = 0.01
         response = asyncio.create_task(asked.generate(*range(30, 70), version=3, limit=40))
-        await asyncio.sleep(0.1)
+        while asked.server.sampled < 5:
+            await asyncio.sleep(0.005)
         await asked.load("/runs/4", 4)
         completion = await response
         assert sorted(set(completion.versions)) == [3, 4]

@@ -191,7 +191,8 @@ def test_new_weights_reach_every_server_while_responses_are_sampled(fleet: Telli
             server.token_seconds = 0.01
         asked = asyncio.create_task(fleet.ask_often(6, length=9))
         await until(lambda: all(len(server.asked) == 3 for server in fleet.servers))
-        await asyncio.sleep(0.03)
+        begun = [server.sampled for server in fleet.servers]
+        await until(lambda: all(one.sampled > 6 + had for one, had in zip(fleet.servers, begun, strict=True)))
         await fleet.ready(4)
         for answer in await asked:
             assert set(answer.versions) == {3, 4}

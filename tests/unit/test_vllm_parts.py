@@ -113,7 +113,7 @@ def guarded(tmp_path: Path, owner: str, prelude: str, end: str) -> tuple[subproc
 
 
 def is_gone(group: int) -> bool:
-    """Whether no process of a group lives; those that nobody waited for yet do not."""
+    """Whether no process of a group lives. A zombie, which still has an entry, does not live."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, of_group = path.read_text().rpartition(")")[2].split()[:3]
