@@ -8,58 +8,19 @@ rewrites what came before begins another sequence.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from math import isfinite
 from operator import index
 from typing import Any, Protocol, Unpack
-
-import numpy as np
 
 from trinity_db.arrays import Payload
 from trinity_db.explorer import sampling
 from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request
+from trinity_db.explorer.recorded import JoinedCalls, Sampled, check
 from trinity_db.explorer.sampling import Sampling
 from trinity_db.explorer.tools import Tool, ToolCall, answer, parse, schemas_of, tools_of
 from trinity_db.prompts import encode, plain, prompt_text
 from trinity_db.store.groups import Reward, Step, named_rewards
-
-
-@dataclass
-class _Sequence:
-    """Tokens of calls that were joined."""
-
-    prompt: str
-    """The text of the first prompt."""
-    token_ids: list[int]
-    """Of prompts and responses, in order."""
-    mask: list[bool]
-    """True for a token that the policy sampled."""
-    first_response: int
-    """Where the first response begins."""
-    temperature: float
-    """That of the run."""
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    temperatures: list[float] = field(default_factory=list)
-
-    def add(self, prompt_ids: Sequence[int], completion: Completion, temperature: float) -> None:
-        """Add a call whose prompt begins with the tokens that are here."""
-        self.token_ids += [*prompt_ids[len(self.token_ids) :], *completion.token_ids]
-        self.mask += [False] * (len(prompt_ids) - len(self.mask)) + [True] * len(completion.token_ids)
-        self.logprobs += completion.logprobs
-        self.versions += completion.versions
-        self.temperatures += [temperature] * len(completion.token_ids)
-
-    @property
-    def payload(self) -> Payload:
-        return Payload(
-            np.array(self.token_ids, np.int32),
-            np.array(self.mask, np.bool_),
-            np.array(self.logprobs, np.float32),
-            np.array(self.versions, np.int32),
-            None if set(self.temperatures) == {self.temperature} else np.array(self.temperatures, np.float32),
-        )
 
 
 @dataclass
@@ -74,18 +35,6 @@ class _Conversation:
     def begins(self, text: str) -> tuple[int, int]:
         """The last of its ends up to which a text is the same; zeros where there is none."""
         return next((end for end in reversed(self.ends) if text.startswith(self.text[: end[0]])), (0, 0))
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """One call of an attempt: what was asked, and what was sampled."""
-
-    number: int
-    """Its place among the calls of the attempt, from 0."""
-    prompt: str | None
-    """Its text; None where it was given as tokens."""
-    prompt_ids: Sequence[int]
-    completion: Completion
 
 
 class Answer(str):
@@ -183,7 +132,7 @@ class Policy:
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
         self._calls = 0
-        self._open: list[_Sequence] = []
+        self._open: list[JoinedCalls] = []
         """Sequences that calls may still be joined with."""
         self._is_left = False
         """Whether the attempt goes on although it was cancelled."""
@@ -241,7 +190,7 @@ class Policy:
         except EngineFailed as error:
             self.failure = error
             raise
-        _check(completion)
+        check(completion)
         sampled = Sampled(number, prompt, prompt_ids, completion)
         if self.keep is not None:
             one = self._sequence(sampled, temperature)
@@ -500,44 +449,21 @@ class Policy:
         else:
             self._open.append(self._sequence(sampled, temperature))
 
-    def _sequence(self, sampled: Sampled, temperature: float) -> _Sequence:
+    def _sequence(self, sampled: Sampled, temperature: float) -> JoinedCalls:
         """The sequence of one call."""
         prompt_ids, text = sampled.prompt_ids, sampled.prompt
         text = self.tokenizer.decode(prompt_ids) if text is None else text
-        sequence = _Sequence(text, [], [], len(prompt_ids), self._temperature)
+        sequence = JoinedCalls(text, [], [], len(prompt_ids), self._temperature)
         sequence.add(prompt_ids, sampled.completion, temperature)
         return sequence
 
-    def _texts(self, sequence: _Sequence) -> tuple[str, str]:
+    def _texts(self, sequence: JoinedCalls) -> tuple[str, str]:
         """The first prompt, and all that follows."""
         return sequence.prompt, self._text(sequence.token_ids[sequence.first_response :])
 
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
-
-
-def _check(completion: Completion) -> None:
-    """Refuse what could be stored and not trained on; an engine may be a user's own.
-
-    Raises:
-        TypeError: a token or a version is no whole number.
-        ValueError: naming what is wrong.
-    """
-    numbers = [len(one) for one in (completion.token_ids, completion.logprobs, completion.versions)]
-    if not 0 < numbers[0] == numbers[1] == numbers[2]:
-        tokens, logprobs, versions = numbers
-        raise ValueError(
-            f"The engine gave {tokens} tokens, {logprobs} log-probabilities and {versions} versions."
-        )
-    if min(map(index, completion.token_ids)) < 0 or min(map(index, completion.versions)) < 0:
-        raise ValueError("The engine gave a negative token or version.")
-    if not all(map(isfinite, completion.logprobs)):
-        raise ValueError("The engine gave a log-probability that is not finite.")
-    if completion.finish_reason not in ("stop", "length"):
-        raise ValueError(
-            f"The engine gave the finish reason {completion.finish_reason!r}: not stop or length."
-        )
 
 
 def _called(message: Mapping[str, Any]) -> list[tuple[Any, ...]]:

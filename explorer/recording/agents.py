@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 from trinity_db.arrays import Payload
 from trinity_db.explorer.engines.engine import EngineFailed
-from trinity_db.explorer.policy import Answer, Policy, Sampled
+from trinity_db.explorer.policy import Answer, Policy
+from trinity_db.explorer.recorded import Sampled
 from trinity_db.explorer.recording.dialects.dialect import Answered, Asked, Refused
 from trinity_db.explorer.recording.log import CallLog
 from trinity_db.explorer.sampling import Sampling
