@@ -38,7 +38,7 @@ class Batch(Base):
         Integer, comment="Latest published policy version when the batch was drawn"
     )
     included_version: Mapped[int | None] = mapped_column(
-        Integer, comment="First policy version whose checkpoint includes the step; NULL until it is published"
+        Integer, comment="First policy version that includes the step; NULL until it is published"
     )
     size: Mapped[int] = mapped_column(
         Integer, comment="How many groups, rows or pairs were drawn, as run.draws says"
@@ -46,7 +46,7 @@ class Batch(Base):
     epoch: Mapped[int] = mapped_column(
         Integer,
         server_default="0",
-        comment="Passes over imported data that were finished before this batch; 0 in an online run",
+        comment="Passes over adopted data that were finished before this batch; 0 in an online run",
     )
     sampler: Mapped[str] = mapped_column(Text, comment="Name of the sampler that drew it")
     seed: Mapped[int] = mapped_column(comment="Seed of the draw: with the step, all chance follows from it")
@@ -132,9 +132,9 @@ class BatchItem(Base):
     staleness: Mapped[int | None] = mapped_column(
         Integer,
         comment=(
-            "Staleness at the draw, in policy versions: the latest published version less the "
-            "oldest that wrote any of the row's tokens. experience_view.staleness_now says how "
-            "stale the row is now"
+            "Staleness at the draw, in policy versions: how many publications lay between the latest "
+            "version and the farthest that wrote any of the row's tokens. "
+            "experience_view.staleness_now says how stale the row is now"
         ),
     )
 

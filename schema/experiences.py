@@ -29,8 +29,8 @@ from trinity_db.schema.states import ExperienceState
 class Experience(Base):
     """One trainable token sequence: the hot row. Explorer or import write it, processors and trainer move it.
 
-    A training run adopts imported rows: it copies the hot row and shares text and rollout
-    with the row that `source_id` names, so that several runs can use one data set, each
+    A training run adopts imported rows, or those of another run: it copies the hot row and shares text and
+    rollout with the row that `source_id` names, so that several runs can use one data set, each
     with states and use counts of its own.
     """
 
@@ -45,14 +45,14 @@ class Experience(Base):
         comment="Rollout group of its rollout; NULL for an imported row without a group",
         info=refers_to("rollout_group"),
     )
-    # No cascade: a data set cannot be deleted while a run has adopted its rows.
+    # No cascade: a data set or run cannot be deleted while another run has adopted its rows.
     rollout_id: Mapped[int | None] = mapped_column(
         ForeignKey("rollout.id"),
         comment="The attempt that it is a part of; NULL for an imported row without one",
     )
     source_id: Mapped[int | None] = mapped_column(
         ForeignKey("experience.id"),
-        comment="The imported experience that a run adopted as this one; NULL for others",
+        comment="The experience of a data set or another run that a run adopted as this one; NULL for others",
     )
     step: Mapped[int] = mapped_column(
         SmallInteger,
@@ -75,10 +75,16 @@ class Experience(Base):
         comment=("Newest policy version that wrote any of its tokens; NULL where no policy of this run did"),
     )
     reward: Mapped[float | None] = mapped_column(
-        Double, comment="Weighted sum of the latest reward event of each name; NULL before the first"
+        Double,
+        comment=(
+            "Weighted sum of the latest reward event of each name; without one, 1 or 0 as pairs say in a run "
+            "that learns from labels (label_in); NULL where nothing is said"
+        ),
     )
     priority: Mapped[float] = mapped_column(
-        Double, server_default="0", comment="Not read by the samplers, which weigh groups by theirs"
+        Double,
+        server_default="0",
+        comment="What priority steps say of it. Samplers weigh groups, each by the mean of its rows",
     )
     use_count: Mapped[int] = mapped_column(
         Integer, server_default="0", comment="How many committed batches used it"
@@ -207,8 +213,19 @@ class ExperienceText(Base):
     )
     prompt: Mapped[str] = mapped_column(Text, comment="Prompt as the model was given it")
     response: Mapped[str] = mapped_column(Text, comment="Response as text")
-    messages: Mapped[list[dict[str, str]] | None] = mapped_column(
+    messages: Mapped[list[dict[str, Any]] | None] = mapped_column(
         JSONB, comment="The prompt as a conversation; NULL where it was none"
+    )
+    tools: Mapped[list[dict[str, Any]] | None] = mapped_column(
+        JSONB,
+        comment="What the model may call in an imported conversation, as JSON schemas; NULL if nothing",
+    )
+    reply: Mapped[list[dict[str, Any]] | None] = mapped_column(
+        JSONB,
+        comment=(
+            "An imported response as messages, where it is more than a text, as with tool calls or of "
+            "several turns; NULL where response is all of it"
+        ),
     )
     extra: Mapped[dict[str, Any] | None] = mapped_column(
         comment=("Columns of an imported row that have no place of their own; an export gives them back")
@@ -318,7 +335,7 @@ class Archive(Base):
     __table_args__ = (
         UniqueConstraint("run_id", "store"),
         # The name is part of a path, and a table of another run must not be taken for this one's.
-        CheckConstraint("name ~ ('^payload_' || run_id || '_[0-9a-f_]+$')", "of_the_run"),
+        CheckConstraint("name ~ ('^[A-Za-z0-9_-]+_' || run_id || '_[0-9]+(_[0-9a-f]{32})?$')", "of_the_run"),
         # A run that was copied by itself has all its payloads in Postgres, until it is archived.
         {"info": OF_THE_STORE},
     )

@@ -22,7 +22,7 @@ from trinity_db.schema.states import ExperienceState
 
 
 class Preference(Base):
-    """A chosen and a rejected experience for one prompt. Written by import and the pair processor."""
+    """A chosen and a rejected experience for one prompt. Written by import, the pair processor and people."""
 
     __tablename__ = "preference"
 
@@ -39,8 +39,8 @@ class Preference(Base):
     source: Mapped[str] = mapped_column(
         Text,
         comment=(
-            "Where the pair comes from: pair for one that was derived from rewards, otherwise "
-            "what the import says"
+            "Where the pair comes from: pair for one that was derived from rewards, human or another source "
+            "of verdicts for one that people compared, otherwise what the import says"
         ),
     )
     margin: Mapped[float | None] = mapped_column(
@@ -81,8 +81,25 @@ class Preference(Base):
     )
     seed: Mapped[int | None] = mapped_column(
         comment=(
-            "The run's seed; NULL in a pair that is held out, whose rewards contradict it, or of a data set"
+            "The run's seed; NULL in a pair that is held out, that its rewards or people contradict, or of a "
+            "data set"
         )
+    )
+    # Set once, with the pair. If older pairs began to give labels, draws of before could not be repeated.
+    gives_labels: Mapped[bool] = mapped_column(
+        Boolean,
+        server_default="false",
+        comment=(
+            "Whether its chosen row is good and its rejected one bad where they have no reward: in runs that "
+            "learn from labels, unless the pair was derived from rewards"
+        ),
+    )
+    upheld: Mapped[bool | None] = mapped_column(
+        Boolean,
+        comment=(
+            "Whether people found the chosen row better: then rewards do not matter; false: they did not; "
+            "NULL: no verdict of theirs counts"
+        ),
     )
     place: Mapped[int | None] = mapped_column(
         Computed("hashint8extended(origin_id, seed + use_count)", persisted=True),

@@ -6,15 +6,15 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index, Integer, Text, Unique
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity_db.schema.base import Base, Id, Now, enum
+from trinity_db.schema.base import HOT_TABLE, OF_THE_STORE, Base, Id, Now, enum, refers_to
 from trinity_db.schema.states import Outcome
 
 
 class StepList(Base):
     """A list of steps that a processor of a run worked by. Written by processors when they start.
 
-    A list that differs from all earlier ones, in a step's options or in the version of its code, gets the
-    next version.
+    A list that differs from all earlier ones, in a step's options, in the version of its code or in the code,
+    gets the next version.
     """
 
     __tablename__ = "step_list"
@@ -22,7 +22,9 @@ class StepList(Base):
     run_id: Mapped[int] = mapped_column(
         ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, comment="The run"
     )
-    processor: Mapped[str] = mapped_column(Text, primary_key=True, comment="Which processor: clean or score")
+    processor: Mapped[str] = mapped_column(
+        Text, primary_key=True, comment="Which processor: clean, score, priority or synthesis"
+    )
     version: Mapped[int] = mapped_column(
         Integer,
         primary_key=True,
@@ -31,7 +33,10 @@ class StepList(Base):
     )
     steps: Mapped[list[dict[str, Any]]] = mapped_column(
         JSONB,
-        comment="The steps in order, each with its name, the version of its code, its weight and its options",
+        comment=(
+            "The steps in order, each with its name, the version of its code, the digest of the files with "
+            "its code, its weight and its options"
+        ),
     )
     created_at: Mapped[Now] = mapped_column(comment="Time at which a processor first worked by it")
 
@@ -46,13 +51,17 @@ class Processing(Base):
         ForeignKey("experience.id", ondelete="CASCADE"), comment="The experience that was looked at"
     )
     processor: Mapped[str] = mapped_column(
-        Text, comment="Which processor: clean, score or another one's name"
+        Text, comment="Which processor: clean or score; rescore where a row was judged again"
     )
     processor_version: Mapped[int] = mapped_column(
-        Integer, comment="Version of the processor's list of steps, as in step_list"
+        Integer, comment="Version of the list of steps, as in step_list; that of score where it is rescore"
     )
     attempt: Mapped[int] = mapped_column(
-        Integer, comment="Attempt of the row's lease under which the processor looked at it"
+        Integer,
+        comment=(
+            "Attempt of the row's lease under which the processor looked at it; where it was judged again, "
+            "how often it was by this version"
+        ),
     )
     outcome: Mapped[Outcome] = mapped_column(
         enum(Outcome, "processing_outcome"), comment="passed, dropped, failed or refused"
@@ -63,6 +72,9 @@ class Processing(Base):
     error: Mapped[str | None] = mapped_column(
         Text, comment="What went wrong; NULL unless the outcome is failed"
     )
+    detail: Mapped[dict[str, Any] | None] = mapped_column(
+        comment="What clean steps found in a row that they passed, by the step's name; NULL if nothing"
+    )
     created_at: Mapped[Now] = mapped_column(comment="Time at which the processor was done with the row")
 
     __table_args__ = (
@@ -71,6 +83,36 @@ class Processing(Base):
             "experience_id", "processor", "processor_version", "attempt", name="processing_attempt_key"
         ),
         CheckConstraint("(outcome = 'failed') = (error IS NOT NULL)", "error_iff_failed"),
+    )
+
+
+class Rescore(Base):
+    """A rollout group whose rows are being judged again, or were when their worker died. Written by rescore.
+
+    The lease of the rows themselves is not touched: they may be drawn and trained on meanwhile.
+    """
+
+    __tablename__ = "rescore"
+
+    group_id: Mapped[int] = mapped_column(
+        ForeignKey("rollout_group.id", ondelete="CASCADE"), primary_key=True, comment="The rollout group"
+    )
+    # No foreign key: the claim is made by a worker that exists.
+    worker_id: Mapped[int | None] = mapped_column(
+        comment="The worker that holds it; NULL if the worker died before its verdict",
+        info=refers_to("worker"),
+    )
+    attempt: Mapped[int] = mapped_column(
+        Integer,
+        server_default="1",
+        comment="How many times it was leased since its last verdict; an older holder's verdict is refused",
+    )
+
+    __table_args__ = (
+        # Gives back what a dead worker held.
+        Index(None, "worker_id"),
+        # Leases, which end soon. A copy of a run has no workers.
+        {"postgresql_with": HOT_TABLE, "info": OF_THE_STORE},
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, Text
+from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, Integer, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from trinity_db.schema.base import CURRENT_XACT, TRANSACTION, Base, Id, Now
@@ -11,7 +11,8 @@ from trinity_db.schema.base import CURRENT_XACT, TRANSACTION, Base, Id, Now
 class RewardEvent(Base):
     """One statement about a rollout or an experience. Written by explorer, score processor, import, people.
 
-    The latest of each name counts. A reward is the sum of their values, each times its weight.
+    The latest of each name counts. A reward is the sum of their values, each times its weight;
+    reward_part_view has the rule.
     """
 
     __tablename__ = "reward_event"
@@ -31,7 +32,7 @@ class RewardEvent(Base):
         comment="The experience that it is about; NULL where it is about a rollout",
     )
     source: Mapped[str] = mapped_column(
-        Text, comment="Where it comes from: explore, score, import or a source that a person named"
+        Text, comment="Where it comes from: explore, score, rescore, import or a source that a person named"
     )
     name: Mapped[str] = mapped_column(
         Text, comment="Name under which it counts, such as that of a reward function"
@@ -42,6 +43,13 @@ class RewardEvent(Base):
     )
     created_by: Mapped[str | None] = mapped_column(
         Text, comment="The person or program that gave it; NULL if unknown"
+    )
+    processor_version: Mapped[int | None] = mapped_column(
+        Integer,
+        comment=(
+            "Version of the list of scoring steps that judged, as in step_list of the processor score; "
+            "NULL where no step did"
+        ),
     )
     detail: Mapped[dict[str, Any] | None] = mapped_column(comment="Further details, as JSON")
     created_at: Mapped[Now] = mapped_column(comment="Time at which it was recorded")

@@ -44,6 +44,7 @@ GRANT INSERT (run_id, role, step, name, value) ON trinity.metric
     TO trinity_explorer, trinity_processor, trinity_trainer;
 GRANT UPDATE (worker_id) ON trinity.rollout_group, trinity.experience
     TO trinity_explorer, trinity_processor, trinity_trainer;
+GRANT DELETE, UPDATE (worker_id) ON trinity.rescore TO trinity_explorer, trinity_processor, trinity_trainer;
 
 -- An explorer writes groups that it holds and their rollouts, and no reward. run.seed is generated, so a right to update
 -- it is only a right to lock the row: explorers take turns by that lock, and so do processors that record their steps.
@@ -57,15 +58,32 @@ GRANT INSERT (id, run_id, group_id, rollout_id, step, state, held_out, version_m
     ON trinity.experience TO trinity_explorer;
 GRANT INSERT ON trinity.experience_text, trinity.payload, trinity."drop" TO trinity_explorer;
 GRANT USAGE ON SEQUENCE trinity.rollout_id_seq, trinity.experience_id_seq TO trinity_explorer;
-GRANT INSERT (run_id, group_id, ordinal, attempt, retry, worker_id, key_hash), UPDATE (ended_at, worker_id, rewards)
+GRANT INSERT (run_id, group_id, ordinal, attempt, retry, worker_id, key_hash, rewards, started_at),
+    UPDATE (ended_at, worker_id, rewards)
     ON trinity.agent TO trinity_explorer;
-GRANT INSERT (agent_id, number, digest, prompt, codec, num_tokens, data, finish_reason), DELETE
+GRANT INSERT (agent_id, number, digest, prompt, codec, num_tokens, data, finish_reason), DELETE, UPDATE (agent_id)
     ON trinity.call TO trinity_explorer;
+GRANT INSERT (run_id, agent_id),
+    UPDATE (agent_id, parked_at, state, record, version_min, wake_at, resumed_at, resumed_attempt, left_at)
+    ON trinity.park TO trinity_explorer;
 
 -- A processor writes verdicts, rewards, states up to ready, pairs and the archive, and no batch and no version.
 GRANT INSERT ON trinity.processing, trinity.reward_event, trinity."drop", trinity.pairing, trinity.preference, trinity.score,
-    trinity.task_stat, trinity.archive, trinity.step_list TO trinity_processor;
-GRANT UPDATE (state, attempt, reward, seed) ON trinity.experience TO trinity_processor;
+    trinity.task_stat, trinity.archive, trinity.step_list, trinity.rescore TO trinity_processor;
+GRANT UPDATE (attempt) ON trinity.rescore TO trinity_processor;
+GRANT UPDATE (state, attempt, reward, seed, priority) ON trinity.experience TO trinity_processor;
+GRANT INSERT (run_id, group_id), DELETE, UPDATE (attempt, taken_at, priority, processor_version, policy_version, computed_xact,
+        experience_id, step, error, failed_at)
+    ON trinity.group_priority TO trinity_processor;
+-- What a processor makes: tasks, and responses in data sets, which no run learns from before it adopts them.
+GRANT INSERT (run_id, group_id),
+    UPDATE (worker_id, attempt, experience_id, step, error, failed_at, finished_at, processor_version, refused)
+    ON trinity.synthesis TO trinity_processor;
+GRANT INSERT ON trinity.origin TO trinity_processor;
+GRANT INSERT (name) ON trinity.taskset TO trinity_processor;
+GRANT INSERT (taskset_id, key, payload, prompt_digest, ordinal), UPDATE (prompt_digest) ON trinity.task TO trinity_processor;
+GRANT INSERT (run_id, step, state, import_key) ON trinity.experience TO trinity_processor;
+GRANT INSERT ON trinity.experience_text TO trinity_processor;
 GRANT UPDATE (state, ready_xact, ready_at, reward_count, reward_mean, reward_variance, priority)
     ON trinity.rollout_group TO trinity_processor;
 GRANT UPDATE (scored, solved, alpha, beta) ON trinity.task_stat TO trinity_processor;
@@ -76,6 +94,9 @@ GRANT UPDATE (data, archive_row, archive_number) ON trinity.payload TO trinity_p
 -- The first role that owns files makes the store's instance. Later only a trainer changes it.
 GRANT INSERT (system_identifier, database_oid, timeline, home) ON trinity.store_instance TO trinity_processor;
 GRANT DELETE, UPDATE (run_id) ON trinity.pairing TO trinity_processor;
+-- A row that another version of the step passes gets other bands.
+GRANT INSERT, UPDATE (bands) ON trinity.minhash TO trinity_processor;
+GRANT INSERT ON trinity.overlap TO trinity_processor;
 
 -- A trainer writes batches, versions, states from ready on and rows that it adopts, and no reward event.
 GRANT UPDATE (state, finished_at) ON trinity.run TO trinity_trainer;
@@ -84,7 +105,7 @@ GRANT INSERT ON trinity.batch_item, trinity.experience, trinity.preference, trin
     trinity.score TO trinity_trainer;
 GRANT UPDATE (state, attempt, use_count, prompt_length, response_length, ready_xact, seed) ON trinity.experience
     TO trinity_trainer;
-GRANT UPDATE (state) ON trinity.rollout_group TO trinity_trainer;
+GRANT UPDATE (state, use_count, seed, ready_xact, ready_at) ON trinity.rollout_group TO trinity_trainer;
 GRANT UPDATE (state, worker_id, attempt, use_count, seed) ON trinity.preference TO trinity_trainer;
 
 -- A trainer begins the evaluations of a version that it publishes, an explorer gives up what it cannot load, and a
@@ -92,24 +113,46 @@ GRANT UPDATE (state, worker_id, attempt, use_count, seed) ON trinity.preference 
 GRANT INSERT (run_id, taskset_id, version, samples, temperature, max_new_tokens, seed, solved_reward, setting_id)
     ON trinity.evaluation TO trinity_trainer;
 GRANT INSERT (run_id, task_id, state, evaluation_id, expected, attempt) ON trinity.rollout_group TO trinity_trainer;
+-- It adopts groups of other runs, and the attempts that these gain before it draws them.
+GRANT INSERT (source_id, arrived, completed_at, reward_count, reward_mean, reward_variance),
+    UPDATE (expected, arrived, reward_count, reward_mean, reward_variance)
+    ON trinity.rollout_group TO trinity_trainer;
 GRANT UPDATE (error, finished_at) ON trinity.evaluation TO trinity_trainer, trinity_explorer;
 GRANT UPDATE (finished_at) ON trinity.evaluation TO trinity_processor;
 
 -- A labeller writes reward events and pairs, and the numbers that follow from them.
-GRANT INSERT (run_id, rollout_id, experience_id, source, name, value, weight, created_by, detail) ON trinity.reward_event
+GRANT INSERT (run_id, rollout_id, experience_id, source, name, value, weight, created_by, processor_version, detail)
+    ON trinity.reward_event
     TO trinity_labeller;
-GRANT INSERT (run_id, chosen_id, rejected_id, source, margin, extra) ON trinity.preference TO trinity_labeller;
-GRANT INSERT (run_id, group_id) ON trinity.pairing TO trinity_labeller;
+GRANT INSERT (run_id, chosen_id, rejected_id, source, margin, extra, held_out, origin_id, seed, upheld, gives_labels),
+    UPDATE (upheld)
+    ON trinity.preference
+    TO trinity_labeller;
+GRANT INSERT (run_id, experience_id, other_id, source, name, weight, wanted, lowest, highest), UPDATE (closed_at)
+    ON trinity.review
+    TO trinity_labeller;
+GRANT INSERT (review_id, author, state, value, swapped, blind, seconds, leased_until, decided_at),
+    UPDATE (state, value, swapped, blind, seconds, attempt, leased_until, decided_at)
+    ON trinity.label
+    TO trinity_labeller;
+GRANT INSERT (review_id, side) ON trinity.decision TO trinity_labeller;
+GRANT INSERT (run_id, group_id) ON trinity.pairing, trinity.group_priority TO trinity_labeller;
+GRANT UPDATE (answer, answered_at, answered_by) ON trinity.park TO trinity_labeller;
 GRANT UPDATE (reward) ON trinity.experience TO trinity_labeller;
 GRANT UPDATE (reward_count, reward_mean, reward_variance, priority) ON trinity.rollout_group TO trinity_labeller;
 GRANT UPDATE (scored, solved, alpha, beta) ON trinity.task_stat TO trinity_labeller;
 GRANT UPDATE (seed) ON trinity.preference TO trinity_labeller;
+
+-- The roles that adopt pairs, and people who compare rows, let labels follow from pairs.
+GRANT EXECUTE ON FUNCTION trinity.follow_labels(bigint[]) TO trinity_processor, trinity_trainer, trinity_labeller;
 
 -- A role that opens a run or judges imported rows locks their taskset, and may change nothing in it.
 GRANT UPDATE (name) ON trinity.taskset TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller;
 ALTER TABLE trinity.taskset ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS is_read ON trinity.taskset;
 CREATE POLICY is_read ON trinity.taskset FOR SELECT USING (true);
+DROP POLICY IF EXISTS processor_makes ON trinity.taskset;
+CREATE POLICY processor_makes ON trinity.taskset FOR INSERT TO trinity_processor WITH CHECK (true);
 DROP POLICY IF EXISTS is_locked ON trinity.taskset;
 CREATE POLICY is_locked ON trinity.taskset FOR UPDATE
     TO trinity_explorer, trinity_processor, trinity_trainer, trinity_labeller USING (true) WITH CHECK (false);
@@ -143,6 +186,10 @@ CREATE POLICY explorer_starts ON trinity.rollout_group FOR INSERT TO trinity_exp
 DROP POLICY IF EXISTS trainer_evaluates ON trinity.rollout_group;
 CREATE POLICY trainer_evaluates ON trinity.rollout_group FOR INSERT TO trinity_trainer
     WITH CHECK (evaluation_id IS NOT NULL AND worker_id IS NULL);
+DROP POLICY IF EXISTS trainer_adopts ON trinity.rollout_group;
+CREATE POLICY trainer_adopts ON trinity.rollout_group FOR INSERT TO trinity_trainer
+    WITH CHECK (source_id IS NOT NULL AND state = 'ready' AND evaluation_id IS NULL AND worker_id IS NULL
+                AND EXISTS (SELECT FROM trinity.rollout_group s WHERE s.id = rollout_group.source_id AND s.run_id <> rollout_group.run_id));
 DROP POLICY IF EXISTS explorer_moves ON trinity.rollout_group;
 CREATE POLICY explorer_moves ON trinity.rollout_group FOR UPDATE TO trinity_explorer
     USING (state::text IN ('open', 'evaluating')
@@ -206,6 +253,10 @@ CREATE POLICY explorer_writes ON trinity.experience FOR INSERT TO trinity_explor
         END);
 DROP POLICY IF EXISTS trainer_adopts ON trinity.experience;
 CREATE POLICY trainer_adopts ON trinity.experience FOR INSERT TO trinity_trainer WITH CHECK (source_id IS NOT NULL);
+DROP POLICY IF EXISTS processor_makes ON trinity.experience;
+CREATE POLICY processor_makes ON trinity.experience FOR INSERT TO trinity_processor
+    WITH CHECK (state = 'ready' AND group_id IS NULL AND source_id IS NULL
+                AND EXISTS (SELECT FROM trinity.run r WHERE r.id = run_id AND r.kind = 'data'));
 DROP POLICY IF EXISTS explorer_gives_back ON trinity.experience;
 CREATE POLICY explorer_gives_back ON trinity.experience FOR UPDATE TO trinity_explorer
     USING (state IN ('raw', 'clean', 'scored')
@@ -231,7 +282,8 @@ CREATE POLICY trainer_encodes ON trinity.payload FOR INSERT TO trinity_trainer W
 DROP POLICY IF EXISTS processor_archives ON trinity.payload;
 CREATE POLICY processor_archives ON trinity.payload FOR UPDATE TO trinity_processor USING (true);
 
--- An explorer lets agents in for groups that its login's workers hold, and takes over those of workers that are gone.
+-- An explorer lets agents in for groups that its login's workers hold, and takes over those of workers that are gone. It
+-- also takes over an attempt that another login's worker, which may live, has parked in a group that its own workers hold now.
 ALTER TABLE trinity.agent ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS is_read ON trinity.agent;
 CREATE POLICY is_read ON trinity.agent FOR SELECT USING (true);
@@ -244,7 +296,9 @@ DROP POLICY IF EXISTS explorer_moves ON trinity.agent;
 CREATE POLICY explorer_moves ON trinity.agent FOR UPDATE TO trinity_explorer
     USING (worker_id <> ALL (ARRAY(SELECT w.id FROM trinity.worker w
                                    WHERE w.login <> session_user AND w.stopped_at IS NULL
-                                     AND w.heartbeat_at >= clock_timestamp() - interval '30 s')));
+                                     AND w.heartbeat_at >= clock_timestamp() - interval '30 s'))
+           OR EXISTS (SELECT FROM trinity.rollout_group g JOIN trinity.worker w ON w.id = g.worker_id
+                      WHERE g.id = group_id AND w.login = session_user));
 
 -- Calls are those of agents that a worker of the explorer's login answers.
 ALTER TABLE trinity.call ENABLE ROW LEVEL SECURITY;
@@ -258,3 +312,25 @@ DROP POLICY IF EXISTS explorer_deletes ON trinity.call;
 CREATE POLICY explorer_deletes ON trinity.call FOR DELETE TO trinity_explorer
     USING (EXISTS (SELECT FROM trinity.agent a JOIN trinity.worker w ON w.id = a.worker_id
                    WHERE a.id = agent_id AND w.login = session_user));
+-- Calls go to the agent that succeeds theirs.
+DROP POLICY IF EXISTS explorer_moves ON trinity.call;
+CREATE POLICY explorer_moves ON trinity.call FOR UPDATE TO trinity_explorer
+    USING (EXISTS (SELECT FROM trinity.agent a JOIN trinity.rollout_group g ON g.id = a.group_id
+                   JOIN trinity.worker w ON w.id = g.worker_id
+                   WHERE a.id = agent_id AND w.login = session_user));
+
+-- An explorer parks attempts of groups that its login's workers hold, and goes on with them.
+ALTER TABLE trinity.park ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.park;
+CREATE POLICY is_read ON trinity.park FOR SELECT USING (true);
+DROP POLICY IF EXISTS explorer_parks ON trinity.park;
+CREATE POLICY explorer_parks ON trinity.park FOR INSERT TO trinity_explorer
+    WITH CHECK (EXISTS (SELECT FROM trinity.agent a JOIN trinity.worker w ON w.id = a.worker_id
+                        WHERE a.id = agent_id AND a.run_id = park.run_id AND w.login = session_user));
+DROP POLICY IF EXISTS explorer_moves ON trinity.park;
+CREATE POLICY explorer_moves ON trinity.park FOR UPDATE TO trinity_explorer
+    USING (EXISTS (SELECT FROM trinity.agent a JOIN trinity.rollout_group g ON g.id = a.group_id
+                   JOIN trinity.worker w ON w.id = g.worker_id
+                   WHERE a.id = agent_id AND w.login = session_user));
+DROP POLICY IF EXISTS people_answer ON trinity.park;
+CREATE POLICY people_answer ON trinity.park FOR UPDATE TO trinity_labeller USING (true);

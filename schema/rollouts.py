@@ -32,6 +32,11 @@ class RolloutGroup(Base):
         ForeignKey("run.id", ondelete="CASCADE"), comment="The run that the row belongs to"
     )
     task_id: Mapped[int] = mapped_column(ForeignKey("task.id"), comment="The task that its members attempt")
+    # No cascade: a run cannot be deleted while another run has adopted its groups.
+    source_id: Mapped[int | None] = mapped_column(
+        ForeignKey("rollout_group.id"),
+        comment="The group of a data set or another run that a run adopted as this one; NULL for others",
+    )
     state: Mapped[GroupState] = mapped_column(
         enum(GroupState, "group_state"),
         server_default="open",
@@ -105,6 +110,21 @@ class RolloutGroup(Base):
     ready_at: Mapped[datetime | None] = mapped_column(
         comment=("Time at which it was made ready to be drawn; a draw and a reopening leave it as it is")
     )
+    use_count: Mapped[int] = mapped_column(
+        Integer, server_default="0", comment="How many committed batches used it"
+    )
+    seed: Mapped[int | None] = mapped_column(
+        comment=(
+            "The run's seed, in an adopted group whose rows have tokens; NULL in others, which are in no pass"
+        )
+    )
+    place: Mapped[int | None] = mapped_column(
+        Computed("hashint8extended(source_id, seed + use_count)", persisted=True),
+        comment=(
+            "Its place in the shuffled order of a pass over adopted groups; each use gives it another. "
+            "NULL if it is in no pass"
+        ),
+    )
 
     __table_args__ = (
         # A group that claims more members than it expects was written twice.
@@ -157,6 +177,23 @@ class RolloutGroup(Base):
             "version_min",
             "id",
             postgresql_where=text("state = 'ready'"),
+        ),
+        # Serves draws in passes over adopted groups.
+        Index(
+            "rollout_group_place_idx",
+            "run_id",
+            "use_count",
+            "place",
+            "id",
+            postgresql_where=text("state = 'ready' AND place IS NOT NULL"),
+        ),
+        # An adoption that is repeated adds no group twice. A reward finds the adopted groups that follow it.
+        Index(
+            "rollout_group_source_key",
+            "source_id",
+            "run_id",
+            unique=True,
+            postgresql_where=text("source_id IS NOT NULL"),
         ),
         # Octaves are numbered from -59 to 60, and -60 stands for a priority of 0.
         CheckConstraint("priority = 0 OR priority BETWEEN 1e-18 AND 1e18", "priority_in_range"),
@@ -212,7 +249,7 @@ class Rollout(Base):
         Text,
         comment=(
             "Why it ended, such as stop or length. Of a refused rollout the error, if it had failed; spare, "
-            "if its group was complete without it"
+            "if its group was complete without it; given back, with the reason, if it did not begin"
         ),
     )
     error: Mapped[str | None] = mapped_column(Text, comment="What went wrong; NULL unless it failed")

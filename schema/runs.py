@@ -153,7 +153,7 @@ class Worker(Base):
 
 
 class PolicyVersion(Base):
-    """Weights that explorers may use, and the checkpoint that holds them. Written by the trainer."""
+    """Weights that explorers may use, and where their files lie. Written by the trainer."""
 
     __tablename__ = "policy_version"
 
@@ -165,12 +165,44 @@ class PolicyVersion(Base):
     )
     step: Mapped[int] = mapped_column(Integer, comment="Trainer step after which it was published")
     checkpoint: Mapped[str | None] = mapped_column(
-        Text, comment="Where the checkpoint's files lie; NULL once they were removed", info=LOCAL
+        Text, comment="Where its weights lie; NULL once they were removed", info=LOCAL
     )
-    checkpoint_hash: Mapped[str] = mapped_column(Text, comment="Hash of the checkpoint's files")
+    checkpoint_hash: Mapped[str] = mapped_column(Text, comment="Hash of the files in that folder")
     published_at: Mapped[Now] = mapped_column(comment="Time at which it was published")
+    resume_from: Mapped[str | None] = mapped_column(
+        Text,
+        comment=(
+            "Where the checkpoint lies that a trainer goes on from at this version; NULL if there is none, "
+            "or once it was removed"
+        ),
+        info=LOCAL,
+    )
+    resume_hash: Mapped[str | None] = mapped_column(
+        Text, comment="Hash of the checkpoint's files; NULL if this version never had one"
+    )
+    withdrawn_at: Mapped[datetime | None] = mapped_column(
+        comment="Time at which the run went back behind it; NULL while it is on the run's line"
+    )
+    # By a default, so that a trainer of before may publish.
+    skipped: Mapped[int] = mapped_column(
+        Integer,
+        server_default=text("0"),
+        comment=(
+            "Numbers below its own of versions that it does not come from: they were withdrawn or lost "
+            "before. version - skipped is its place on the run's line"
+        ),
+    )
 
-    __table_args__ = (CheckConstraint("version >= 0 AND step >= 0", "not_negative"),)
+    __table_args__ = (
+        CheckConstraint("version >= 0 AND step >= 0", "not_negative"),
+        CheckConstraint("skipped >= 0 AND skipped <= version", "skips_numbers_below"),
+        CheckConstraint("withdrawn_at IS NULL OR checkpoint IS NULL", "withdrawn_has_no_files"),
+        # Without the weights of its version, explorers could not sample where the trainer goes on.
+        CheckConstraint(
+            "resume_from IS NULL OR checkpoint IS NOT NULL AND resume_hash IS NOT NULL",
+            "checkpoint_has_weights",
+        ),
+    )
 
 
 class Metric(Base):

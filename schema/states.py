@@ -83,3 +83,12 @@ class Outcome(StrEnum):
     DROPPED = "dropped"  #: judged unfit
     FAILED = "failed"  #: raised an error; tried again, or a dead letter at the last attempt
     REFUSED = "refused"  #: came after the row was given to another worker; changed nothing
+
+
+class LabelState(StrEnum):
+    """What a person made of a row or pair."""
+
+    DRAFT = "draft"  #: claimed, and not judged yet
+    SUBMITTED = "submitted"  #: judged
+    DISCARDED = "discarded"  #: cannot be judged; counts as an answer without a value
+    SKIPPED = "skipped"  #: left to others

@@ -49,6 +49,11 @@ class Task(Base):
     ordinal: Mapped[int] = mapped_column(
         Integer, comment="Its number in its taskset, from 0, in the order of import; deleted tasks leave gaps"
     )
+    # Computed by the writer: the server's idea of letters depends on its locale.
+    prompt_digest: Mapped[bytes | None] = mapped_column(
+        comment="MD5 of the prompt without case and spaces, by which the same is made once; NULL until a step"
+        " makes a task for the taskset, where the task was written without one"
+    )
     # JSON has numbers that no double holds, as 10^400. From 10^15 on they count as no level.
     level: Mapped[float | None] = mapped_column(
         Double,
@@ -73,6 +78,8 @@ class Task(Base):
             text("COALESCE(level, 'Infinity'::double precision)"),
             "ordinal",
         ),
+        # Finds the prompt of a made task, and tasks whose digest is missing.
+        Index(None, "taskset_id", "prompt_digest"),
         # An explorer could not attempt a task without one.
         CheckConstraint("payload ? 'prompt' OR payload ? 'messages'", "has_prompt"),
     )

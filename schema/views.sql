@@ -12,30 +12,110 @@ DROP VIEW IF EXISTS trinity.evaluation_view;
 DROP FUNCTION IF EXISTS trinity.evaluation_at(bigint, integer);
 DROP VIEW IF EXISTS trinity.evaluation_task_view;
 DROP FUNCTION IF EXISTS trinity.pass_at(bigint, bigint, integer);
+DROP VIEW IF EXISTS trinity.parked_view;
+DROP FUNCTION IF EXISTS trinity.parked_members(bigint, integer);
 DROP VIEW IF EXISTS trinity.state_time_view;
 DROP VIEW IF EXISTS trinity.setting_view;
 DROP VIEW IF EXISTS trinity.awaited_reward_view;
+DROP VIEW IF EXISTS trinity.dispute_view;
+DROP VIEW IF EXISTS trinity.verdict_agreement_view;
+DROP VIEW IF EXISTS trinity.verdict_view;
+DROP VIEW IF EXISTS trinity.agreement_view;
 DROP VIEW IF EXISTS trinity.reward_change_view;
 DROP VIEW IF EXISTS trinity.lease_view;
+DROP VIEW IF EXISTS trinity.origin_view;
+DROP VIEW IF EXISTS trinity.failure_view;
+DROP VIEW IF EXISTS trinity.overlap_view;
 DROP VIEW IF EXISTS trinity.drop_view;
 DROP VIEW IF EXISTS trinity.batch_view;
 DROP VIEW IF EXISTS trinity.policy_progress;
+DROP FUNCTION IF EXISTS trinity.reward_at_training(bigint, bigint, double precision);
+DROP VIEW IF EXISTS trinity.reward_part_view;
 DROP VIEW IF EXISTS trinity.experience_view;
 DROP FUNCTION IF EXISTS trinity.drawable(bigint, integer, integer);
 DROP FUNCTION IF EXISTS trinity.floor_of(bigint);
+DROP FUNCTION IF EXISTS trinity.adoptable_rows(bigint);
+DROP FUNCTION IF EXISTS trinity.is_awaited(bigint, bigint, text);
+DROP FUNCTION IF EXISTS trinity.follow_labels(bigint[]);
+DROP FUNCTION IF EXISTS trinity.label_in(bigint, pg_snapshot);
+DROP FUNCTION IF EXISTS trinity.side_in(bigint, bigint, pg_snapshot);
+DROP FUNCTION IF EXISTS trinity.reward_share(double precision, double precision, text);
+DROP FUNCTION IF EXISTS trinity.reward_share(double precision, double precision, jsonb);
 DROP FUNCTION IF EXISTS trinity.is_learned_from(double precision, boolean);
 DROP FUNCTION IF EXISTS trinity.derived_priority(double precision);
 DROP FUNCTION IF EXISTS trinity.is_alive(timestamptz, double precision);
 DROP FUNCTION IF EXISTS trinity.staleness(integer, integer, integer);
+DROP FUNCTION IF EXISTS trinity.staleness(bigint, integer, integer, integer);
+DROP FUNCTION IF EXISTS trinity.oldest_within(bigint, integer, integer);
+DROP FUNCTION IF EXISTS trinity.unbroken_since(bigint, integer);
+DROP FUNCTION IF EXISTS trinity.distance(bigint, integer, integer);
 -- create
 
--- How far the versions that sampled a row are from a version, on either side. After a run went back to an older version,
--- waiting rows may be of later versions that were withdrawn, and these are as far away as older ones. Never negative. It
--- reads no table, so that the planner puts it into the statement.
-CREATE FUNCTION trinity.staleness(version integer, oldest integer, newest integer)
+-- How many publications lie between two versions of a run. If one of them was withdrawn, the way between them leads up to
+-- the version that both come from, and down to the other one. A version's place on its line is its number less
+-- policy_version.skipped. If a number has no row, the server lost its version, whose line went on from the row below.
+--
+-- Numbers are given in the order of publication, and a run only goes back to a version that its newest one comes from. So
+-- two versions both come from the one before the lowest place that lies between their numbers. If as many numbers are
+-- skipped below both, each number between them is of a version that comes from the one before.
+CREATE FUNCTION trinity.distance(run_id bigint, version integer, other integer)
 RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT greatest(staleness.version - staleness.oldest, staleness.newest - staleness.version)
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN low.skipped = high.skipped THEN high.number - low.number
+                WHEN low.is_kept AND high.is_kept THEN high.number - high.skipped - (low.number - low.skipped)
+                ELSE low.number - low.skipped + high.number - high.skipped
+                     - 2 * least(low.number - low.skipped,
+                                 (SELECT min(p.version - p.skipped) - 1 FROM trinity.policy_version p
+                                  WHERE p.run_id = distance.run_id AND p.version > low.number
+                                    AND p.version <= high.number)) END
+    FROM (SELECT least(distance.version, distance.other) AS number, p.skipped,
+                 p.version = least(distance.version, distance.other) AND p.withdrawn_at IS NULL AS is_kept
+          FROM trinity.policy_version p
+          WHERE p.run_id = distance.run_id AND p.version <= least(distance.version, distance.other)
+          ORDER BY p.version DESC LIMIT 1) low,
+         (SELECT greatest(distance.version, distance.other) AS number, p.skipped,
+                 p.version = greatest(distance.version, distance.other) AND p.withdrawn_at IS NULL AS is_kept
+          FROM trinity.policy_version p
+          WHERE p.run_id = distance.run_id AND p.version <= greatest(distance.version, distance.other)
+          ORDER BY p.version DESC LIMIT 1) high
+$$;
+
+-- How far the versions that sampled a row are from a version: the larger distance of the oldest and the newest of them.
+CREATE FUNCTION trinity.staleness(run_id bigint, version integer, oldest integer, newest integer)
+RETURNS integer
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT greatest(trinity.distance(staleness.run_id, staleness.version, staleness.oldest),
+                    CASE WHEN staleness.newest <> staleness.oldest
+                         THEN trinity.distance(staleness.run_id, staleness.version, staleness.newest) END)
+$$;
+
+-- The lowest number from which on each version, up to the given one, comes from the version just before it; 0 in a run that
+-- never went back. From there on the distance from the given version is the difference of the numbers.
+CREATE FUNCTION trinity.unbroken_since(run_id bigint, version integer)
+RETURNS integer
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN latest.skipped = 0 THEN 0
+                ELSE (SELECT min(p.version) FROM trinity.policy_version p
+                      WHERE p.run_id = unbroken_since.run_id
+                        AND p.version > (SELECT q.version FROM trinity.policy_version q
+                                         WHERE q.run_id = unbroken_since.run_id AND q.version < unbroken_since.version
+                                           AND q.skipped < latest.skipped
+                                         ORDER BY q.version DESC LIMIT 1)) END
+    FROM trinity.policy_version latest
+    WHERE latest.run_id = unbroken_since.run_id AND latest.version = unbroken_since.version
+$$;
+
+-- Every version with a lower number than this one is farther from the given version than the limit.
+CREATE FUNCTION trinity.oldest_within(run_id bigint, version integer, max_distance integer)
+RETURNS integer
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN latest.skipped = 0 THEN latest.version - oldest_within.max_distance
+                ELSE coalesce((SELECT p.version + 1 FROM trinity.policy_version p
+                               WHERE p.run_id = oldest_within.run_id AND p.version <= latest.version
+                                 AND p.version - p.skipped < latest.version - latest.skipped - oldest_within.max_distance
+                               ORDER BY p.version DESC LIMIT 1), 0) END
+    FROM trinity.policy_version latest
+    WHERE latest.run_id = oldest_within.run_id AND latest.version = oldest_within.version
 $$;
 
 -- Whether a worker is alive, given the time of its last heartbeat: that time is at most a lease away from now. A time in
@@ -61,6 +141,73 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT (is_learned_from.reward > 0) IS TRUE OR (is_learned_from.reward IS NOT NULL) = is_learned_from.draws_labels
 $$;
 
+-- What a reward event adds to the reward: its value times its weight. NULL if a person or a program gave it the weight 0,
+-- as if people took all their verdicts back, so that a row about which nothing else is said has no reward, and no reward
+-- of 0. Of a processing step a weight of 0 counts as 0.
+CREATE FUNCTION trinity.reward_share(value double precision, weight double precision, source text)
+RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN reward_share.weight <> 0 OR reward_share.source IN ('score', 'rescore')
+                THEN reward_share.value * reward_share.weight END
+$$;
+
+-- Whether a row still waits for a source of rewards. It does not if the source gave a reward outside the queue of people,
+-- or if people have given all verdicts in the queue that they were asked for, also if none of these has a value. Verdicts
+-- with weight 0 stand beside the reward, so that no row waits for them.
+CREATE FUNCTION trinity.is_awaited(experience_id bigint, rollout_id bigint, source text)
+RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT NOT EXISTS (SELECT FROM trinity.reward_event v
+                       WHERE v.rollout_id = is_awaited.rollout_id AND v.source = is_awaited.source
+                         AND v.weight <> 0 AND v.detail -> 'review' IS NULL)
+       AND NOT EXISTS (SELECT FROM trinity.reward_event v
+                       WHERE v.experience_id = is_awaited.experience_id AND v.source = is_awaited.source
+                         AND v.weight <> 0 AND v.detail -> 'review' IS NULL)
+       AND NOT EXISTS (SELECT FROM trinity.review q
+                       WHERE q.experience_id = is_awaited.experience_id AND q.other_id IS NULL
+                         AND q.source = is_awaited.source AND q.weight <> 0 AND q.closed_at IS NOT NULL)
+$$;
+
+-- What people had decided of two rows, as a snapshot saw it: 1 if they found the first one better, -1 the other one, 0
+-- neither; NULL if no verdict of theirs counted. A snapshot of NULL sees all.
+CREATE FUNCTION trinity.side_in(first_id bigint, other_id bigint, seen pg_snapshot)
+RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN q.experience_id = side_in.first_id THEN d.side ELSE -d.side END
+    FROM trinity.review q
+    JOIN trinity.decision d ON d.review_id = q.id
+    WHERE q.experience_id = least(side_in.first_id, side_in.other_id)
+      AND q.other_id = greatest(side_in.first_id, side_in.other_id)
+      AND pg_visible_in_snapshot(d.xact::text::xid8, side_in.seen) IS NOT FALSE
+    ORDER BY d.id DESC
+    LIMIT 1
+$$;
+
+-- What pairs say of an experience, as a snapshot saw them: 1 if it is the chosen one of each pair that gives labels, 0 if it
+-- is the rejected one of each; NULL if it is in none, or pairs contradict one another. A pair that people decided otherwise
+-- says nothing. A snapshot of NULL sees all, what the transaction itself wrote too.
+CREATE FUNCTION trinity.label_in(experience_id bigint, seen pg_snapshot)
+RETURNS double precision
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN bool_and(p.is_chosen) THEN 1 WHEN NOT bool_or(p.is_chosen) THEN 0 END
+    FROM (
+        SELECT a.*, true AS is_chosen FROM trinity.preference a WHERE a.chosen_id = label_in.experience_id
+        UNION ALL
+        SELECT b.*, false FROM trinity.preference b WHERE b.rejected_id = label_in.experience_id
+    ) p
+    LEFT JOIN LATERAL (
+        SELECT v.source, trinity.side_in(p.chosen_id, p.rejected_id, label_in.seen) AS side
+        FROM trinity.review v
+        WHERE v.experience_id = least(p.chosen_id, p.rejected_id)
+          AND v.other_id = greatest(p.chosen_id, p.rejected_id)
+          -- A pair that came from another run may have the source of a review that is not decided yet.
+          AND EXISTS (SELECT FROM trinity.decision d
+                      WHERE d.review_id = v.id AND pg_visible_in_snapshot(d.xact::text::xid8, label_in.seen) IS NOT FALSE)
+    ) q ON true
+    WHERE p.gives_labels AND pg_visible_in_snapshot(p.ready_xact::text::xid8, label_in.seen) IS NOT FALSE
+      AND coalesce(q.side > 0, q.source IS DISTINCT FROM p.source)
+$$;
+
 -- The id below which no rollout group of a run is live any more: batch.floor of its last batch; 0 before the first. A
 -- table of one row, so that the planner puts it into the statement.
 CREATE FUNCTION trinity.floor_of(run_id bigint)
@@ -71,14 +218,33 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
 $$;
 
 -- The rollout groups of a run that a draw may take now: those that are ready and within the staleness limit, counted
--- from a version. NULL as the limit: there is none. drawable_groups says the same of a draw that was recorded.
+-- from a version. NULL as the limit: there is none. drawable_groups says the same of a draw that was recorded. If
+-- the difference of the numbers tells the staleness, no table is read for it: this case comes first.
 CREATE FUNCTION trinity.drawable(run_id bigint, version integer, max_staleness integer)
 RETURNS TABLE (id bigint, octave smallint)
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT g.id, g.octave
     FROM trinity.rollout_group g
     WHERE g.run_id = drawable.run_id AND g.state = 'ready'
-      AND (trinity.staleness(drawable.version, g.version_min, g.version_max) > drawable.max_staleness) IS NOT TRUE
+      AND (CASE WHEN g.version_max <= drawable.version
+                     AND g.version_min >= (SELECT trinity.unbroken_since(drawable.run_id, drawable.version))
+                THEN drawable.version - g.version_min
+                ELSE trinity.staleness(drawable.run_id, drawable.version, g.version_min, g.version_max)
+           END > drawable.max_staleness) IS NOT TRUE
+$$;
+
+-- The rows of a rollout group that another run may adopt: those that its own run sampled, and that are ready, were
+-- trained on, or became too stale for it. Rows that were dropped and rows of evaluations are left out. Rows whose arrays
+-- were pruned cannot be adopted after all, and greedy ones only with their group, whose others are compared with them.
+CREATE FUNCTION trinity.adoptable_rows(group_id bigint)
+RETURNS TABLE (id bigint, rollout_id bigint, step smallint, reward double precision, greedy boolean, pruned boolean)
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT e.id, e.rollout_id, e.step, e.reward, m.greedy, p.pruned_at IS NOT NULL
+    FROM trinity.experience e
+    JOIN trinity.rollout m ON m.id = e.rollout_id
+    LEFT JOIN trinity.payload p ON p.experience_id = e.id
+    WHERE e.group_id = adoptable_rows.group_id AND e.source_id IS NULL AND NOT e.held_out
+      AND (e.state IN ('ready', 'leased', 'trained', 'expired')) IS TRUE
 $$;
 
 -- Every experience with its text, its reward, how stale it is now and how often it was used. staleness_now grows with
@@ -97,7 +263,8 @@ SELECT e.id,
        e.reward,
        e.version_min,
        e.version_max,
-       trinity.staleness(latest.version, e.version_min, e.version_max) AS staleness_now,
+       CASE WHEN latest.skipped = 0 AND e.version_max <= latest.version THEN latest.version - e.version_min
+            ELSE trinity.staleness(e.run_id, latest.version, e.version_min, e.version_max) END AS staleness_now,
        e.use_count,
        e.prompt_length,
        e.response_length,
@@ -113,8 +280,9 @@ LEFT JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e
 LEFT JOIN trinity.rollout m ON m.id = e.rollout_id
 LEFT JOIN trinity.rollout_group g ON g.id = e.group_id
 LEFT JOIN trinity.task t ON t.id = g.task_id
-LEFT JOIN LATERAL (SELECT max(p.version) AS version FROM trinity.policy_version p
-                   WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL) latest ON true;
+LEFT JOIN LATERAL (SELECT p.version, p.skipped FROM trinity.policy_version p
+                   WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL
+                   ORDER BY p.version DESC LIMIT 1) latest ON true;
 COMMENT ON COLUMN trinity.experience_view.id IS 'Number of the experience';
 COMMENT ON COLUMN trinity.experience_view.run IS 'Name of its run';
 COMMENT ON COLUMN trinity.experience_view.state IS 'raw, clean, scored, ready, leased, trained, dropped or expired; evaluated in an evaluation';
@@ -127,7 +295,7 @@ COMMENT ON COLUMN trinity.experience_view.response IS 'Response as text';
 COMMENT ON COLUMN trinity.experience_view.reward IS 'Reward as it is now; NULL before the first';
 COMMENT ON COLUMN trinity.experience_view.version_min IS 'Oldest policy version that wrote any of its tokens';
 COMMENT ON COLUMN trinity.experience_view.version_max IS 'Newest policy version that wrote any of its tokens';
-COMMENT ON COLUMN trinity.experience_view.staleness_now IS 'Latest policy version whose checkpoint is kept, less version_min; in policy versions';
+COMMENT ON COLUMN trinity.experience_view.staleness_now IS 'How many publications lie between the latest policy version and the farthest that wrote any of its tokens';
 COMMENT ON COLUMN trinity.experience_view.use_count IS 'How many committed batches used it';
 COMMENT ON COLUMN trinity.experience_view.prompt_length IS 'Length of the prompt in tokens';
 COMMENT ON COLUMN trinity.experience_view.response_length IS 'Length of the response in tokens';
@@ -138,14 +306,98 @@ COMMENT ON COLUMN trinity.experience_view.held_out IS 'Whether it is kept for ev
 COMMENT ON COLUMN trinity.experience_view.evaluation_id IS 'The evaluation that it is a part of; NULL if it is for training';
 COMMENT ON COLUMN trinity.experience_view.created_at IS 'Time at which it was written';
 
--- Each policy version with the experiences that it wrote to be trained on: how many, with which reward and of which length.
+-- What the reward of each experience is made of. THE RULE: of the statements about an experience, about the one that it
+-- was adopted from and about its rollout, the latest of each name counts, and the reward is the sum of their values, each
+-- times its weight. A statement with weight 0 stands beside the reward. `refresh_rewards` computes rewards from this view.
+-- Where no statement counts, the reward is what pairs say, by label_in.
+--
+-- A rescore follows the rule by what it writes. Under a name whose latest statement is a person's or a program's, it
+-- writes none. What a step that was asked again says no more, or a step that the run has no more, it repeats with weight
+-- 0. So of each step the statements of one pass count, and a correction by a person is kept.
+CREATE VIEW trinity.reward_part_view AS
+SELECT DISTINCT ON (e.id, v.name)
+       r.name AS run,
+       e.id AS experience_id,
+       v.name,
+       v.value,
+       v.weight,
+       v.source,
+       v.created_by,
+       v.processor_version,
+       v.created_at,
+       v.id AS event_id,
+       trinity.reward_share(v.value, v.weight, v.source) AS share
+FROM trinity.experience e
+LEFT JOIN trinity.run r ON r.id = e.run_id
+CROSS JOIN LATERAL (
+    SELECT a.* FROM trinity.reward_event a WHERE a.rollout_id = e.rollout_id
+    UNION ALL
+    SELECT a.* FROM trinity.reward_event a WHERE a.experience_id = ANY(ARRAY[e.id, e.source_id])
+) v
+ORDER BY e.id, v.name, v.id DESC;
+COMMENT ON COLUMN trinity.reward_part_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.reward_part_view.experience_id IS 'The experience';
+COMMENT ON COLUMN trinity.reward_part_view.name IS 'Name under which the statement counts';
+COMMENT ON COLUMN trinity.reward_part_view.value IS 'What it says';
+COMMENT ON COLUMN trinity.reward_part_view.weight IS 'Factor of the value in the reward; 0: it stands beside the reward';
+COMMENT ON COLUMN trinity.reward_part_view.source IS 'Where it comes from: explore, score, rescore, import or a source that a person named';
+COMMENT ON COLUMN trinity.reward_part_view.created_by IS 'The person or program that gave it; NULL if unknown';
+COMMENT ON COLUMN trinity.reward_part_view.processor_version IS 'Version of the list of steps that made it, as in step_list of the processor score; NULL where no step did';
+COMMENT ON COLUMN trinity.reward_part_view.created_at IS 'Time at which it was recorded';
+COMMENT ON COLUMN trinity.reward_part_view.event_id IS 'Number of the reward event';
+COMMENT ON COLUMN trinity.reward_part_view.share IS
+    'What it adds to the reward: value times weight; NULL if a person or a program gave the weight 0';
+
+-- Gives these experiences, which are locked, the rewards that pairs say, where no statement about them counts. It has the
+-- rights of the tables' owner: a trainer adopts pairs and may set no rewards, and this sets none but those that follow.
+CREATE FUNCTION trinity.follow_labels(ids bigint[])
+RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE trinity.experience e SET reward = said.label
+    FROM (SELECT n.id, trinity.label_in(n.id, NULL) AS label FROM unnest(follow_labels.ids) AS n (id)) said
+    WHERE e.id = said.id AND e.draws_labels AND e.reward IS DISTINCT FROM said.label
+      -- A sum, and no NOT EXISTS, which the planner would make a join with the statements about all rows of the store.
+      AND (SELECT sum(v.share) FROM trinity.reward_part_view v WHERE v.experience_id = e.id) IS NULL
+$$;
+REVOKE EXECUTE ON FUNCTION trinity.follow_labels(bigint[]) FROM PUBLIC;
+
+-- The reward of an experience as it was at training: what the last committed batch with it used. Of a row that no batch
+-- used with a reward, the reward that it would have if no rescore had judged it.
+CREATE FUNCTION trinity.reward_at_training(experience_id bigint, rollout_id bigint, reward double precision)
+RETURNS double precision
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(
+        (SELECT i.reward
+         FROM trinity.batch_item i
+         JOIN trinity.batch b ON b.id = i.batch_id AND b.state = 'committed'
+         WHERE i.experience_id = reward_at_training.experience_id AND i.reward IS NOT NULL
+         ORDER BY b.id DESC LIMIT 1),
+        CASE WHEN EXISTS (SELECT FROM trinity.reward_event v
+                          WHERE v.rollout_id = reward_at_training.rollout_id AND v.source = 'rescore')
+                  OR EXISTS (SELECT FROM trinity.reward_event v
+                             WHERE v.experience_id = reward_at_training.experience_id AND v.source = 'rescore')
+             THEN (SELECT sum(trinity.reward_share(v.value, v.weight, v.source) ORDER BY v.name)
+                   FROM (SELECT DISTINCT ON (a.name) a.name, a.value, a.weight, a.source
+                         FROM (SELECT w.* FROM trinity.reward_event w
+                               WHERE w.rollout_id = reward_at_training.rollout_id
+                               UNION ALL
+                               SELECT w.* FROM trinity.reward_event w
+                               WHERE w.experience_id = reward_at_training.experience_id) a
+                         WHERE a.source <> 'rescore'
+                         ORDER BY a.name, a.id DESC) v)
+             ELSE reward_at_training.reward END)
+$$;
+
+-- Each policy version with the experiences that it wrote to be trained on: their number, mean reward and mean length.
+-- `reward` is that of training, so that judging rows again does not change it; `reward_now` follows.
 CREATE VIEW trinity.policy_progress AS
 SELECT r.name AS run,
        p.version,
        p.step,
        p.published_at,
        count(e.id) AS experiences,
-       avg(e.reward) AS reward,
+       avg(trinity.reward_at_training(e.id, e.rollout_id, e.reward)) AS reward,
+       avg(e.reward) AS reward_now,
        avg(e.response_length) AS response_length,
        count(e.id) FILTER (WHERE e.state = 'trained') AS trained,
        count(e.id) FILTER (WHERE e.state IN ('dropped', 'expired')) AS dropped
@@ -158,7 +410,8 @@ COMMENT ON COLUMN trinity.policy_progress.version IS 'Policy version';
 COMMENT ON COLUMN trinity.policy_progress.step IS 'Trainer step after which it was published';
 COMMENT ON COLUMN trinity.policy_progress.published_at IS 'Time at which it was published';
 COMMENT ON COLUMN trinity.policy_progress.experiences IS 'Experiences whose oldest token it wrote';
-COMMENT ON COLUMN trinity.policy_progress.reward IS 'Mean of their rewards';
+COMMENT ON COLUMN trinity.policy_progress.reward IS 'Mean of their rewards as they were at training; of rows that no batch used, as they were before any rescore';
+COMMENT ON COLUMN trinity.policy_progress.reward_now IS 'Mean of their rewards as they are now';
 COMMENT ON COLUMN trinity.policy_progress.response_length IS 'Mean length of their responses in tokens';
 COMMENT ON COLUMN trinity.policy_progress.trained IS 'How many of them are trained';
 COMMENT ON COLUMN trinity.policy_progress.dropped IS 'How many of them are dropped or expired';
@@ -199,7 +452,7 @@ COMMENT ON COLUMN trinity.batch_view.run IS 'Name of its run';
 COMMENT ON COLUMN trinity.batch_view.step IS 'Trainer step that it is for';
 COMMENT ON COLUMN trinity.batch_view.state IS 'leased, committed or reopened';
 COMMENT ON COLUMN trinity.batch_view.policy_version IS 'Latest published policy version at the draw';
-COMMENT ON COLUMN trinity.batch_view.included_version IS 'First policy version whose checkpoint includes it; NULL before';
+COMMENT ON COLUMN trinity.batch_view.included_version IS 'First policy version that includes it; NULL before';
 COMMENT ON COLUMN trinity.batch_view.epoch IS 'Passes over imported data finished before it; 0 in an online run';
 COMMENT ON COLUMN trinity.batch_view.sampler IS 'Name of the sampler';
 COMMENT ON COLUMN trinity.batch_view.seed IS 'Seed of the draw';
@@ -250,6 +503,126 @@ COMMENT ON COLUMN trinity.drop_view.rows IS 'Experiences dropped';
 COMMENT ON COLUMN trinity.drop_view.groups IS 'Rollout groups dropped';
 COMMENT ON COLUMN trinity.drop_view.preferences IS 'Pairs dropped';
 
+-- Text of tasks that are kept for evaluation in other tasks and in responses: evidence for a person to judge.
+CREATE VIEW trinity.overlap_view AS
+SELECT o.id,
+       r.name AS run,
+       o.experience_id,
+       coalesce(o.of_task_id, g.task_id) AS task_id,
+       s.name AS taskset,
+       o.task_id AS evaluated_task_id,
+       b.name AS evaluated_taskset,
+       o.measure,
+       o.share,
+       o.text,
+       e.state::text AS state,
+       o.created_at
+FROM trinity.overlap o
+JOIN trinity.task k ON k.id = o.task_id
+JOIN trinity.taskset b ON b.id = k.taskset_id
+LEFT JOIN trinity.experience e ON e.id = o.experience_id
+LEFT JOIN trinity.run r ON r.id = e.run_id
+LEFT JOIN trinity.rollout_group g ON g.id = e.group_id
+LEFT JOIN trinity.task t ON t.id = coalesce(o.of_task_id, g.task_id)
+LEFT JOIN trinity.taskset s ON s.id = t.taskset_id;
+COMMENT ON COLUMN trinity.overlap_view.id IS 'Number of the evidence';
+COMMENT ON COLUMN trinity.overlap_view.run IS 'Name of the row''s run; NULL where it is about a task';
+COMMENT ON COLUMN trinity.overlap_view.experience_id IS 'The experience whose response has the text; NULL where a task has it';
+COMMENT ON COLUMN trinity.overlap_view.task_id IS 'The task that has the text, or at which the response is an attempt';
+COMMENT ON COLUMN trinity.overlap_view.taskset IS 'Name of its taskset';
+COMMENT ON COLUMN trinity.overlap_view.evaluated_task_id IS 'The task for evaluation whose text it is';
+COMMENT ON COLUMN trinity.overlap_view.evaluated_taskset IS 'Name of its taskset';
+COMMENT ON COLUMN trinity.overlap_view.measure IS 'How they were compared, such as 13 words';
+COMMENT ON COLUMN trinity.overlap_view.share IS 'Share of the evaluated task''s runs of so many words that were found';
+COMMENT ON COLUMN trinity.overlap_view.text IS 'The first of these runs of words';
+COMMENT ON COLUMN trinity.overlap_view.state IS 'State of the experience now; NULL where it is about a task';
+COMMENT ON COLUMN trinity.overlap_view.created_at IS 'Time at which it was found';
+
+-- Dead letters: rows that a processing step could not judge, or that ended their processor, until it gave them up. Those
+-- without an obstacle `trinity-db failed RUN --retry` gives back. A group that is ready or drawn stays as it is, since the
+-- advantages of its rows are those of a whole group.
+CREATE VIEW trinity.failure_view AS
+SELECT r.name AS run,
+       e.id AS experience_id,
+       e.group_id,
+       e.version_max AS version,
+       d.stage,
+       d.step,
+       d.detail ->> 'error' AS error,
+       d.created_at AS failed_at,
+       CASE WHEN p.data IS NULL THEN 'its arrays are archived or pruned'
+            WHEN g.state IN ('open', 'complete') THEN NULL
+            WHEN g.state = 'dropped' AND of_group.stage = 'group'
+                 AND EXISTS (SELECT FROM trinity.experience s JOIN trinity.payload q ON q.experience_id = s.id
+                             WHERE s.group_id = g.id AND q.pruned_at IS NOT NULL)
+            THEN 'arrays of its group are pruned'
+            WHEN g.state = 'dropped' AND of_group.stage = 'group' THEN NULL
+            WHEN g.state = 'dropped' THEN 'its group was dropped after it'
+            ELSE 'its group became ready without it'
+       END AS obstacle
+FROM trinity."drop" d
+JOIN trinity.run r ON r.id = d.run_id
+JOIN trinity.experience e ON e.id = d.experience_id
+JOIN trinity.rollout_group g ON g.id = e.group_id
+LEFT JOIN trinity."drop" of_group ON of_group.group_id = g.id
+LEFT JOIN trinity.payload p ON p.experience_id = e.id
+WHERE d.reason IN ('clean_failed', 'clean_crashed', 'score_failed', 'score_crashed')
+UNION ALL
+SELECT r.name, p.experience_id, p.group_id, g.version_max, 'priority', p.step, p.error, p.failed_at, NULL
+FROM trinity.group_priority p
+JOIN trinity.run r ON r.id = p.run_id
+JOIN trinity.rollout_group g ON g.id = p.group_id
+WHERE p.failed_at IS NOT NULL
+  AND NOT EXISTS (SELECT FROM trinity.group_priority l
+                  WHERE l.group_id = p.group_id AND l.id > p.id AND (l.priority IS NOT NULL OR l.failed_at IS NOT NULL))
+UNION ALL
+SELECT r.name, s.experience_id, s.group_id, g.version_max, 'synthesis', s.step, s.error, s.failed_at, NULL
+FROM trinity.synthesis s
+JOIN trinity.run r ON r.id = s.run_id
+JOIN trinity.rollout_group g ON g.id = s.group_id
+WHERE s.failed_at IS NOT NULL;
+COMMENT ON COLUMN trinity.failure_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.failure_view.experience_id IS 'The experience that could not be judged; NULL where a processor ended at a priority';
+COMMENT ON COLUMN trinity.failure_view.group_id IS 'Its rollout group';
+COMMENT ON COLUMN trinity.failure_view.version IS 'Newest policy version that wrote any of its tokens';
+COMMENT ON COLUMN trinity.failure_view.stage IS 'The list of the step: clean, score, priority or synthesis. The last two are about a whole group, which is drawn as before';
+COMMENT ON COLUMN trinity.failure_view.step IS 'The processing step that failed; NULL where the processor ended';
+COMMENT ON COLUMN trinity.failure_view.error IS 'What it said at the last attempt';
+COMMENT ON COLUMN trinity.failure_view.failed_at IS 'Time at which the row was given up';
+COMMENT ON COLUMN trinity.failure_view.obstacle IS 'Why it cannot be judged again; NULL if it can';
+
+-- What steps made from rows, with what it was made from. From a row of lineage() it leads back by the row's task, or, for a
+-- row that was adopted, by its source_id.
+CREATE VIEW trinity.origin_view AS
+SELECT o.task_id,
+       o.experience_id,
+       o.step,
+       r.name AS source_run,
+       s.experience_id AS source_experience_id,
+       s.group_id AS source_group_id,
+       o.source_task_id,
+       e.version_max AS source_version,
+       e.reward AS source_reward,
+       s.processor_version,
+       o.detail,
+       o.created_at
+FROM trinity.origin o
+JOIN trinity.synthesis s ON s.id = o.synthesis_id
+JOIN trinity.run r ON r.id = o.run_id
+LEFT JOIN trinity.experience e ON e.id = s.experience_id;
+COMMENT ON COLUMN trinity.origin_view.task_id IS 'The made task; NULL where a response was made';
+COMMENT ON COLUMN trinity.origin_view.experience_id IS 'The made response, an imported row; NULL where a task was made';
+COMMENT ON COLUMN trinity.origin_view.step IS 'The processing step that made it';
+COMMENT ON COLUMN trinity.origin_view.source_run IS 'Name of the run of the source';
+COMMENT ON COLUMN trinity.origin_view.source_experience_id IS 'The row that the step was shown';
+COMMENT ON COLUMN trinity.origin_view.source_group_id IS 'Its rollout group';
+COMMENT ON COLUMN trinity.origin_view.source_task_id IS 'Its task';
+COMMENT ON COLUMN trinity.origin_view.source_version IS 'Newest policy version that wrote any of its tokens';
+COMMENT ON COLUMN trinity.origin_view.source_reward IS 'Its reward now';
+COMMENT ON COLUMN trinity.origin_view.processor_version IS 'Version of the list of steps, as in step_list';
+COMMENT ON COLUMN trinity.origin_view.detail IS 'What else the step says, as the model and the tokens that it took';
+COMMENT ON COLUMN trinity.origin_view.created_at IS 'Time at which it was made';
+
 -- Rows that were trained on with another reward than they have now, with their latest reward event.
 CREATE VIEW trinity.reward_change_view AS
 SELECT r.name AS run,
@@ -288,6 +661,207 @@ COMMENT ON COLUMN trinity.reward_change_view.changed_at IS 'Time of the latest r
 COMMENT ON COLUMN trinity.reward_change_view.source IS 'Source of that event';
 COMMENT ON COLUMN trinity.reward_change_view.changed_by IS 'The person or program that gave it; NULL if unknown';
 
+-- How far the marks of score steps agree with labels of people, or of another judge. A label is a reward event of a source
+-- that is no role, such as human; it is compared with the mark whose name is the same behind the last slash. Of each name the
+-- latest event about a row counts. Give labels a weight of 0 to keep them out of the reward.
+CREATE VIEW trinity.agreement_view AS
+WITH label AS MATERIALIZED (
+    SELECT DISTINCT ON (v.run_id, v.source, v.name, v.rollout_id, v.experience_id)
+           v.run_id, v.source, v.name, v.rollout_id, v.experience_id, v.value,
+           v.detail -> 'taken_back' IS NOT NULL AS is_taken_back
+    FROM trinity.reward_event v
+    WHERE v.source NOT IN ('explore', 'score', 'rescore', 'import')
+    ORDER BY v.run_id, v.source, v.name, v.rollout_id, v.experience_id, v.id DESC
+),
+pair AS (
+    SELECT dense_rank() OVER (ORDER BY l.run_id, m.name, m.processor_version, m.judge, l.source, l.name) AS kind,
+           l.run_id, m.name, m.processor_version, m.judge, l.source, l.name AS label, m.value AS mark, l.value AS given
+    FROM label l
+    CROSS JOIN LATERAL (
+        SELECT DISTINCT ON (v.name) v.name, v.processor_version, v.detail ->> 'judge' AS judge, v.value,
+               v.detail ->> 'withdrawn' IS NOT NULL AS is_withdrawn
+        FROM (SELECT a.* FROM trinity.reward_event a WHERE a.rollout_id = l.rollout_id
+              UNION ALL
+              SELECT a.* FROM trinity.reward_event a WHERE a.experience_id = l.experience_id) v
+        WHERE v.source IN ('score', 'rescore') AND substring(v.name FROM '[^/]+$') = substring(l.name FROM '[^/]+$')
+        ORDER BY v.name, v.id DESC
+    ) m
+    WHERE NOT m.is_withdrawn AND NOT l.is_taken_back
+),
+ranked AS (
+    SELECT p.*,
+           rank() OVER (PARTITION BY p.kind ORDER BY p.mark)
+               + (count(*) OVER (PARTITION BY p.kind, p.mark) - 1) / 2.0 AS mark_rank,
+           rank() OVER (PARTITION BY p.kind ORDER BY p.given)
+               + (count(*) OVER (PARTITION BY p.kind, p.given) - 1) / 2.0 AS given_rank
+    FROM pair p
+),
+chance AS (
+    SELECT n.kind, sum(n.marks * n.labels) / sum(n.marks) ^ 2 AS equal
+    FROM (SELECT p.kind, u.value, count(*) FILTER (WHERE u.is_mark) AS marks,
+                 count(*) FILTER (WHERE NOT u.is_mark) AS labels
+          FROM pair p CROSS JOIN LATERAL (VALUES (p.mark, true), (p.given, false)) AS u (value, is_mark)
+          GROUP BY p.kind, u.value) n
+    GROUP BY n.kind
+),
+agreed AS (
+    SELECT k.kind, k.run_id, k.name, k.processor_version, k.judge, k.source, k.label, count(*) AS rows,
+           avg((k.mark = k.given)::int)::float8 AS equal, corr(k.mark, k.given) AS pearson,
+           corr(k.mark_rank, k.given_rank) AS spearman, avg(k.mark - k.given) AS excess
+    FROM ranked k
+    GROUP BY k.kind, k.run_id, k.name, k.processor_version, k.judge, k.source, k.label
+)
+SELECT r.name AS run, a.name, a.processor_version, a.judge, a.source, a.label, a.rows, a.equal,
+       ((a.equal - c.equal) / nullif(1 - c.equal, 0))::float8 AS kappa, a.pearson, a.spearman, a.excess
+FROM agreed a
+JOIN chance c ON c.kind = a.kind
+JOIN trinity.run r ON r.id = a.run_id;
+COMMENT ON COLUMN trinity.agreement_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.agreement_view.name IS 'Name of the mark, such as model_judge/polite';
+COMMENT ON COLUMN trinity.agreement_view.processor_version IS 'Version of the list of steps that marked';
+COMMENT ON COLUMN trinity.agreement_view.judge IS 'Model that judged; NULL where the step names none';
+COMMENT ON COLUMN trinity.agreement_view.source IS 'Source of the labels';
+COMMENT ON COLUMN trinity.agreement_view.label IS 'Name of the labels';
+COMMENT ON COLUMN trinity.agreement_view.rows IS 'Rows or rollouts that have both';
+COMMENT ON COLUMN trinity.agreement_view.equal IS 'Share of them whose mark is the label';
+COMMENT ON COLUMN trinity.agreement_view.kappa IS
+    'The same beyond chance (Cohen): 1 for all, 0 for as many as chance gives; NULL where all have one mark';
+COMMENT ON COLUMN trinity.agreement_view.pearson IS 'Correlation of marks and labels; NULL where one never differs';
+COMMENT ON COLUMN trinity.agreement_view.spearman IS 'Correlation of their ranks, ties at their mean rank';
+COMMENT ON COLUMN trinity.agreement_view.excess IS 'Mean of mark less label';
+
+-- What people said of rows and pairs, and what they have claimed, one line for each person and review.
+CREATE VIEW trinity.verdict_view AS
+SELECT r.name AS run,
+       q.id AS review_id,
+       q.experience_id,
+       q.other_id,
+       q.source,
+       q.name,
+       l.author,
+       l.state,
+       l.value,
+       l.swapped,
+       l.blind,
+       l.seconds,
+       l.decided_at,
+       q.closed_at,
+       l.id AS label_id
+FROM trinity.label l
+JOIN trinity.review q ON q.id = l.review_id
+JOIN trinity.run r ON r.id = q.run_id;
+COMMENT ON COLUMN trinity.verdict_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.verdict_view.review_id IS 'The review';
+COMMENT ON COLUMN trinity.verdict_view.experience_id IS 'The row that was judged, or the first one of the pair';
+COMMENT ON COLUMN trinity.verdict_view.other_id IS 'The second row of the pair; NULL where one row was judged';
+COMMENT ON COLUMN trinity.verdict_view.source IS 'Source of the reward events or the preference that follow';
+COMMENT ON COLUMN trinity.verdict_view.name IS 'What was judged';
+COMMENT ON COLUMN trinity.verdict_view.author IS 'The person';
+COMMENT ON COLUMN trinity.verdict_view.state IS 'draft: claimed; submitted, discarded or skipped';
+COMMENT ON COLUMN trinity.verdict_view.value IS
+    'The verdict; in a pair 1: the first row is better, -1: the second, 0: neither. NULL unless submitted';
+COMMENT ON COLUMN trinity.verdict_view.swapped IS
+    'Whether the person saw the second row of the pair as A; NULL where it is one row';
+COMMENT ON COLUMN trinity.verdict_view.blind IS 'Whether the person saw no rewards before the verdict; NULL if unknown';
+COMMENT ON COLUMN trinity.verdict_view.seconds IS 'How long the person looked at it, in seconds; NULL if unknown';
+COMMENT ON COLUMN trinity.verdict_view.decided_at IS 'Time of the verdict; NULL while it is a draft';
+COMMENT ON COLUMN trinity.verdict_view.closed_at IS 'Time of the last verdict that was wanted; NULL while one is missing';
+COMMENT ON COLUMN trinity.verdict_view.label_id IS 'Number of the label';
+
+-- How far people agree with one another: Krippendorff's alpha of their verdicts, for values that are only equal or not
+-- (nominal) and for grades whose distance counts (interval). Reviews with one verdict do not count, and each may have been
+-- judged by other people. 1: all agree; 0: as by chance; below: less than by chance. Krippendorff, Content Analysis, 2004,
+-- chapter 11: alpha is 1 less the disagreement within reviews over that of all verdicts.
+CREATE VIEW trinity.verdict_agreement_view AS
+WITH verdict AS (
+    SELECT q.run_id, q.source, q.name, q.other_id IS NOT NULL AS is_pair, q.lowest, q.highest, l.review_id, l.author,
+           l.value::double precision AS value,
+           count(*) OVER (PARTITION BY l.review_id) AS given
+    FROM trinity.label l
+    JOIN trinity.review q ON q.id = l.review_id
+    WHERE l.state = 'submitted'
+),
+pairable AS (
+    SELECT dense_rank() OVER (ORDER BY v.run_id, v.source, v.name, v.is_pair, v.lowest, v.highest) AS kind, v.*
+    FROM verdict v
+    WHERE v.given > 1
+),
+equals AS (
+    -- Ordered pairs of equal verdicts within each review, and within all of them.
+    SELECT c.kind, sum(c.times * (c.times - 1) / (c.given - 1.0)) AS within
+    FROM (SELECT p.kind, p.review_id, p.given, p.value, count(*) AS times
+          FROM pairable p GROUP BY p.kind, p.review_id, p.given, p.value) c
+    GROUP BY c.kind
+),
+all_equals AS (
+    SELECT c.kind, sum(c.times * (c.times - 1)) AS among
+    FROM (SELECT p.kind, p.value, count(*) AS times FROM pairable p GROUP BY p.kind, p.value) c
+    GROUP BY c.kind
+),
+spread AS (
+    SELECT c.kind, sum(c.given * c.variance) AS within
+    FROM (SELECT p.kind, p.review_id, p.given, var_samp(p.value) AS variance
+          FROM pairable p GROUP BY p.kind, p.review_id, p.given) c
+    GROUP BY c.kind
+),
+total AS (
+    SELECT p.kind, p.run_id, p.source, p.name, p.is_pair, p.lowest, p.highest, count(*)::double precision AS verdicts,
+           count(DISTINCT p.review_id) AS reviews, count(DISTINCT p.author) AS people, var_samp(p.value) AS variance
+    FROM pairable p
+    GROUP BY p.kind, p.run_id, p.source, p.name, p.is_pair, p.lowest, p.highest
+)
+SELECT r.name AS run, t.source, t.name, t.is_pair, t.lowest, t.highest, t.reviews, t.verdicts::bigint AS verdicts, t.people,
+       (1 - (1 - e.within / t.verdicts)
+            / nullif(1 - a.among / (t.verdicts * (t.verdicts - 1)), 0))::double precision AS alpha_nominal,
+       (1 - s.within / t.verdicts / nullif(t.variance, 0))::double precision AS alpha_interval
+FROM total t
+JOIN equals e ON e.kind = t.kind
+JOIN all_equals a ON a.kind = t.kind
+JOIN spread s ON s.kind = t.kind
+JOIN trinity.run r ON r.id = t.run_id;
+COMMENT ON COLUMN trinity.verdict_agreement_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.verdict_agreement_view.source IS 'Source of the verdicts';
+COMMENT ON COLUMN trinity.verdict_agreement_view.name IS 'What was judged';
+COMMENT ON COLUMN trinity.verdict_agreement_view.is_pair IS 'Whether pairs were compared; else rows were judged';
+COMMENT ON COLUMN trinity.verdict_agreement_view.lowest IS 'Least value of a verdict';
+COMMENT ON COLUMN trinity.verdict_agreement_view.highest IS 'Greatest value of a verdict';
+COMMENT ON COLUMN trinity.verdict_agreement_view.reviews IS 'Rows or pairs with two verdicts or more';
+COMMENT ON COLUMN trinity.verdict_agreement_view.verdicts IS 'Verdicts on them';
+COMMENT ON COLUMN trinity.verdict_agreement_view.people IS 'People who gave them';
+COMMENT ON COLUMN trinity.verdict_agreement_view.alpha_nominal IS
+    'Krippendorff''s alpha where verdicts are equal or not; NULL if all are equal, as then chance is not known';
+COMMENT ON COLUMN trinity.verdict_agreement_view.alpha_interval IS
+    'The same where the squared distance of two verdicts counts';
+
+-- Rows and pairs about which people do not agree.
+CREATE VIEW trinity.dispute_view AS
+SELECT r.name AS run,
+       q.id AS review_id,
+       q.experience_id,
+       q.other_id,
+       q.name,
+       count(*) AS verdicts,
+       min(l.value) AS least,
+       max(l.value) AS greatest,
+       avg(l.value)::double precision AS mean,
+       jsonb_object_agg(l.author, l.value) AS said
+FROM trinity.label l
+JOIN trinity.review q ON q.id = l.review_id
+JOIN trinity.run r ON r.id = q.run_id
+WHERE l.state = 'submitted'
+GROUP BY r.name, q.id
+HAVING min(l.value) < max(l.value);
+COMMENT ON COLUMN trinity.dispute_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.dispute_view.review_id IS 'The review';
+COMMENT ON COLUMN trinity.dispute_view.experience_id IS 'The row that was judged, or the first one of the pair';
+COMMENT ON COLUMN trinity.dispute_view.other_id IS 'The second row of the pair; NULL where one row was judged';
+COMMENT ON COLUMN trinity.dispute_view.name IS 'What was judged';
+COMMENT ON COLUMN trinity.dispute_view.verdicts IS 'How many verdicts it has';
+COMMENT ON COLUMN trinity.dispute_view.least IS 'The least of them';
+COMMENT ON COLUMN trinity.dispute_view.greatest IS 'The greatest of them';
+COMMENT ON COLUMN trinity.dispute_view.mean IS 'Their mean';
+COMMENT ON COLUMN trinity.dispute_view.said IS 'The verdict of each person';
+
 -- Rows that active runs with requires_reward wait for: the members of complete groups that the source has not judged yet,
 -- without attempts that lost a step.
 CREATE VIEW trinity.awaited_reward_view AS
@@ -304,10 +878,7 @@ JOIN trinity.experience e ON e.group_id = g.id AND e.state = 'scored'
 LEFT JOIN trinity.experience_text x ON x.experience_id = e.id
 WHERE r.state = 'active' AND r.config ->> 'requires_reward' IS NOT NULL
   AND NOT EXISTS (SELECT FROM trinity.experience lost WHERE lost.rollout_id = e.rollout_id AND lost.state = 'dropped')
-  AND NOT EXISTS (SELECT FROM trinity.reward_event v
-                  WHERE v.rollout_id = e.rollout_id AND v.source = r.config ->> 'requires_reward')
-  AND NOT EXISTS (SELECT FROM trinity.reward_event v
-                  WHERE v.experience_id = e.id AND v.source = r.config ->> 'requires_reward');
+  AND trinity.is_awaited(e.id, e.rollout_id, r.config ->> 'requires_reward');
 COMMENT ON COLUMN trinity.awaited_reward_view.run IS 'Name of the run';
 COMMENT ON COLUMN trinity.awaited_reward_view.source IS 'Source whose reward the run waits for';
 COMMENT ON COLUMN trinity.awaited_reward_view.experience_id IS 'The experience to be judged';
@@ -395,6 +966,52 @@ COMMENT ON COLUMN trinity.lease_view.groups IS 'Rollout groups that it holds';
 COMMENT ON COLUMN trinity.lease_view.rows IS 'Experiences and pairs that it holds';
 COMMENT ON COLUMN trinity.lease_view.batches IS 'Batches that it holds';
 
+-- Members of a group that are parked, whether each may go on now, and whether it is too old: a token of it, or of another
+-- member, is of a version before `oldest`, so that the group would expire. `oldest` is NULL where there is no limit.
+CREATE FUNCTION trinity.parked_members(group_id bigint, oldest integer)
+RETURNS TABLE (ordinal smallint, is_due boolean, is_stale boolean, resumed_attempt integer)
+LANGUAGE sql STABLE AS $$
+    SELECT a.ordinal, p.answered_at IS NOT NULL OR (p.wake_at <= now()) IS TRUE OR s.is_stale, s.is_stale,
+           p.resumed_attempt
+    FROM trinity.agent a
+    JOIN trinity.park p ON p.agent_id = a.id AND p.parked_at IS NOT NULL AND p.left_at IS NULL
+    JOIN trinity.rollout_group g ON g.id = a.group_id
+    CROSS JOIN LATERAL (SELECT g.evaluation_id IS NULL
+                               AND (least(g.version_min, p.version_min) < parked_members.oldest) IS TRUE AS is_stale) s
+    WHERE a.group_id = parked_members.group_id AND a.ended_at IS NULL
+$$;
+
+-- Attempts that are parked now: they wait for an answer, for a time, or, once they may go on, for an explorer.
+CREATE VIEW trinity.parked_view AS
+SELECT r.name AS run,
+       p.run_id,
+       p.id AS ticket,
+       a.group_id,
+       a.ordinal AS member,
+       g.task_id,
+       p.parked_at,
+       p.wake_at,
+       p.answered_at,
+       p.state,
+       p.answer
+FROM trinity.park p
+JOIN trinity.agent a ON a.id = p.agent_id AND a.ended_at IS NULL
+JOIN trinity.rollout_group g ON g.id = a.group_id AND g.completed_at IS NULL
+JOIN trinity.run r ON r.id = p.run_id
+WHERE p.parked_at IS NOT NULL AND p.left_at IS NULL
+  AND (p.resumed_attempt IS NULL OR g.worker_id IS NULL OR p.resumed_attempt <> g.attempt);
+COMMENT ON COLUMN trinity.parked_view.run IS 'Name of the run';
+COMMENT ON COLUMN trinity.parked_view.run_id IS 'The run';
+COMMENT ON COLUMN trinity.parked_view.ticket IS 'Number by which an answer is given';
+COMMENT ON COLUMN trinity.parked_view.group_id IS 'The rollout group of the attempt';
+COMMENT ON COLUMN trinity.parked_view.member IS 'Which member of the group it makes, from 0';
+COMMENT ON COLUMN trinity.parked_view.task_id IS 'The task that it attempts';
+COMMENT ON COLUMN trinity.parked_view.parked_at IS 'Time since which it is parked';
+COMMENT ON COLUMN trinity.parked_view.wake_at IS 'Time at which it goes on without an answer; NULL: it waits for one';
+COMMENT ON COLUMN trinity.parked_view.answered_at IS 'Time of the answer; NULL while there is none';
+COMMENT ON COLUMN trinity.parked_view.state IS 'What the workflow gave when it parked';
+COMMENT ON COLUMN trinity.parked_view.answer IS 'The answer; NULL while there is none';
+
 -- How long rows of a run stay in each state, in seconds. Only stays that have ended count. The states begin and end:
 -- exploring: from the start of an attempt to its last token, by the explorer's clock. raw: from the write to the clean
 -- processor's verdict. clean: from there to the score processor's verdict. scored: from there until the group is ready; it
@@ -463,16 +1080,21 @@ COMMENT ON COLUMN trinity.state_time_view.median IS 'Median length of a stay in 
 COMMENT ON COLUMN trinity.state_time_view.p95 IS 'Length of a stay in seconds that 19 of 20 do not exceed';
 
 -- Every row that a policy version was trained on, with its staleness at the draw. The run is the latest training run,
--- unless one is named.
+-- unless one is named. For a row that the run adopted it also gives the original: its number, the run or data set that it
+-- is of, and the newest version of that run that sampled a token of it.
 CREATE FUNCTION trinity.lineage(version integer, run text DEFAULT NULL)
 RETURNS TABLE (batch_id bigint, step integer, ordinal integer, experience_id bigint, policy_version integer,
                included_version integer, reward double precision, advantage double precision, staleness integer,
-               weight double precision, probability double precision)
+               weight double precision, probability double precision, source_id bigint, source_run text,
+               source_version integer)
 LANGUAGE sql STABLE AS $$
     SELECT b.id, b.step, i.ordinal, i.experience_id, b.policy_version, b.included_version, i.reward, i.advantage,
-           i.staleness, i.weight, i.probability
+           i.staleness, i.weight, i.probability, o.id, r.name, o.version_max
     FROM trinity.batch b
     JOIN trinity.batch_item i ON i.batch_id = b.id
+    JOIN trinity.experience e ON e.id = i.experience_id
+    LEFT JOIN trinity.experience o ON o.id = e.source_id
+    LEFT JOIN trinity.run r ON r.id = o.run_id
     WHERE b.run_id = (SELECT r.id FROM trinity.run r
                       WHERE CASE WHEN lineage.run IS NULL THEN r.kind = 'train' ELSE r.name = lineage.run END
                       ORDER BY r.id DESC LIMIT 1)
@@ -482,13 +1104,14 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- The reward of an experience as a snapshot saw it: the weighted sum of the latest event of each name about the
--- experience, about the one it was adopted from, or about their rollout. Without any event it is the reward that the
--- experience came with.
+-- experience, about the one it was adopted from, or about their rollout. Where none counts it is what pairs say, and without
+-- events and pairs the reward that the experience came with.
 CREATE FUNCTION trinity.reward_in(experience_id bigint, seen pg_snapshot)
 RETURNS double precision
 LANGUAGE sql STABLE AS $$
     WITH about AS MATERIALIZED (
-        SELECT v.id, v.name, v.value * v.weight AS part, pg_visible_in_snapshot(v.xact::text::xid8, seen) AS is_seen
+        SELECT v.id, v.name, trinity.reward_share(v.value, v.weight, v.source) AS part,
+               pg_visible_in_snapshot(v.xact::text::xid8, seen) AS is_seen
         FROM trinity.experience e
         CROSS JOIN LATERAL (
             SELECT v.* FROM trinity.reward_event v WHERE v.rollout_id = e.rollout_id
@@ -503,19 +1126,24 @@ LANGUAGE sql STABLE AS $$
         WHERE about.is_seen
         ORDER BY about.name, about.id DESC
     )
-    SELECT CASE WHEN EXISTS (SELECT FROM about) THEN (SELECT sum(latest.part ORDER BY latest.name) FROM latest)
-                ELSE (SELECT e.reward FROM trinity.experience e WHERE e.id = reward_in.experience_id) END
+    SELECT coalesce((SELECT sum(latest.part ORDER BY latest.name) FROM latest),
+                    trinity.label_in(reward_in.experience_id, reward_in.seen),
+                    (SELECT e.reward FROM trinity.experience e
+                     WHERE e.id = reward_in.experience_id AND NOT EXISTS (SELECT FROM about)
+                       AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.chosen_id = e.id AND p.gives_labels)
+                       AND NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id AND p.gives_labels)))
 $$;
 
 -- The rollout groups that a batch could have been drawn from, in its snapshot, from history alone. They were ready then,
 -- in no batch that was being trained on, had uses left, had not expired, and were within the staleness limit of the batch.
--- A priority that follows from rewards is the one of that time; any other is the one of now.
+-- A priority that follows from rewards or that steps computed is the one of that time; any other is the one of now.
 CREATE FUNCTION trinity.drawable_groups(batch_id bigint)
 RETURNS TABLE (group_id bigint, priority double precision)
 LANGUAGE sql STABLE AS $$
     WITH drawn AS MATERIALIZED (
         SELECT b.*, b.snapshot::pg_snapshot AS seen, coalesce((b.parameters ->> 'max_uses')::integer, 1) AS max_uses,
-               r.config #>> '{processors,group,priority}' = 'reward_std' AS has_derived_priorities
+               r.config #>> '{processors,group,priority}' = 'reward_std' AS has_derived_priorities,
+               r.config #> '{processors,priority,0}' IS NOT NULL AS has_computed_priorities
         FROM trinity.batch b JOIN trinity.run r ON r.id = b.run_id
         WHERE b.id = drawable_groups.batch_id
     ),
@@ -540,12 +1168,16 @@ LANGUAGE sql STABLE AS $$
                             FROM trinity.experience e
                             WHERE e.group_id = g.id AND e.state <> 'dropped' AND e.source_id IS NULL
                             GROUP BY e.rollout_id) m)
+                WHEN b.has_computed_priorities
+                THEN coalesce((SELECT p.priority FROM trinity.group_priority p
+                               WHERE p.group_id = g.id AND pg_visible_in_snapshot(p.computed_xact::text::xid8, b.seen)
+                               ORDER BY p.id DESC LIMIT 1), 0)
                 ELSE g.priority END
     FROM drawn b
     JOIN trinity.rollout_group g ON g.run_id = b.run_id
     LEFT JOIN used u ON u.group_id = g.id
     WHERE pg_visible_in_snapshot(g.ready_xact::text::xid8, b.seen)
-      AND (trinity.staleness(b.policy_version, g.version_min, g.version_max) > b.max_staleness) IS NOT TRUE
+      AND (trinity.staleness(b.run_id, b.policy_version, g.version_min, g.version_max) > b.max_staleness) IS NOT TRUE
       AND u.is_leased IS NOT TRUE AND coalesce(u.uses, 0) < b.max_uses
       AND NOT EXISTS (SELECT FROM expired WHERE expired.group_id = g.id)
 $$;
@@ -596,7 +1228,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 $$;
 
 -- The chance that at least one of k attempts at a task solves it, estimated without bias from `samples` attempts that were
--- judged, of which `solved` solved it: 1 - C(samples - solved, k) / C(samples, k), as a sum of logarithms, so that no number
+-- judged, if `solved` of them solved it: 1 - C(samples - solved, k) / C(samples, k), as a sum of logarithms, so that no number
 -- overflows. NULL where fewer than k were judged.
 CREATE FUNCTION trinity.pass_at(samples bigint, solved bigint, k integer)
 RETURNS double precision

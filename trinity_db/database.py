@@ -1,7 +1,7 @@
-"""Connections to the store: where it is, one transaction at a time, errors in our own words.
+"""Connections to the store: one transaction at a time, errors in our own words.
 
-A Database holds one connection a thread and opens it again when it broke. It knows nothing of
-tables beyond the version of the schema. Driver errors are wrapped here and nowhere else: those that
+A Database holds one connection a thread and opens it again when it broke. It knows nothing of tables;
+`opening` sees that the schema fits this code. Driver errors are wrapped here and nowhere else: those that
 pass by themselves become DatabaseUnavailable, those that a person must mend a TrinityError.
 
 Behind a pooler each transaction may get another session of the server, and what one leaves in its session
@@ -10,27 +10,28 @@ are made again in each transaction, for that transaction alone.
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.rows import DictRow, dict_row, tuple_row
+from psycopg.pq import TransactionStatus
+from psycopg.rows import DictRow, dict_row
 
-from trinity_db import address, schema
-from trinity_db.errors import DatabaseUnavailable, SchemaMismatch, TrinityError
+from trinity_db import address
+from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.schema.queries import query
-from trinity_db.settings import home
 
 logger = logging.getLogger(__name__)
 
 Transaction = psycopg.Connection[DictRow]
 Result = TypeVar("Result")
+
+IDLE = TransactionStatus.IDLE
+BETWEEN = (IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)  # no statement is on its way
 
 CONNECT_SECONDS = 10  # a server on another continent answers in less
 RETRY_SECONDS = (0.1, 5.0)  # first and longest pause; a server restarts in about a second
@@ -58,9 +59,15 @@ class Database:
     """A store that is there and whose schema fits this code."""
 
     def __init__(
-        self, url: str, silence_seconds: float | None = None, embedded_home: Path | None = None
+        self,
+        url: str,
+        silence_seconds: float | None = None,
+        embedded_home: Path | None = None,
+        statement_seconds: float | None = None,
     ) -> None:
         self.url = url
+        self._statement_seconds = statement_seconds
+        """For a process that answers people: how long one of its statements may take."""
         self._silence_seconds = silence_seconds
         """For a role: how long one of its transactions may stand still, and the network say nothing, before
         the server ends the session. So a frozen process holds no lock for longer."""
@@ -82,6 +89,8 @@ class Database:
         with self.transaction_on(self._connection()) as connection:
             if read_only:
                 connection.execute("SET TRANSACTION READ ONLY")
+            if self._statement_seconds is not None:
+                connection.execute(query("limit_statements"), {"seconds": self._statement_seconds})
             yield connection
 
     @contextmanager
@@ -89,7 +98,8 @@ class Database:
         """The same on a connection that `listen` gave."""
         needs_settings = is_pooled(connection) and self._silence_seconds is not None
         begun = self._begun(connection) if needs_settings else connection.transaction()
-        with in_our_words(connection), begun:
+        closed = _closed_if_interrupted(connection, IDLE)
+        with closed, in_our_words(connection), begun, _closed_if_interrupted(connection, *BETWEEN):
             yield connection
 
     def retry(self, decide: Callable[[], Result], give_up: Callable[[], bool] = lambda: False) -> Result:
@@ -256,6 +266,20 @@ def _look_for_pooler(connection: Transaction, url: str) -> None:
 
 
 @contextmanager
+def _closed_if_interrupted(connection: Transaction, *usable: TransactionStatus) -> Iterator[None]:
+    """Close a connection that an interrupt leaves in another state than these: a new one takes its place.
+
+    A signal may come while the driver waits for the server. Then the connection takes no further statement.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if connection.info.transaction_status not in usable:
+            connection.close()
+        raise
+
+
+@contextmanager
 def in_our_words(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """Turn what the driver says about this connection into an error of ours, where it is no bug.
 
@@ -271,11 +295,11 @@ def in_our_words(connection: psycopg.Connection[Any]) -> Iterator[None]:
         if masks and isinstance(error, psycopg.OperationalError):
             connection.close()  # it was lost in the middle of a pipeline's answers, which could not be left
         if connection.closed or connection.broken:
-            raise DatabaseUnavailable(f"The database went away: {_first_line(error)}") from error
+            raise DatabaseUnavailable(f"The database went away: {first_line(error)}") from error
         if state.startswith(PASSING):
-            raise DatabaseUnavailable(f"The database undid a transaction: {_first_line(error)}") from error
+            raise DatabaseUnavailable(f"The database undid a transaction: {first_line(error)}") from error
         if state in REMEDIES:
-            raise TrinityError(f"The database refuses: {_first_line(error)}: {REMEDIES[state]}.") from error
+            raise TrinityError(f"The database refuses: {first_line(error)}: {REMEDIES[state]}.") from error
         raise
 
 
@@ -303,176 +327,12 @@ def _revive(home: Path) -> bool:
         raise TrinityError(str(error)) from error
 
 
-def location() -> str:
-    """The URL of the store: TRINITY_DB_URL, or the embedded server, which is started if need be."""
-    from trinity_db import embedded
-
-    return os.environ.get("TRINITY_DB_URL") or embedded.ensure_running(home())
-
-
-def open_database(silence_seconds: float | None = None) -> Database:
-    """The store, ready for use. An embedded one without a schema gets it; any other must fit this code.
-
-    A role gives `silence_seconds`, its lease: a session of its that stands still for longer is ended.
-
-    Raises:
-        DatabaseUnavailable: no server answers.
-        SchemaMismatch: with the command that mends it.
-    """
-    url = location()
-    is_embedded = not os.environ.get("TRINITY_DB_URL")
-    found = schema_version(url)
-    if found is None and is_embedded:
-        upgrade(url)
-    elif found != schema.HEAD:
-        raise SchemaMismatch(_mismatch(found))
-    return Database(url, silence_seconds, home() if is_embedded else None)
-
-
-def open_reader() -> Database:
-    """The store for commands that only look, by a login that may only read where there is one.
-
-    TRINITY_DB_READ_URL names it; the embedded server has one; otherwise it is the login of TRINITY_DB_URL.
-    The errors are those of open_database.
-    """
-    from trinity_db import embedded
-
-    if not os.environ.get("TRINITY_DB_URL") and not os.environ.get("TRINITY_DB_READ_URL"):
-        open_database()
-        return Database(embedded.reader_url(home()), embedded_home=home())
-    url = os.environ.get("TRINITY_DB_READ_URL") or os.environ["TRINITY_DB_URL"]
-    try:
-        found = schema_version(url)
-    except TrinityError as error:
-        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
-            raise
-        raise TrinityError(
-            "This login may not read the store: as its owner GRANT trinity_reader TO it, or name another in "
-            f"TRINITY_DB_READ_URL ({_first_line(error.__cause__)})"
-        ) from error
-    if found != schema.HEAD:
-        raise SchemaMismatch(_mismatch(found))
-    return Database(url)
-
-
-def schema_version(url: str) -> str | None:
-    """The version of the schema that is there; None where there is none.
-
-    Raises:
-        DatabaseUnavailable: no server answers.
-        TrinityError: the login may not read it; its cause is psycopg.errors.InsufficientPrivilege.
-    """
-    with connect(url) as connection:
-        try:
-            row = connection.execute("SELECT version_num FROM trinity.alembic_version").fetchone()
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            return None
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise TrinityError(
-                f"Login '{connection.info.user}' may not use the store ({_first_line(error)}): let its "
-                "owner make it a member of one of the roles of trinity-db db roles, or use another login."
-            ) from error
-    return row["version_num"] if row else None
-
-
-def encoding_fault(connection: psycopg.Connection[Any]) -> str | None:
-    """What is wrong with the encoding of a database, and how to make one; None where it holds every text."""
-    encoding = connection.info.parameter_status("server_encoding")
-    if encoding == "UTF8":
-        return None
-    return (
-        f"database '{connection.info.dbname}' has the encoding {encoding}, which cannot hold every text; "
-        "create another: CREATE DATABASE name ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
-    )
-
-
-def upgrade(url: str) -> None:
-    """Bring the schema to the version of this code, from nothing or from an older one.
-
-    Raises:
-        SchemaMismatch: the schema is newer than this code.
-        TrinityError: the database has another encoding than UTF-8.
-        TrinityError: the server refuses a step, as when a user's own view stands on one of ours.
-    """
-    from alembic import command
-    from sqlalchemy.exc import DBAPIError
-
-    with connect(url) as connection:
-        if fault := encoding_fault(connection):
-            raise TrinityError(f"Nothing was created: {fault}")
-    found = schema_version(url)
-    if found is not None and found not in known_versions():
-        raise SchemaMismatch(_mismatch(found))
-    try:
-        with alembic_config(url) as config:
-            command.upgrade(config, "head")
-    except DBAPIError as error:
-        cause = error.orig
-        detail = cause.diag.message_detail if isinstance(cause, psycopg.Error) else None
-        raise TrinityError(
-            f"The schema was left as it is: {_first_line(cause or error)}{f' ({detail})' if detail else ''}"
-        ) from error
-
-
-def known_versions() -> set[str]:
-    """Every version of the schema that this code has a migration for."""
-    from alembic.script import ScriptDirectory
-
-    scripts = ScriptDirectory(str(files("trinity_db.schema") / "migrations"))
-    return {script.revision for script in scripts.walk_revisions()}
-
-
-@contextmanager
-def alembic_config(url: str) -> Iterator[Any]:
-    """Alembic's configuration over an open connection, in the tree and from a wheel alike.
-
-    All its commands on one configuration are one transaction. alembic.ini says the same for `alembic` itself.
-    """
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", "trinity_db.schema:migrations")
-    with migrating(url) as connection:
-        config.attributes["connection"] = connection
-        yield config
-
-
-@contextmanager
-def migrating(url: str) -> Iterator[Any]:
-    """A connection as SQLAlchemy has it, in a transaction that commits at the end.
-
-    Raises:
-        DatabaseUnavailable: no server answers.
-    """
-    from sqlalchemy import create_engine
-    from sqlalchemy.pool import NullPool
-
-    def connected() -> psycopg.Connection[Any]:
-        connection: psycopg.Connection[Any] = connect(url)
-        connection.row_factory = tuple_row
-        return connection
-
-    engine = create_engine("postgresql+psycopg://", creator=connected, poolclass=NullPool)
-    with engine.begin() as connection:
-        yield connection
-
-
-def _mismatch(found: str | None) -> str:
-    if found is None:
-        return "The database has no trinity-db schema yet; run: trinity-db db init"
-    if found in known_versions():
-        return f"The database's schema is {found}, trinity-db needs {schema.HEAD}; run: trinity-db db upgrade"
-    return (
-        f"The database's schema is {found}, newer than this trinity-db knows ({schema.HEAD}); "
-        "run: pip install --upgrade trinity-db"
-    )
-
-
 def storable(text: str) -> str:
     """Text from anywhere in a form that Postgres takes: without NUL and halves of surrogate pairs."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, or its kind where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

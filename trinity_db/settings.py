@@ -1,6 +1,6 @@
 """Typed configuration: the base class of every section, and reading a file into one.
 
-Knows YAML, `--set` overrides and how to say what is wrong in one line. It knows no section:
+Knows `--set` overrides and how to say what is wrong in one line. It knows no section:
 those stand in the `config.py` beside each role.
 """
 
@@ -8,24 +8,22 @@ import copy
 import difflib
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trinity_db.errors import ConfigError
+from trinity_db.yaml_text import one_line, parsed
 
 RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?$"
 """What a training run may be called: the name is a part of paths and of commands."""
 
 MAX_BYTES = 256 * 1024  # of a configuration file
-MAX_VALUES = 20_000  # in a configuration file; a value counts again if an alias repeats it
-MAX_DEPTH = 30  # sections within sections
 MAX_CHARACTERS = 100_000  # of one value
 MAX_FLOAT = 1e30  # of a number and of its inverse: losses are computed in float32
 MAX_SHOWN = 100  # characters of a key or value in a message
@@ -128,13 +126,13 @@ def content_of(path: Path) -> dict[str, Any]:
         ConfigError: there is no such file, or it is not YAML with keys and values.
     """
     try:
-        content = _parsed(_read(path))
+        content = parsed(_read(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML: {_one_line(error)}") from error
+        raise ConfigError(f"{path}: is not YAML: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold keys and values, for example 'name: first-run'.")
     return content
@@ -152,10 +150,12 @@ def overridden(model: type[BaseModel], content: dict[str, Any], overrides: Seque
     return content
 
 
-def validate(model: type[SettingsT], content: dict[str, Any], source: str) -> SettingsT:
+def validate(
+    model: type[SettingsT], content: dict[str, Any], source: str, context: str | None = None
+) -> SettingsT:
     """Build the settings or raise ConfigError, one line for the first few mistakes."""
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, context=context)
     except (ValidationError, UnicodeEncodeError) as error:
         raise ConfigError(f"{source}: {'; '.join(mistakes(model, error)[:3])}") from None
 
@@ -191,96 +191,12 @@ def _check(key: str, value: Any, limit: int) -> None:
             _check(key, inner, 2**63)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's simple values: only true and false are truth values, 1e-5 is a number, a date is text.
-
-    A key that stands twice is an error: only the last one would count.
-    """
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        # Here, where the text is read: later what is merged by << stands beside keys of the same name.
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        known: set[tuple[str, str]] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in known:
-                    raise yaml.composer.ComposerError(
-                        None, None, f"the key '{key.value}' stands twice; make one of both", key.start_mark
-                    )
-                known.add((key.tag, key.value))
-        return node
-
-
-_TAG = "tag:yaml.org,2002:"
-_KINDS = (None, *(_TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map")))
-_Loader.yaml_constructors = {kind: yaml.SafeLoader.yaml_constructors[kind] for kind in _KINDS}
-_DIGITS = "0123456789"
-for _tag, _pattern, _beginnings in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", list("-+" + _DIGITS)),
-    (
-        "float",
-        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+." + _DIGITS),
-    ),
-    ("merge", r"<<", ["<"]),
-):
-    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(f"(?:{_pattern})$"), _beginnings)
-
-
 def _read(path: Path) -> str:
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{path}: is longer than {MAX_BYTES // 1024} KiB; is it a configuration?")
     return content.decode("utf-8")
-
-
-def _parsed(text: str) -> Any:
-    """What a YAML text holds.
-
-    Raises:
-        yaml.YAMLError: it is none, or more than a configuration needs.
-    """
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _measure(node, {})
-        return loader.construct_document(node)
-    except RecursionError:
-        raise yaml.YAMLError(f"sections are nested more than {MAX_DEPTH} deep") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise yaml.YAMLError(_one_line(error)) from None
-    finally:
-        loader.dispose()
-
-
-def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """How many values a node holds and how deep they lie, aliases written out. YAMLError for too many."""
-    if id(node) not in known:
-        known[id(node)] = MAX_VALUES + 1, MAX_DEPTH + 1  # for one that stands within itself
-        inner = node.value if isinstance(node, yaml.CollectionNode) else []
-        parts = [_measure(n, known) for pair in inner for n in (pair if isinstance(pair, tuple) else [pair])]
-        known[id(node)] = (
-            1 + sum(count for count, _ in parts),
-            1 + max((depth for _, depth in parts), default=0),
-        )
-    count, depth = known[id(node)]
-    if count > MAX_VALUES:
-        raise yaml.YAMLError(f"it holds more than {MAX_VALUES:,} values, those that aliases repeat included")
-    if depth > MAX_DEPTH:
-        raise yaml.YAMLError(f"sections are nested more than {MAX_DEPTH} deep")
-    return count, depth
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[: 5 * MAX_SHOWN]
 
 
 def _apply(model: type[BaseModel], content: dict[str, Any], override: str) -> None:
@@ -303,7 +219,7 @@ def _apply(model: type[BaseModel], content: dict[str, Any], override: str) -> No
             )
         section = below
     try:
-        section[last] = _parsed(value)
+        section[last] = parsed(value)
     except yaml.YAMLError:
         raise ConfigError(f"--set {shown}: that is not a YAML value; quote it if it is text.") from None
 

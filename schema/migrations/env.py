@@ -1,7 +1,7 @@
 """Alembic's entry point: migrates the tables, then makes the views anew.
 
-`trinity-db db upgrade` enters with a connection, by `database.alembic_config`. The command `alembic` enters
-by alembic.ini, without one, and opens the store that `database.location` names. From there on both are alike.
+`trinity-db db upgrade` enters with a connection, by `opening.alembic_config`. The command `alembic` enters
+by alembic.ini, without one, and opens the store that `opening.location` names. From there on both are alike.
 
 Views and functions hold no data, so they are not migrated step by step: they are dropped before
 the first step and made again from `views.sql` when the newest version is reached. So are comments: an upgrade
@@ -22,7 +22,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
-from trinity_db import database
+from trinity_db import opening
 from trinity_db.errors import TrinityError
 from trinity_db.schema.base import SCHEMA
 from trinity_db.schema.models import metadata
@@ -126,7 +126,7 @@ def _enter() -> None:
     if context.config.config_file_name is not None:
         fileConfig(context.config.config_file_name, disable_existing_loggers=False)
     try:
-        with database.migrating(database.location()) as connection:
+        with opening.migrating(opening.location()) as connection:
             migrate(connection)
     except TrinityError as error:
         raise CommandError(str(error)) from error

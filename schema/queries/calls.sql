@@ -42,12 +42,18 @@ SELECT agent_id, number FROM given
 
 -- name: end_agents
 -- Ends the worker's agents of members whose rollouts this transaction writes. Where a rollout was accepted, the calls of
--- its agent go: the payloads of its experiences have their tokens.
+-- its agent go: the payloads of its experiences have their tokens. Where one came too late, an attempt that has parked
+-- does not end: the next holder of the group goes on with it from there.
 WITH ended AS (
     UPDATE trinity.agent a SET ended_at = now()
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[])
         AS w (group_id, attempt, ordinal)
     WHERE a.group_id = w.group_id AND a.ordinal = w.ordinal AND a.worker_id = %(worker_id)s AND a.ended_at IS NULL
+      AND (EXISTS (SELECT FROM trinity.rollout r
+                   WHERE r.group_id = a.group_id AND r.ordinal = a.ordinal AND r.state <> 'refused')
+           OR EXISTS (SELECT FROM trinity.rollout_group g WHERE g.id = a.group_id AND g.completed_at IS NOT NULL)
+           OR NOT EXISTS (SELECT FROM trinity.park p
+                          WHERE p.agent_id = a.id AND p.parked_at IS NOT NULL AND p.left_at IS NULL))
     RETURNING a.id, w.group_id, w.attempt, w.ordinal
 )
 DELETE FROM trinity.call c
@@ -71,6 +77,22 @@ FROM trinity.call c
 WHERE c.agent_id = %(agent_id)s AND c.data IS NOT NULL
 ORDER BY c.number
 
+-- name: end_agent
+-- Ends an agent whose attempt another agent goes on with.
+UPDATE trinity.agent a SET ended_at = now() WHERE a.id = %(agent_id)s AND a.ended_at IS NULL
+
+-- name: succeed_agent
+-- Lets in an agent that goes on with the attempt of one that has ended, under the worker's lease and by another key.
+INSERT INTO trinity.agent (run_id, group_id, ordinal, attempt, retry, worker_id, key_hash, rewards, started_at)
+SELECT a.run_id, a.group_id, a.ordinal, g.attempt, a.retry, g.worker_id, %(key_hash)s, a.rewards, a.started_at
+FROM trinity.agent a JOIN trinity.rollout_group g ON g.id = a.group_id
+WHERE a.id = %(agent_id)s AND g.worker_id = %(worker_id)s
+RETURNING id, retry, rewards, started_at
+
+-- name: move_calls
+-- Gives an agent the first calls of the one that it succeeds. Later ones stay: the workflow makes them anew.
+UPDATE trinity.call c SET agent_id = %(agent_id)s WHERE c.agent_id = %(before)s AND c.number < %(calls)s
+
 -- name: reward_agent
 -- Keeps what an agent says to have earned. The latest number under each name counts.
 UPDATE trinity.agent a SET rewards = coalesce(a.rewards, '{}') || %(rewards)s
@@ -82,9 +104,16 @@ UPDATE trinity.agent a SET ended_at = now()
 WHERE a.id = %(agent_id)s AND a.worker_id = %(worker_id)s AND a.ended_at IS NULL
 
 -- name: fate_of_agent
--- The rollout of an agent that has ended. If the member had a later agent, this one's attempt became no rollout.
-SELECT a.run_id, a.ended_at IS NOT NULL AS ended, r.id AS rollout_id, r.state::text AS state
+-- Whether an agent has ended, and its rollout. If a later agent made the same member, this one has no rollout. An agent
+-- that no explorer took over, as after a change of the workflow, counts as ended once its member has a rollout or its group
+-- is complete; that rollout is of another attempt.
+SELECT a.run_id,
+       a.ended_at IS NOT NULL OR g.completed_at IS NOT NULL
+           OR EXISTS (SELECT FROM trinity.rollout m
+                      WHERE m.group_id = a.group_id AND m.ordinal = a.ordinal AND m.state <> 'refused') AS ended,
+       r.id AS rollout_id, r.state::text AS state
 FROM trinity.agent a
+JOIN trinity.rollout_group g ON g.id = a.group_id
 LEFT JOIN LATERAL (
     SELECT m.id, m.state FROM trinity.rollout m
     WHERE m.group_id = a.group_id AND m.ordinal = a.ordinal AND a.ended_at IS NOT NULL

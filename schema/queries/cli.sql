@@ -6,7 +6,8 @@ SELECT r.state,
        coalesce(b.step, 0) AS step,
        b.reward,
        b.staleness,
-       (SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = r.id) AS version,
+       (SELECT max(p.version) FROM trinity.policy_version p
+        WHERE p.run_id = r.id AND p.withdrawn_at IS NULL) AS version,
        (SELECT coalesce(sum(s.issued), 0)::bigint FROM trinity.task_stat s WHERE s.run_id = r.id) AS groups,
        (SELECT count(d.experience_id) FROM trinity."drop" d WHERE d.run_id = r.id) AS dropped
 FROM trinity.run r
@@ -20,8 +21,9 @@ LEFT JOIN LATERAL (
 WHERE r.id = %(run_id)s
 
 -- name: run_summary
--- A run from its first step to its last.
-SELECT (SELECT count(*) FROM trinity.rollout o WHERE o.run_id = %(run_id)s AND o.state <> 'refused') AS rollouts,
+-- A run from its first step to its last. Attempts of evaluations do not count.
+SELECT (SELECT count(*) FROM trinity.rollout o JOIN trinity.rollout_group g ON g.id = o.group_id
+        WHERE o.run_id = %(run_id)s AND o.state <> 'refused' AND g.evaluation_id IS NULL) AS rollouts,
        (SELECT count(*) FROM trinity.batch b WHERE b.run_id = %(run_id)s AND b.state = 'committed') AS trained_batches,
        (SELECT count(*) FROM trinity.policy_version p WHERE p.run_id = %(run_id)s) AS policy_versions,
        (SELECT max(i.staleness) FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id
@@ -107,7 +109,8 @@ found (family, relation, looked_at, of, rows, bytes) AS MATERIALIZED (
     UNION ALL
     SELECT 'text', 'experience_text', (SELECT count(*) FROM picked), %(rows)s, count(*),
            sum(40 + coalesce(pg_column_size(x.prompt), 0) + coalesce(pg_column_size(x.response), 0)
-               + coalesce(pg_column_size(x.messages), 0) + coalesce(pg_column_size(x.extra), 0)
+               + coalesce(pg_column_size(x.messages), 0) + coalesce(pg_column_size(x.tools), 0)
+               + coalesce(pg_column_size(x.reply), 0) + coalesce(pg_column_size(x.extra), 0)
                + coalesce(pg_column_size(x.state), 0))
     FROM picked p JOIN trinity.experience_text x ON x.experience_id = p.id
     UNION ALL

@@ -22,3 +22,8 @@ SELECT set_config('idle_in_transaction_session_timeout', %(seconds)s::float8 * 1
 -- the start. No statement gains as much from compilation as that costs.
 SELECT set_config('plan_cache_mode', 'force_generic_plan', %(is_local)s), set_config(name, 'off', %(is_local)s)
 FROM unnest(ARRAY['enable_seqscan', 'enable_mergejoin', 'enable_hashjoin', 'jit']) AS s (name)
+
+-- name: limit_statements
+-- For one transaction that answers a person: ends a statement that takes longer. No such statement gains as much from
+-- compilation as that costs.
+SELECT set_config('statement_timeout', %(seconds)s::float8 * 1000 || 'ms', true), set_config('jit', 'off', true)

@@ -47,15 +47,20 @@ SELECT min(e.id) AS id, max(e.id) AS last FROM trinity.experience e WHERE e.id >
 
 -- name: dependent_runs
 -- Runs that need this one: they name it as data, or started from a checkpoint that it still has.
-SELECT o.name
-FROM trinity.run o
-WHERE o.id <> %(run_id)s
-  AND (o.config -> 'data' ? %(name)s
-       OR o.config #>> '{model,run}' = %(name)s
-          AND EXISTS (SELECT FROM trinity.policy_version p
-                      JOIN trinity.policy_version mine ON mine.checkpoint = p.checkpoint AND mine.run_id = %(run_id)s
-                      WHERE p.run_id = o.id))
-ORDER BY o.id
+SELECT d.name, d.adopts, d.starts
+FROM (SELECT o.id, o.name, coalesce(o.config -> 'data' ? %(name)s, false) AS adopts,
+             o.config #>> '{model,run}' = %(name)s
+             AND EXISTS (SELECT FROM trinity.policy_version p
+                         JOIN trinity.policy_version mine ON mine.checkpoint = p.checkpoint AND mine.run_id = %(run_id)s
+                         WHERE p.run_id = o.id) IS TRUE AS starts
+      FROM trinity.run o
+      WHERE o.id <> %(run_id)s) d
+WHERE d.adopts OR d.starts
+ORDER BY d.id
+
+-- name: made_from
+-- What was made from rows of a run. It stays when the run goes; what says where it comes from goes with the run.
+SELECT count(o.task_id) AS tasks, count(o.experience_id) AS responses FROM trinity.origin o WHERE o.run_id = %(run_id)s
 
 -- name: begin_deletion
 -- Marks the run. From now on no process serves it, and no other run adopts its rows.

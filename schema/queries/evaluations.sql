@@ -41,13 +41,15 @@ groups AS (
 SELECT made.id FROM made
 
 -- name: resume_evaluation
--- Finds the evaluation that begin_evaluation found. One that was given up goes on.
-WITH known AS (
+-- Finds the evaluation that begin_evaluation found. One that was given up goes on. It stays locked, so that of two
+-- sessions that extend it one sees what the other one has added.
+WITH known AS MATERIALIZED (
     SELECT v.id
     FROM trinity.evaluation v JOIN trinity.run r ON r.id = v.run_id
     WHERE v.run_id = %(run_id)s AND v.version = %(version)s AND v.taskset_id = %(taskset_id)s
       AND v.samples = %(samples)s AND v.temperature = %(temperature)s AND v.max_new_tokens = %(max_new_tokens)s
       AND v.seed = r.seed
+    FOR NO KEY UPDATE OF v
 ),
 resumed AS (
     UPDATE trinity.evaluation v SET error = NULL, finished_at = NULL
@@ -55,6 +57,21 @@ resumed AS (
     WHERE v.id = known.id AND v.error IS NOT NULL
 )
 SELECT known.id FROM known
+
+-- name: extend_evaluation
+-- Gives an evaluation rollout groups for the tasks that were imported since it was begun. If there are any, it is not
+-- finished any more.
+WITH added AS (
+    INSERT INTO trinity.rollout_group (run_id, task_id, state, evaluation_id, expected, attempt)
+    SELECT v.run_id, t.id, 'evaluating', v.id, v.samples, 0
+    FROM trinity.evaluation v JOIN trinity.task t ON t.taskset_id = v.taskset_id
+    WHERE v.id = %(evaluation_id)s
+      AND NOT EXISTS (SELECT FROM trinity.rollout_group g WHERE g.evaluation_id = v.id AND g.task_id = t.id)
+    ORDER BY t.id
+    RETURNING evaluation_id
+)
+UPDATE trinity.evaluation v SET finished_at = NULL
+WHERE v.id = %(evaluation_id)s AND v.finished_at IS NOT NULL AND EXISTS (SELECT FROM added)
 
 -- name: due_evaluation
 -- The next evaluation of a run that has groups for an explorer: first one of the version that the explorer has loaded,
@@ -65,18 +82,23 @@ JOIN trinity.policy_version p ON p.run_id = v.run_id AND p.version = v.version
 WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL AND p.checkpoint IS NOT NULL
   AND v.id = ANY(coalesce(%(among)s::bigint[], ARRAY[v.id]))
   AND EXISTS (SELECT FROM trinity.rollout_group g
-              WHERE g.evaluation_id = v.id AND g.completed_at IS NULL AND g.worker_id IS NULL)
+              WHERE g.evaluation_id = v.id AND g.completed_at IS NULL AND g.worker_id IS NULL
+                AND g.arrived + g.failed
+                    + (SELECT count(*) FROM trinity.parked_members(g.id, NULL) p WHERE NOT p.is_due) < g.expected)
 ORDER BY v.version <> %(loaded)s, v.id
 LIMIT 1
 
 -- name: claim_evaluation_groups
 -- Leases groups of an evaluation that no explorer holds, in the order of their tasks, and skips those that another
 -- explorer takes right now. A member is missing as long as its only rollouts were refused. `key` tells the task in
--- every store, so that the same evaluation samples the same again.
+-- every store, so that the same evaluation samples the same again. A group whose missing members are all parked waits
+-- until one of them may go on; `parked` are those that may.
 WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
     WHERE g.evaluation_id = %(evaluation_id)s AND g.completed_at IS NULL AND g.worker_id IS NULL
+      AND g.arrived + g.failed
+          + (SELECT count(*) FROM trinity.parked_members(g.id, NULL) p WHERE NOT p.is_due) < g.expected
     ORDER BY g.id
     LIMIT %(limit)s
     FOR NO KEY UPDATE SKIP LOCKED
@@ -91,15 +113,30 @@ SELECT c.id, c.attempt, hashtextextended(t.key, 0) AS key, t.payload,
        ARRAY(SELECT n FROM generate_series(0, c.expected - 1) n
              WHERE NOT EXISTS (SELECT FROM trinity.rollout r
                                WHERE r.group_id = c.id AND r.ordinal = n AND r.state <> 'refused')
-             ORDER BY n) AS members
+               AND n <> ALL (p.waiting)
+             ORDER BY n) AS members,
+       p.due AS parked, cardinality(p.waiting) > 0 AS waits
 FROM claimed c
 JOIN trinity.task t ON t.id = c.task_id
+CROSS JOIN LATERAL (
+    SELECT coalesce(array_agg(m.ordinal) FILTER (WHERE NOT m.is_due), '{}') AS waiting,
+           coalesce(array_agg(m.ordinal) FILTER (WHERE m.is_due), '{}') AS due
+    FROM trinity.parked_members(c.id, NULL) m
+) p
 ORDER BY c.id
 
 -- name: give_up_evaluation
 -- Ends an evaluation whose version cannot be loaded. Harmless when repeated.
 UPDATE trinity.evaluation v SET error = %(error)s, finished_at = now()
 WHERE v.id = %(evaluation_id)s AND v.finished_at IS NULL
+
+-- name: give_up_withdrawn_evaluations
+-- Ends the evaluations of versions that were withdrawn, for which no attempt can be made any more. A version keeps its
+-- checkpoint while an evaluation of it is not finished, unless it is withdrawn.
+UPDATE trinity.evaluation v SET error = 'its version was withdrawn', finished_at = now()
+FROM trinity.policy_version p
+WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL
+  AND p.run_id = v.run_id AND p.version = v.version AND p.checkpoint IS NULL
 
 -- name: open_evaluations
 -- How many evaluations of a run are not finished. Those of versions that were withdrawn cannot go on and do not count,

@@ -6,35 +6,46 @@ SELECT r.id FROM trinity.run r WHERE r.id = %(run_id)s FOR NO KEY UPDATE
 -- name: count_pace
 -- The numbers that the pace is computed from: groups that were trained on but are in no version up to the explorer's,
 -- groups that wait, and groups that are being explored; and all that the run has started. They are counted anew each
--- time, so that a restart loses none. A dropped group is in none of the first three: its place is free.
+-- time, so that a restart loses none. A dropped group is in none of the first three: its place is free. A run without a
+-- pass has started what its tasks say: mostly nothing, or what it did before passes were kept.
 SELECT (SELECT coalesce(sum(b.size), 0) FROM trinity.batch b
         WHERE b.run_id = %(run_id)s AND b.state = 'committed'
           AND (b.included_version IS NULL OR b.included_version > %(version)s))::bigint AS unpublished,
        count(*) FILTER (WHERE g.state <> 'open') AS waiting,
        count(*) FILTER (WHERE g.state = 'open') AS running,
-       (SELECT coalesce(sum(p.issued), 0) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s)::bigint AS started
+       coalesce((SELECT sum(p.issued) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s),
+                (SELECT sum(s.issued) FROM trinity.task_stat s WHERE s.run_id = %(run_id)s), 0)::bigint AS started
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state IN ('open', 'complete', 'ready', 'leased')
   AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
 
 -- name: count_explored
 -- How many groups a run has started, and whether one of them is still being explored or was abandoned.
-SELECT (SELECT coalesce(sum(p.issued), 0) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s)::bigint AS started,
+SELECT coalesce((SELECT sum(p.issued) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s),
+                (SELECT sum(s.issued) FROM trinity.task_stat s WHERE s.run_id = %(run_id)s), 0)::bigint AS started,
        EXISTS (SELECT FROM trinity.rollout_group g
                WHERE g.run_id = %(run_id)s AND g.state = 'open'
                  AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)) AS open
 
 -- name: claim_abandoned_groups
 -- Takes over groups whose explorer is gone, oldest first, and skips those that another explorer takes right now. A
--- member is missing as long as its only rollouts were refused. Spare members have the last numbers.
-WITH picked AS MATERIALIZED (
+-- member is missing as long as its only rollouts were refused. Spare members have the last numbers. A group whose missing
+-- members are all parked waits until one of them may go on; `parked` are those that may.
+WITH live AS MATERIALIZED (
+    SELECT f.floor, trinity.oldest_within(%(run_id)s, %(version)s, %(max_staleness)s) AS oldest
+    FROM trinity.floor_of(%(run_id)s) f
+),
+picked AS MATERIALIZED (
     SELECT g.id
-    FROM trinity.rollout_group g
+    FROM live
+    CROSS JOIN trinity.rollout_group g
     WHERE g.run_id = %(run_id)s AND g.state = 'open' AND g.worker_id IS NULL
-      AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
+      AND g.id >= (SELECT live.floor FROM live)
+      AND g.arrived + g.failed + (SELECT count(*) FROM trinity.parked_members(g.id, live.oldest) p WHERE NOT p.is_due)
+          < g.expected + %(spare)s
     ORDER BY g.id
     LIMIT %(limit)s
-    FOR NO KEY UPDATE SKIP LOCKED
+    FOR NO KEY UPDATE OF g SKIP LOCKED
 ),
 claimed AS (
     UPDATE trinity.rollout_group g SET worker_id = %(worker_id)s, attempt = g.attempt + 1
@@ -46,9 +57,17 @@ SELECT c.id, c.attempt, c.expected, t.payload,
        ARRAY(SELECT n FROM generate_series(0, c.expected + %(spare)s - 1) n
              WHERE NOT EXISTS (SELECT FROM trinity.rollout r
                                WHERE r.group_id = c.id AND r.ordinal = n AND r.state <> 'refused')
-             ORDER BY n) AS members
+               AND n <> ALL (p.waiting)
+             ORDER BY n) AS members,
+       p.due AS parked, p.stale, cardinality(p.waiting) > 0 AS waits
 FROM claimed c
 JOIN trinity.task t ON t.id = c.task_id
+CROSS JOIN LATERAL (
+    SELECT coalesce(array_agg(m.ordinal) FILTER (WHERE NOT m.is_due), '{}') AS waiting,
+           coalesce(array_agg(m.ordinal) FILTER (WHERE m.is_due), '{}') AS due,
+           coalesce(array_agg(m.ordinal) FILTER (WHERE m.is_stale), '{}') AS stale
+    FROM live CROSS JOIN LATERAL trinity.parked_members(c.id, live.oldest) m
+) p
 ORDER BY c.id
 
 -- name: start_groups
@@ -161,6 +180,23 @@ arrived AS (
 SELECT count(*) FILTER (WHERE refused) AS refused, count(*) FILTER (WHERE refused AND is_own) AS spare, count(*) AS known
 FROM (SELECT given.is_own, coalesce(NOT new.is_in, given.known = 'refused') AS refused
       FROM given LEFT JOIN new USING (position)) w
+
+-- name: write_given_back
+-- Records attempts that did not begin, with the reason. A refused rollout makes no member, so theirs are still missing.
+INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, greedy, state, finish_reason, worker_id, started_at,
+    finished_at)
+SELECT g.run_id, g.id, m.ordinal, m.attempt, m.greedy, 'refused', m.reason, %(worker_id)s, m.started_at, m.finished_at
+FROM unnest(%(group_ids)s::bigint[], %(ordinals)s::smallint[], %(attempts)s::integer[], %(greedy)s::bool[],
+            %(reasons)s::text[], %(started_at)s::timestamptz[], %(finished_at)s::timestamptz[])
+     AS m (group_id, ordinal, attempt, greedy, reason, started_at, finished_at)
+JOIN trinity.rollout_group g ON g.id = m.group_id
+ON CONFLICT (group_id, ordinal, attempt) DO NOTHING
+
+-- name: give_back_groups
+-- Ends the lease on groups, so that any explorer of the run claims them, this one too. The next claim raises their
+-- attempt.
+UPDATE trinity.rollout_group g SET worker_id = NULL
+WHERE g.id = ANY(%(group_ids)s) AND g.worker_id = %(worker_id)s AND g.state IN ('open', 'evaluating')
 
 -- name: write_steps
 -- Writes the further steps of attempts whose first step write_rollouts wrote in the same transaction. They are raw, or

@@ -12,13 +12,14 @@ SELECT EXISTS (SELECT FROM trinity.task t JOIN trinity.taskset s ON s.id = t.tas
 -- Adds tasks. Tasks that the set already has stay as they are. New ones are numbered from the highest number on; imports
 -- into one set take turns (lock_tasksets), so that no number is given twice.
 WITH fresh AS (
-    SELECT s.id AS taskset_id, n.key, n.payload, row_number() OVER (ORDER BY n.ordinal) AS number
-    FROM unnest(%(keys)s::text[], %(payloads)s::text[]) WITH ORDINALITY AS n (key, payload, ordinal)
+    SELECT s.id AS taskset_id, n.key, n.payload, n.prompt_digest, row_number() OVER (ORDER BY n.ordinal) AS number
+    FROM unnest(%(keys)s::text[], %(payloads)s::text[], %(digests)s::bytea[])
+         WITH ORDINALITY AS n (key, payload, prompt_digest, ordinal)
     JOIN trinity.taskset s ON s.name = %(name)s
     WHERE (SELECT t.id FROM trinity.task t WHERE t.taskset_id = s.id AND t.key = n.key) IS NULL
 )
-INSERT INTO trinity.task (taskset_id, key, payload, ordinal)
-SELECT f.taskset_id, f.key, f.payload::jsonb, l.highest + f.number
+INSERT INTO trinity.task (taskset_id, key, payload, prompt_digest, ordinal)
+SELECT f.taskset_id, f.key, f.payload::jsonb, f.prompt_digest, l.highest + f.number
 FROM fresh f
 CROSS JOIN (SELECT coalesce(max(t.ordinal), -1) AS highest FROM trinity.task t
             WHERE t.taskset_id = (SELECT s.id FROM trinity.taskset s WHERE s.name = %(name)s)) l
@@ -29,6 +30,25 @@ SELECT t.key, t.id
 FROM trinity.task t
 JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE s.name = %(name)s AND t.key = ANY(%(keys)s)
+
+-- name: find_prompt
+-- A task of a taskset whose prompt has this digest.
+SELECT t.id
+FROM trinity.task t
+WHERE t.taskset_id = (SELECT s.id FROM trinity.taskset s WHERE s.name = %(name)s) AND t.prompt_digest = %(digest)s
+LIMIT 1
+
+-- name: undigested_tasks
+-- Tasks of a taskset that were written without the digest of their prompt.
+SELECT t.id, t.payload
+FROM trinity.task t
+WHERE t.taskset_id = (SELECT s.id FROM trinity.taskset s WHERE s.name = %(name)s) AND t.prompt_digest IS NULL
+LIMIT %(limit)s
+
+-- name: write_prompt_digests
+UPDATE trinity.task t SET prompt_digest = n.digest
+FROM unnest(%(ids)s::bigint[], %(digests)s::bytea[]) AS n (id, digest)
+WHERE t.id = n.id
 
 -- name: shared_prompts
 -- The other tasksets that have tasks with the same prompts as this one, and how many tasks of this one these are, whatever
@@ -53,6 +73,19 @@ ORDER BY tasks DESC, s.name
 SELECT e.import_key, e.id
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.import_key = ANY(%(keys)s::uuid[])
+
+-- name: insert_demonstration
+-- Adds one response to a data set that is locked, unless it is there. In place of COPY, which a login that policies bind
+-- may not use.
+WITH made AS (
+    INSERT INTO trinity.experience (run_id, step, state, import_key)
+    SELECT %(run_id)s, 0, 'ready', %(key)s
+    WHERE NOT EXISTS (SELECT FROM trinity.experience e WHERE e.run_id = %(run_id)s AND e.import_key = %(key)s)
+    RETURNING id
+)
+INSERT INTO trinity.experience_text (experience_id, prompt, response, messages)
+SELECT made.id, %(prompt)s, %(response)s, %(messages)s FROM made
+RETURNING experience_id AS id
 
 -- name: reserve_ids
 -- Takes ids for rows that are about to be written, so that they can refer to one another in one COPY.
@@ -109,7 +142,7 @@ ORDER BY t.id
 
 -- name: export_demonstrations
 -- Imported responses that belong to no group.
-SELECT x.prompt, x.messages, x.response, x.extra
+SELECT x.prompt, x.messages, x.tools, x.response, x.reply, x.extra
 FROM trinity.experience e
 JOIN trinity.run r ON r.id = e.run_id
 JOIN trinity.experience_text x ON x.experience_id = e.id
@@ -122,7 +155,7 @@ ORDER BY e.id
 -- something else: then `asked` has it. `experience` tells equal answers of a run apart: no other row of any store has
 -- this id. Imported rows are told apart by their content.
 SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
-       x.response, e.reward, m.model, x.extra,
+       x.response, x.reply, e.reward, m.model, x.extra,
        CASE WHEN e.import_key IS NULL
             THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), e.id)) END AS experience
 FROM trinity.experience e
@@ -134,10 +167,32 @@ JOIN trinity.task t ON t.id = g.task_id
 WHERE r.name = %(name)s AND e.source_id IS NULL AND g.evaluation_id IS NULL
 ORDER BY e.id
 
+-- name: export_traces
+-- The sequences of all attempts of a run or a data set that ended well and have tokens, step by step, with their rewards
+-- as they are now. No training uses greedy attempts, and those of evaluations. `attempt` tells attempts of a run apart, and
+-- `rewards` has what was said of the attempt by name; imported rows have their own in `extra`.
+SELECT e.rollout_id, e.id, e.reward, x.prompt, x.response, x.extra, m.model, t.payload AS task,
+       CASE WHEN e.import_key IS NULL
+            THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), 'attempt', m.id)) END AS attempt,
+       CASE WHEN e.import_key IS NULL AND e.step = 0
+            THEN (SELECT jsonb_object_agg(v.name, v.value)
+                  FROM (SELECT DISTINCT ON (v.name) v.name, v.value FROM trinity.reward_event v
+                        WHERE v.rollout_id = m.id ORDER BY v.name, v.id DESC) v) END AS rewards
+FROM trinity.experience e
+JOIN trinity.run r ON r.id = e.run_id
+JOIN trinity.payload p ON p.experience_id = e.id
+JOIN trinity.experience_text x ON x.experience_id = e.id
+JOIN trinity.rollout m ON m.id = e.rollout_id
+JOIN trinity.rollout_group g ON g.id = e.group_id
+JOIN trinity.task t ON t.id = g.task_id
+WHERE r.name = %(name)s AND e.source_id IS NULL AND g.evaluation_id IS NULL AND m.state = 'finished' AND NOT m.greedy
+ORDER BY e.rollout_id, e.step
+
 -- name: export_pairs
 -- Pairs, with `asked` as in export_trajectories; no workflow made the prompts of adopted rows. Pairs that a run
 -- derived from rewards name their rows, so that pairs of equal answers stay apart.
-SELECT t.payload, x.response AS chosen, y.response AS rejected, p.margin, p.extra,
+SELECT t.payload, x.response AS chosen, y.response AS rejected, x.reply AS chosen_reply, y.reply AS rejected_reply,
+       p.margin, p.extra,
        CASE WHEN p.source = 'pair'
             THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), p.chosen_id)) END AS chosen_experience,
        CASE WHEN p.source = 'pair'
@@ -160,7 +215,7 @@ ORDER BY p.id
 -- counts. `asked` is as in
 -- export_trajectories.
 SELECT t.payload, CASE WHEN position('.py:' IN r.config #>> '{explorer,workflow}') > 0 THEN x.prompt END AS asked,
-       x.response, v.value > 0 AS label, x.extra,
+       x.response, x.reply, v.value > 0 AS label, x.extra,
        CASE WHEN e.import_key IS NULL
             THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), e.id)) END AS experience
 FROM trinity.experience e

@@ -9,6 +9,13 @@ INSERT INTO trinity.metric (run_id, role, step, name, value)
 SELECT %(run_id)s, %(role)s, %(step)s, m.name, m.value
 FROM writing CROSS JOIN unnest(%(names)s::text[], %(values)s::double precision[]) AS m (name, value)
 
+-- name: last_metrics
+-- What was written last under each of these names for a step.
+SELECT DISTINCT ON (m.name) m.name, m.value
+FROM trinity.metric m
+WHERE m.run_id = %(run_id)s AND m.name = ANY(%(names)s::text[]) AND m.step = %(step)s
+ORDER BY m.name, m.id DESC
+
 -- name: last_metric_id
 -- The highest id that was given out, even if its row cannot be seen yet or never will be.
 SELECT s.last_value AS id FROM trinity.metric_id_seq s
@@ -41,7 +48,8 @@ WITH item AS MATERIALIZED (
     SELECT e.id, e.rollout_id
     FROM trinity.batch_item i
     JOIN trinity.experience e ON e.id = i.experience_id
-    WHERE i.batch_id = %(batch_id)s AND e.source_id IS NULL AND i.weight > 0 -- what is only compared with has none
+    JOIN trinity.rollout_group g ON g.id = e.group_id AND g.run_id = e.run_id -- of no expert row
+    WHERE i.batch_id = %(batch_id)s AND i.weight > 0 -- what is only compared with has none
 ),
 attempt AS MATERIALIZED (
     SELECT DISTINCT item.rollout_id AS id FROM item

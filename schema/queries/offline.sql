@@ -17,6 +17,74 @@ WHERE e.id IN (SELECT f.id FROM trinity.experience f
                  AND f.state = CASE WHEN f.use_count < %(epochs)s THEN 'trained' ELSE 'ready' END::trinity.experience_state
                LIMIT %(limit)s)
 
+-- name: fit_groups_to_epochs
+-- Adapts adopted groups with their rows to another number of epochs, as fit_rows_to_epochs does rows.
+WITH fitted AS (
+    UPDATE trinity.rollout_group g
+    SET state = CASE WHEN g.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.group_state
+    WHERE g.id IN (SELECT f.id FROM trinity.rollout_group f
+                   WHERE f.run_id = %(run_id)s AND f.seed IS NOT NULL
+                     AND f.state = CASE WHEN f.use_count < %(epochs)s THEN 'trained' ELSE 'ready' END::trinity.group_state
+                   LIMIT %(limit)s)
+    RETURNING g.id, g.state
+),
+members AS (
+    UPDATE trinity.experience e SET state = fitted.state::text::trinity.experience_state
+    FROM fitted
+    WHERE e.group_id = fitted.id AND e.run_id = %(run_id)s AND (e.state IN ('ready', 'trained')) IS TRUE
+)
+SELECT id FROM fitted
+
+-- name: count_groups
+SELECT g.use_count AS uses, count(*) AS rows
+FROM trinity.rollout_group g
+WHERE g.run_id = %(run_id)s AND g.seed IS NOT NULL AND g.state IN ('ready', 'leased', 'trained')
+GROUP BY g.use_count
+
+-- name: seed_groups
+-- Lets adopted groups into passes once all their rows have tokens, or drops them where the model could not take so many
+-- that too few attempts are left.
+WITH fresh AS MATERIALIZED (
+    SELECT g.id,
+           (SELECT count(DISTINCT e.rollout_id) FROM trinity.experience e
+            WHERE e.group_id = g.id AND (e.state = 'ready') IS TRUE) AS size
+    FROM trinity.rollout_group g
+    WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.source_id IS NOT NULL AND g.seed IS NULL
+      AND (SELECT e.id FROM trinity.experience e
+           WHERE e.group_id = g.id AND e.prompt_length IS NULL AND (e.state = 'ready') IS TRUE LIMIT 1) IS NULL
+    ORDER BY g.id
+    LIMIT %(limit)s
+),
+decided AS (
+    UPDATE trinity.rollout_group g
+    SET state = CASE WHEN fresh.size < %(min_size)s THEN 'dropped' ELSE 'ready' END::trinity.group_state,
+        seed = (SELECT r.seed FROM trinity.run r WHERE r.id = g.run_id), ready_at = now(),
+        ready_xact = pg_current_xact_id()::text::bigint
+    FROM fresh
+    WHERE g.id = fresh.id
+    RETURNING g.id, g.run_id, g.state, fresh.size
+),
+dropped AS (
+    INSERT INTO trinity."drop" (run_id, group_id, stage, reason, detail)
+    SELECT d.run_id, d.id, 'encode', 'group_too_small', jsonb_build_object('size', d.size)
+    FROM decided d WHERE d.state = 'dropped'
+    ON CONFLICT (group_id) DO NOTHING
+),
+members AS (
+    UPDATE trinity.experience e SET state = 'dropped'
+    FROM decided d
+    WHERE d.state = 'dropped' AND e.group_id = d.id AND (e.state = 'ready') IS TRUE
+)
+SELECT d.id FROM decided d
+
+-- name: count_unsampled
+-- Rows of adopted groups without the log-probabilities of a policy. Their arrays are as long as tokens and mask alone.
+SELECT count(*) AS rows
+FROM trinity.rollout_group g
+JOIN trinity.experience e ON e.group_id = g.id AND (e.state = 'ready') IS TRUE
+JOIN trinity.payload p ON p.experience_id = e.id AND octet_length(p.data) = 5 * p.num_tokens
+WHERE g.run_id = %(run_id)s AND g.source_id IS NOT NULL AND g.state = 'ready'
+
 -- name: fit_pairs_to_epochs
 -- Adapts pairs to another number of epochs, as fit_rows_to_epochs does rows.
 UPDATE trinity.preference p
@@ -70,13 +138,26 @@ JOIN trinity.experience e ON e.id = side.id
 ORDER BY pair.id, side.place
 
 -- name: unencoded_rows
--- Adopted rows that no tokenizer has seen yet.
-SELECT e.id, x.prompt, x.response, x.messages
+-- Adopted rows that have no tokens yet. `traced` is the row that has tokens already, an imported trace or a row of another
+-- run, and `temperature` that at which the other run sampled.
+SELECT e.id, x.prompt, x.response, x.messages, x.tools, x.reply,
+       (SELECT p.experience_id FROM trinity.payload p WHERE p.experience_id = e.source_id) AS traced,
+       (r.config #>> '{explorer,temperature}')::float8 AS temperature
 FROM trinity.experience e
+JOIN trinity.experience o ON o.id = e.source_id
+JOIN trinity.run r ON r.id = o.run_id
 JOIN trinity.experience_text x ON x.experience_id = e.source_id
 WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL AND e.id > %(after)s
 ORDER BY e.id
 LIMIT %(limit)s
+
+-- name: unencoded_sources
+SELECT r.id, r.name, r.config -> 'model' AS model
+FROM trinity.run r
+WHERE r.kind = 'train'
+  AND r.id IN (SELECT o.run_id FROM trinity.experience e JOIN trinity.experience o ON o.id = e.source_id
+               WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL)
+ORDER BY r.id
 
 -- name: count_unencoded
 SELECT count(*) AS rows
@@ -95,8 +176,9 @@ WHERE e.id = n.id
 -- name: insert_payloads
 -- Stores arrays. They are immutable: a row that has some keeps them.
 INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
-SELECT n.id, %(codec)s, n.num_tokens, n.data
-FROM unnest(%(ids)s::bigint[], %(num_tokens)s::integer[], %(data)s::bytea[]) AS n (id, num_tokens, data)
+SELECT n.id, n.codec, n.num_tokens, n.data
+FROM unnest(%(ids)s::bigint[], %(codecs)s::text[], %(num_tokens)s::integer[], %(data)s::bytea[])
+     AS n (id, codec, num_tokens, data)
 ON CONFLICT (experience_id) DO NOTHING
 
 -- name: drop_ready

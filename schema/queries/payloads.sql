@@ -5,13 +5,26 @@ SELECT p.experience_id, p.codec, p.num_tokens, p.data, p.archive_row, p.pruned_a
 FROM trinity.payload p
 WHERE p.experience_id = ANY(%(ids)s)
 
+-- name: rows_to_archive
+-- Payloads whose bytes are in Postgres, with run, texts, reward and policy versions as they are now. An adopted row has
+-- the text of its source.
+SELECT p.experience_id, p.codec, p.num_tokens, p.data, r.name AS run, x.prompt, x.response, e.reward,
+       e.version_min, e.version_max
+FROM trinity.payload p
+JOIN trinity.experience e ON e.id = p.experience_id
+JOIN trinity.run r ON r.id = e.run_id
+LEFT JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e.id)
+WHERE p.experience_id = ANY(%(ids)s) AND p.data IS NOT NULL
+
 -- name: make_archive
 -- Makes this store's archive of a run. A run has one archive for each store in which it was archived: this store's
--- own, and those of the stores that this one was copied from. No other store gives a Lance table this name, and this
--- store gives it to no other run.
+-- own, and those of the stores that this one was copied from. The table's name begins with the run's, as far as Lance
+-- takes its letters. No other store gives a Lance table this name, and this store gives it to no other run.
 INSERT INTO trinity.archive (run_id, number, store, name)
 SELECT r.id, (SELECT coalesce(max(a.number) + 1, 0) FROM trinity.archive a WHERE a.run_id = r.id), %(store)s::uuid,
-       format('payload_%%s_%%s_%%s', r.id, (extract(epoch FROM r.created_at) * 1000000)::bigint,
+       format('%%s_%%s_%%s_%%s',
+              coalesce(nullif(trim('-' FROM regexp_replace(left(r.name, 60), '[^A-Za-z0-9_]+', '-', 'g')), ''), 'run'),
+              r.id, (extract(epoch FROM r.created_at) * 1000000)::bigint,
               replace(%(store)s::uuid::text, '-', ''))
 FROM trinity.run r
 WHERE r.id = %(run_id)s
@@ -66,9 +79,10 @@ LIMIT 1
 
 -- name: archive_payloads
 -- Deletes bytes here that were written to Lance, flushed and read back; from now on they are read there. A payload
--- that is archived already stays as it is.
+-- that is archived already stays as it is, and so does that of a row that processors judge again since it was chosen.
 UPDATE trinity.payload p SET data = NULL, archive_row = n.archive_row, archive_number = %(number)s
 FROM unnest(%(ids)s::bigint[], %(archive_rows)s::bigint[]) AS n (id, archive_row)
+JOIN trinity.experience e ON e.id = n.id AND e.state NOT IN ('raw', 'clean')
 WHERE p.experience_id = n.id AND p.data IS NOT NULL
 
 -- name: count_archived

@@ -7,15 +7,19 @@ SELECT greatest((SELECT max(p.version) FROM trinity.policy_version p WHERE p.run
 -- name: publish_version
 -- Publishes a version. The worker that publishes must have committed the version's last step, and the step must still
 -- be committed: so a trainer that was replaced publishes nothing. The lock waits for a session that reopens the step
--- right now. The first version has no steps. Harmless when repeated.
+-- right now. The first version has no steps. The new version comes from the newest that was not withdrawn. Harmless when
+-- repeated.
 WITH last AS MATERIALIZED (
     SELECT b.id
     FROM trinity.batch b
     WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'committed' AND b.worker_id = %(worker_id)s
     FOR NO KEY UPDATE
 )
-INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
-SELECT %(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s
+INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash, skipped)
+SELECT %(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s,
+       coalesce((SELECT %(version)s - 1 - p.version + p.skipped FROM trinity.policy_version p
+                 WHERE p.run_id = %(run_id)s AND p.version < %(version)s AND p.withdrawn_at IS NULL
+                 ORDER BY p.version DESC LIMIT 1), 0)
 WHERE %(version)s = 0 OR EXISTS (SELECT FROM last)
 ON CONFLICT (run_id, version) DO NOTHING
 
@@ -25,20 +29,33 @@ WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.step = %(step)s
   AND p.checkpoint_hash = %(checkpoint_hash)s
 
 -- name: include_batches
--- Records that the checkpoint of the version includes every batch that was committed since the one before.
+-- Records that the version includes every batch that was committed since the one before.
 UPDATE trinity.batch b SET included_version = %(version)s
 WHERE b.run_id = %(run_id)s AND b.state = 'committed' AND b.included_version IS NULL AND b.step <= %(step)s
 
+-- name: record_checkpoint
+-- Records what a trainer goes on from at a version. A version that was withdrawn or pruned gets none. Harmless when
+-- repeated.
+UPDATE trinity.policy_version p SET resume_from = %(resume_from)s, resume_hash = %(resume_hash)s
+WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint IS NOT NULL
+  AND (p.resume_hash IS NULL OR p.resume_hash = %(resume_hash)s)
+
 -- name: versions_with_checkpoint
--- Versions whose checkpoint was not pruned, newest first.
-SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash
+-- Versions whose weights were not pruned, newest first.
+SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
 ORDER BY p.version DESC
 LIMIT %(limit)s
 
+-- name: folders_of_others
+-- The folders of weights that other runs name. A run that started from another one's version names the same folder.
+SELECT DISTINCT o.checkpoint
+FROM trinity.policy_version o
+WHERE o.run_id <> %(run_id)s AND o.checkpoint IS NOT NULL
+
 -- name: hold_checkpoint
--- Locks a checkpoint from which another run starts. The first run's own pruning waits until the start is on record.
+-- Locks weights from which another run starts. The first run's own pruning waits until the start is on record.
 SELECT p.version FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint = %(checkpoint)s
 FOR SHARE
@@ -51,26 +68,48 @@ ORDER BY p.version
 FOR NO KEY UPDATE
 
 -- name: prune_checkpoints
--- Forgets the checkpoints of all but the newest few versions, before their files are deleted. Version 0 stays, since
--- runs start anew from it and are compared with it. A checkpoint that another run started from stays too, and so does
--- that of a version whose evaluation is not finished.
-WITH old AS (
-    SELECT p.version, p.checkpoint
+-- Forgets files before they are deleted: all checkpoints but the newest few, and the weights of all versions but the
+-- newest few and those with a kept checkpoint. Version 0 stays, since runs start anew from it and are compared with it.
+-- The weights stay of a version that another run started from, and of one whose evaluation is not finished. Those of
+-- `saving` stay too, as its checkpoint is being written. On request those of every so many steps stay, and those of the
+-- step that has the best value of a metric; `direction` is 1 if a high value is good, and -1 if a low one is. A value
+-- that is infinite or not a number is no best one, and neither is one that a withdrawn version of that step had.
+WITH best AS MATERIALIZED (
+    SELECT p.version
+    FROM trinity.policy_version p
+    CROSS JOIN LATERAL (SELECT m.value FROM trinity.metric m
+                        WHERE m.run_id = p.run_id AND m.name = %(best)s::text AND m.step = p.step
+                          AND NOT EXISTS (SELECT FROM trinity.policy_version w
+                                          WHERE w.run_id = p.run_id AND w.version < p.version AND w.step >= p.step
+                                            AND w.withdrawn_at > m.created_at)
+                        ORDER BY m.id DESC LIMIT 1) m
+    WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0 AND abs(m.value) < 'Infinity'
+    ORDER BY m.value * %(direction)s DESC, p.version DESC
+    LIMIT 1
+),
+kept AS MATERIALIZED (
+    SELECT p.version, p.checkpoint, p.resume_from,
+           p.resume_from IS NOT NULL
+           AND row_number() OVER (PARTITION BY p.resume_from IS NULL ORDER BY p.version DESC) <= %(keep)s AS resumes,
+           row_number() OVER (ORDER BY p.version DESC) <= %(keep)s
+           OR (p.version = %(saving)s::integer) IS TRUE
+           OR (p.step %% %(every)s::integer = 0) IS TRUE
+           OR p.version IN (SELECT best.version FROM best)
+           OR EXISTS (SELECT FROM trinity.policy_version o WHERE o.checkpoint = p.checkpoint AND o.run_id <> p.run_id)
+           OR EXISTS (SELECT FROM trinity.evaluation v
+                      WHERE v.run_id = p.run_id AND v.version = p.version AND v.finished_at IS NULL) AS stays
     FROM trinity.policy_version p
     WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
-    ORDER BY p.version DESC
-    OFFSET %(keep)s
 )
-UPDATE trinity.policy_version p SET checkpoint = NULL
-FROM old
-WHERE p.run_id = %(run_id)s AND p.version = old.version
-  AND NOT EXISTS (SELECT FROM trinity.policy_version o WHERE o.checkpoint = old.checkpoint AND o.run_id <> p.run_id)
-  AND NOT EXISTS (SELECT FROM trinity.evaluation v
-                  WHERE v.run_id = p.run_id AND v.version = p.version AND v.finished_at IS NULL)
-RETURNING old.version, old.checkpoint
+UPDATE trinity.policy_version p SET checkpoint = CASE WHEN kept.stays THEN p.checkpoint END, resume_from = NULL
+FROM kept
+WHERE p.run_id = %(run_id)s AND p.version = kept.version
+  AND NOT kept.resumes AND (NOT kept.stays OR kept.resume_from IS NOT NULL)
+RETURNING p.version, CASE WHEN NOT kept.stays THEN kept.checkpoint END AS checkpoint,
+          nullif(kept.resume_from, kept.checkpoint) AS resume_from
 
 -- name: relocate_checkpoint
 -- Records that the files of a version are in another place now. Harmless when repeated.
-UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s
+UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s, resume_from = %(resume_from)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
-  AND p.checkpoint <> %(checkpoint)s
+  AND (p.checkpoint, p.resume_from) IS DISTINCT FROM (%(checkpoint)s, %(resume_from)s::text)

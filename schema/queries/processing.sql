@@ -45,6 +45,8 @@ SELECT e.attempt,
            AS unanswered,
        p.codec, p.num_tokens, p.data,
        e.id AS id, -- the experience
+       e.run_id AS run_id, -- its run
+       g.task_id AS task_id, -- the task that it is an attempt at
        e.group_id AS group_id, -- its rollout group
        e.rollout_id AS rollout_id, -- its rollout
        x.prompt AS prompt, -- text that the model was given
@@ -57,9 +59,24 @@ SELECT e.attempt,
        e.step AS step, -- place of this response in an attempt of several, from 0
        (SELECT max(s.step) FROM trinity.experience s WHERE s.rollout_id = e.rollout_id)
            AS last_step, -- place of the last one; 0 where the attempt has one response
+       (SELECT min(s.id) FROM trinity.experience s JOIN trinity.experience_text y ON y.experience_id = s.id
+        WHERE s.group_id = e.group_id AND s.step = e.step AND s.id <= e.id AND s.state <> 'dropped'
+          AND y.response = x.response)
+           AS first_equal, -- first row of its group that has the same response and is not dropped; often its own id
        e.reward AS reward, -- sum of what was said before, as by the workflow; None where nothing was
        e.version_min AS version_min, -- oldest policy version that sampled a token of it
-       e.version_max AS version_max -- newest one
+       e.version_max AS version_max, -- newest one
+       (SELECT sum(s.reward) FROM trinity.experience s
+        WHERE s.rollout_id = e.rollout_id AND s.state NOT IN ('dropped', 'expired'))
+           AS attempt_reward, -- of a ready group: reward of the attempt, the sum over its steps
+       g.reward_mean AS group_mean, -- of a ready group: mean reward of its attempts; None where nothing was said
+       sqrt(g.reward_variance) AS group_deviation, -- of a ready group: standard deviation of these; None for one attempt
+       (SELECT count(*) FROM trinity.rollout_group o
+        WHERE o.run_id = g.run_id AND o.task_id = g.task_id AND o.id <= g.id AND o.evaluation_id IS NULL)
+           AS task_groups, -- of a ready group: how many groups its task has had so far, with this one
+       trinity.staleness(e.run_id, (SELECT max(v.version) FROM trinity.policy_version v WHERE v.run_id = e.run_id),
+                         e.version_min, e.version_max)
+           AS staleness -- of a ready group: publications between the row and the newest policy version
 FROM trinity.experience e
 LEFT JOIN trinity.experience_text x ON x.experience_id = e.id
 LEFT JOIN trinity.payload p ON p.experience_id = e.id
@@ -124,10 +141,12 @@ GROUP BY p.experience_id
 -- name: record_processing
 -- Writes one row for each verdict, with the step that dropped or failed the row. A verdict that was written before, in
 -- a transaction whose commit was unclear, stays as it is.
-INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, step, error)
-SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, p.outcome::trinity.processing_outcome, p.step, p.error
-FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(steps)s::text[], %(errors)s::text[])
-     AS p (id, attempt, outcome, step, error)
+INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, step, error, detail)
+SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, p.outcome::trinity.processing_outcome, p.step, p.error,
+       p.detail
+FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(steps)s::text[], %(errors)s::text[],
+            %(details)s::jsonb[])
+     AS p (id, attempt, outcome, step, error, detail)
 ON CONFLICT (experience_id, processor, processor_version, attempt) DO NOTHING
 
 -- name: record_drops
@@ -139,148 +158,6 @@ FROM unnest(%(ids)s::bigint[], %(steps)s::text[], %(reasons)s::text[], %(details
      AS d (id, step, reason, detail)
 JOIN trinity.experience e ON e.id = d.id AND (e.source_id IS NOT NULL OR NOT e.held_out)
 ON CONFLICT (experience_id) DO NOTHING
-
--- name: pick_groups
--- Locks complete groups that can be settled, oldest first. Groups that are locked are passed over, not waited for. It
--- looks at :among, or, if that is NULL, at all complete groups from the run's floor on.
---
--- A group waits while a member is still being processed. If the run requires rewards of a source, a group also waits
--- until that source has judged each member, unless the group is too small in any case. An attempt that lost a step is
--- dropped with its other steps, so it needs no judgement and does not count.
-SELECT g.id
-FROM trinity.rollout_group g
-WHERE g.run_id = %(run_id)s AND g.state = 'complete'
-  AND g.id = ANY(coalesce(%(among)s::bigint[], ARRAY(
-      SELECT c.id FROM trinity.rollout_group c
-      WHERE c.run_id = %(run_id)s AND c.state = 'complete'
-        AND c.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
-      ORDER BY c.id)))
-  AND NOT EXISTS (SELECT FROM trinity.experience e WHERE e.group_id = g.id AND e.state IN ('raw', 'clean'))
-  -- LIMIT 1 in place of EXISTS, which the planner may answer from a hash of the whole table.
-  AND (%(requires_reward)s::text IS NULL
-       OR (SELECT count(DISTINCT e.rollout_id) FROM trinity.experience e
-           WHERE e.group_id = g.id AND e.state = 'scored'
-             AND (SELECT lost.id FROM trinity.experience lost
-                  WHERE lost.rollout_id = e.rollout_id AND (lost.state = 'dropped') IS TRUE
-                  LIMIT 1) IS NULL) < %(min_group_size)s
-       OR (SELECT e.id FROM trinity.experience e
-           WHERE e.group_id = g.id AND e.state = 'scored'
-             AND (SELECT lost.id FROM trinity.experience lost
-                  WHERE lost.rollout_id = e.rollout_id AND (lost.state = 'dropped') IS TRUE LIMIT 1) IS NULL
-             AND (SELECT v.id FROM trinity.reward_event v
-                  WHERE v.rollout_id = e.rollout_id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
-             AND (SELECT v.id FROM trinity.reward_event v
-                  WHERE v.experience_id = e.id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
-           LIMIT 1) IS NULL)
-ORDER BY g.id
-LIMIT %(limit)s
-FOR NO KEY UPDATE SKIP LOCKED
-
--- name: drop_partial_attempts
--- Drops the other steps of attempts that lost a step to a processor, since the reward of the attempt is no longer
--- known. Under the lock of their groups.
-WITH partial AS (
-    UPDATE trinity.experience e SET state = 'dropped'
-    WHERE e.group_id = ANY(%(group_ids)s) AND (e.state = 'scored') IS TRUE AND e.source_id IS NULL
-      AND e.rollout_id IN (SELECT lost.rollout_id FROM trinity.experience lost
-                           WHERE lost.group_id = ANY(%(group_ids)s) AND (lost.state = 'dropped') IS TRUE
-                             AND lost.source_id IS NULL)
-    RETURNING e.run_id, e.id
-)
-INSERT INTO trinity."drop" (run_id, experience_id, stage, reason)
-SELECT run_id, id, 'group', 'partial_attempt' FROM partial
-ON CONFLICT (experience_id) DO NOTHING
-
--- name: settle_groups
--- Makes picked groups ready or drops them with a reason: too few members are left, or, where the run asks for that,
--- all rewards are equal. Attempts are compared, each with the sum of the rewards of its steps. An attempt with at
--- least :solved_reward solved its task.
---
--- The statement runs after the one that locks the groups, so that it sees every reward that was committed before the
--- lock. It checks again that the groups can be settled.
-WITH attempts AS (
-    SELECT g.id, e.rollout_id,
-           count(e.id) FILTER (WHERE e.state IN ('raw', 'clean')) AS unprocessed,
-           count(e.id) FILTER (
-               WHERE e.state = 'scored'
-                 AND (SELECT v.id FROM trinity.reward_event v
-                      WHERE v.rollout_id = e.rollout_id AND v.source = %(requires_reward)s::text LIMIT 1) IS NULL
-                 AND (SELECT v.id FROM trinity.reward_event v
-                      WHERE v.experience_id = e.id AND v.source = %(requires_reward)s LIMIT 1) IS NULL
-           ) AS unrewarded,
-           bool_or(e.state = 'scored') AS is_scored,
-           sum(e.reward) FILTER (WHERE e.state = 'scored') AS reward
-    FROM trinity.rollout_group g
-    LEFT JOIN trinity.experience e ON e.group_id = g.id
-    WHERE g.id = ANY(%(group_ids)s)
-    GROUP BY g.id, e.rollout_id
-),
-members AS (
-    SELECT a.id, sum(a.unprocessed) AS unprocessed, sum(a.unrewarded) AS unrewarded,
-           count(*) FILTER (WHERE a.is_scored) AS size,
-           count(*) FILTER (WHERE a.reward >= %(solved_reward)s::float8) AS solved,
-           count(a.reward) AS reward_count, avg(a.reward) AS reward_mean, var_samp(a.reward) AS reward_variance,
-           min(a.reward) AS lowest, max(a.reward) AS highest
-    FROM attempts a
-    GROUP BY a.id
-),
-verdict AS (
-    SELECT m.*,
-           CASE WHEN m.size < %(min_group_size)s THEN 'group_too_small'
-                WHEN %(drop_equal_rewards)s AND m.lowest = m.highest THEN 'equal_rewards'
-           END AS reason
-    FROM members m
-)
-UPDATE trinity.rollout_group g
-SET state = CASE WHEN v.reason IS NULL THEN 'ready' ELSE 'dropped' END::trinity.group_state,
-    ready_xact = CASE WHEN v.reason IS NULL THEN pg_current_xact_id()::text::bigint END,
-    ready_at = CASE WHEN v.reason IS NULL THEN now() END,
-    reward_count = v.reward_count,
-    reward_mean = v.reward_mean,
-    reward_variance = v.reward_variance,
-    priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
-                          WHERE r.id = g.run_id) = 'reward_std'
-                    THEN trinity.derived_priority(v.reward_variance) ELSE g.priority END
-FROM verdict v
-WHERE g.id = v.id AND g.state = 'complete' AND v.unprocessed = 0
-  AND (%(requires_reward)s IS NULL OR v.unrewarded = 0 OR v.size < %(min_group_size)s)
-RETURNING g.id, g.task_id, v.reason, v.size, v.reward_count, v.solved, v.lowest
-
--- name: ready_members
--- Makes the members of ready groups ready, under the lock of their groups; members need no order of their own. From
--- now on they can be paired.
-WITH ready AS (
-    UPDATE trinity.experience e SET state = 'ready' WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
-    RETURNING e.run_id, e.group_id
-)
-INSERT INTO trinity.pairing (run_id, group_id)
-SELECT DISTINCT m.run_id, m.group_id FROM ready m JOIN trinity.run r ON r.id = m.run_id WHERE r.derives_pairs
-
--- name: drop_members
--- Drops the members of groups that are dropped as a whole.
-UPDATE trinity.experience e SET state = 'dropped'
-WHERE e.group_id = ANY(%(group_ids)s) AND e.state = 'scored'
-RETURNING e.id, e.group_id
-
--- name: record_group_drops
-INSERT INTO trinity."drop" (run_id, group_id, stage, reason, detail)
-SELECT %(run_id)s, d.id, %(stage)s, d.reason, d.detail
-FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[], %(details)s::jsonb[]) AS d (id, reason, detail)
-ON CONFLICT (group_id) DO NOTHING
-
--- name: count_solved
--- Updates the counts of a task by which groups are chosen: its rollouts with a reward, those that solved it, and the
--- Beta posterior that follows. In the order of the tasks, since explorers write the same rows.
-INSERT INTO trinity.task_stat AS s (run_id, task_id, scored, solved, alpha, beta)
-SELECT %(run_id)s, n.task_id, sum(n.scored), sum(n.solved), 1 + sum(n.solved), 1 + sum(n.scored - n.solved)
-FROM unnest(%(task_ids)s::bigint[], %(scored)s::integer[], %(solved)s::integer[]) AS n (task_id, scored, solved)
-GROUP BY n.task_id
-ORDER BY n.task_id
-ON CONFLICT (run_id, task_id) DO UPDATE
-SET scored = s.scored + excluded.scored,
-    solved = s.solved + excluded.solved,
-    alpha = s.alpha + excluded.solved,
-    beta = s.beta + excluded.scored - excluded.solved
 
 -- name: count_unprocessed
 -- Rows that processors have yet to move on, free or held. Scored rows that wait for a reward of another source do not
@@ -309,7 +186,8 @@ SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER B
 
 -- name: pair_groups
 -- Pairs the best rows of locked groups with their worst. Every chosen row beats its rejected one by at least the
--- margin, no row is in two pairs of its group, and existing pairs stay. This serves a run's own rows and adopted ones.
+-- margin, no row is in two pairs of its group, and existing pairs stay. A row of one token is in no pair: no model
+-- predicts that token. This serves a run's own rows and adopted ones.
 -- From now on the rejected row is in no pass over rows, except for passes over labels.
 WITH ranked AS (
     SELECT e.id, e.source_id, e.group_id, e.reward, e.held_out,
@@ -319,6 +197,7 @@ WITH ranked AS (
     WHERE e.group_id = ANY(%(group_ids)s) AND e.run_id = %(run_id)s AND e.reward IS NOT NULL
       AND e.state IN ('ready', 'leased', 'trained')
       AND e.step = 0 -- later steps have other prompts
+      AND (e.prompt_length + e.response_length > 1) IS NOT FALSE -- NULL before the row has tokens
 ),
 made AS (
     INSERT INTO trinity.preference

@@ -7,21 +7,22 @@ SELECT now() - make_interval(secs => %(seconds)s::double precision) AS before, v
             THEN coalesce((SELECT max(p.step) FROM trinity.policy_version p
                            WHERE p.run_id = %(run_id)s AND p.version <= v.version), -1) END AS step
 FROM (SELECT CASE WHEN %(keep_versions)s::integer IS NOT NULL
-                  THEN greatest(coalesce((SELECT max(p.version) FROM trinity.policy_version p
-                                          WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL), -1)
-                                - %(keep_versions)s::integer, -1) END AS version) v
+                  THEN coalesce((SELECT trinity.oldest_within(%(run_id)s, p.version, %(keep_versions)s::integer - 1)
+                                 FROM trinity.policy_version p
+                                 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
+                                 ORDER BY p.version DESC LIMIT 1), 0) - 1 END AS version) v
 
 -- name: hold_run_archive
--- Locks the run's archive before its payloads are pruned, so that the archiver waits. Every session locks the archive
--- before payloads.
+-- Locks the run's archive before payloads are pruned, or rows given back, so that the archiver waits. Every session locks
+-- the archive before payloads.
 SELECT a.num_rows FROM trinity.archive a WHERE a.run_id = %(run_id)s ORDER BY a.number FOR NO KEY UPDATE
 
 -- name: hold_oldest_checkpoint
--- Locks the oldest version above 0 whose checkpoint exists. While a transaction holds it, the run neither goes back
--- behind this version nor forgets its checkpoint.
+-- Locks the oldest version above 0 that the trainer can go on from. While a transaction holds it, the run neither goes
+-- back behind this version nor forgets its checkpoint.
 SELECT p.version
 FROM trinity.policy_version p
-WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
+WHERE p.run_id = %(run_id)s AND p.resume_from IS NOT NULL
 ORDER BY p.version
 LIMIT 1
 FOR SHARE
@@ -30,7 +31,7 @@ FOR SHARE
 -- The version that hold_oldest_checkpoint locks, without a lock: for a dry run.
 SELECT min(p.version) AS version
 FROM trinity.policy_version p
-WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
+WHERE p.run_id = %(run_id)s AND p.resume_from IS NOT NULL
 
 -- name: prunable_payloads
 -- Arrays of the run's own rows in a range of ids that no later step will read. The row must be done with, and be
@@ -53,6 +54,15 @@ WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
                   WHERE i.experience_id = e.id AND b.state <> 'reopened'
                     AND (b.included_version <= %(oldest)s::integer) IS NOT TRUE)
 ORDER BY e.id
+
+-- name: hold_groups_of
+-- Locks the groups of rows before their arrays are pruned: a run that is adopting rows of them ends its transaction first,
+-- and one that comes later finds the arrays pruned. Ask prunable_payloads again after this.
+SELECT g.id
+FROM trinity.rollout_group g
+WHERE g.id IN (SELECT e.group_id FROM trinity.experience e WHERE e.id = ANY(%(ids)s))
+ORDER BY g.id
+FOR NO KEY UPDATE
 
 -- name: prune_payloads
 -- Deletes arrays. Their rows stay and say when. An archived array has no pointer from now on, so it is an orphan in

@@ -12,7 +12,7 @@ picked AS MATERIALIZED (
     LIMIT (SELECT size FROM drawn)
 )
 SELECT e.id AS experience_id, NULL::bigint AS preference_id, trinity.reward_in(e.id, b.seen) AS reward,
-       trinity.staleness(b.policy_version, e.version_min, e.version_max) AS staleness, NULL::float8 AS probability
+       trinity.staleness(b.run_id, b.policy_version, e.version_min, e.version_max) AS staleness, NULL::float8 AS probability
 FROM drawn b
 CROSS JOIN picked
 JOIN trinity.experience e ON e.group_id = picked.id
@@ -92,7 +92,7 @@ verdict AS MATERIALIZED (
     SELECT CASE WHEN count(*) > max(b.size) THEN max(p.key) ELSE 'Infinity' END AS key FROM drawn b CROSS JOIN picked p
 )
 SELECT e.id AS experience_id, NULL::bigint AS preference_id, trinity.reward_in(e.id, b.seen) AS reward,
-       trinity.staleness(b.policy_version, e.version_min, e.version_max) AS staleness,
+       trinity.staleness(b.run_id, b.policy_version, e.version_min, e.version_max) AS staleness,
        1 - exp(-least(p.weight * v.key, 700)) AS probability
 FROM drawn b
 CROSS JOIN verdict v
@@ -100,15 +100,50 @@ JOIN picked p ON p.key < v.key
 JOIN trinity.experience e ON e.group_id = p.id AND e.state <> 'dropped' AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
 
+-- name: replay_adopted_groups
+-- What draw_adopted_groups returned in the snapshot of a batch, from history alone, as replay_rows does for rows.
+WITH drawn AS MATERIALIZED (
+    SELECT b.*, b.snapshot::pg_snapshot AS seen FROM trinity.batch b WHERE b.id = %(batch_id)s
+),
+used AS MATERIALIZED (
+    SELECT e.group_id, count(DISTINCT x.id) AS uses,
+           bool_or((x.committed_at <= b.created_at) IS NOT TRUE) AS is_leased
+    FROM drawn b
+    JOIN trinity.batch x ON x.run_id = b.run_id AND x.id < b.id AND (x.reopened_at <= b.created_at) IS NOT TRUE
+    JOIN trinity.batch_item i ON i.batch_id = x.id
+    JOIN trinity.experience e ON e.id = i.experience_id
+    GROUP BY e.group_id
+),
+eligible AS MATERIALIZED (
+    SELECT g.id, coalesce(u.uses, 0) AS use_count, hashint8extended(g.source_id, b.seed + coalesce(u.uses, 0)) AS place
+    FROM drawn b
+    JOIN trinity.rollout_group g ON g.run_id = b.run_id AND g.seed IS NOT NULL AND g.state <> 'dropped'
+    LEFT JOIN used u ON u.group_id = g.id
+    WHERE pg_visible_in_snapshot(g.ready_xact::text::xid8, b.seen) AND u.is_leased IS NOT TRUE
+),
+picked AS MATERIALIZED (
+    SELECT g.id
+    FROM eligible g
+    WHERE g.use_count = (SELECT min(use_count) FROM eligible)
+    ORDER BY g.place, g.id
+    LIMIT (SELECT size FROM drawn)
+)
+SELECT e.id AS experience_id, NULL::bigint AS preference_id, trinity.reward_in(e.id, b.seen) AS reward,
+       NULL::integer AS staleness
+FROM drawn b
+CROSS JOIN picked
+JOIN trinity.experience e ON e.group_id = picked.id AND e.run_id = b.run_id AND e.state <> 'dropped'
+ORDER BY e.group_id, e.id
+
 -- name: replay_rows
 -- What draw_rows returned in the snapshot of a batch, from history alone: rows that had tokens then and were in no
 -- batch that was being trained on, ordered by their uses then. Rows that were used up have more uses than the rest.
 --
 -- Beside rollout groups the rows were a draw with a snapshot of its own. They may be of two passes, and their rewards
--- play no part there and are not recorded.
+-- play no part there and are not recorded. Where data sets have shares, it is the next rows of each, as of draw_experts.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, coalesce(b.parameters ->> 'experts_snapshot', b.snapshot)::pg_snapshot AS seen,
-           (b.parameters ->> 'experts')::integer AS experts
+           (b.parameters ->> 'experts')::integer AS experts, b.parameters -> 'expert_shares' AS shares
     FROM trinity.batch b
     WHERE b.id = %(batch_id)s
 ),
@@ -134,13 +169,19 @@ eligible AS MATERIALIZED (
                           WHERE p.rejected_id = e.id AND pg_visible_in_snapshot(p.ready_xact::text::xid8, b.seen)))
       AND NOT EXISTS (SELECT FROM trinity."drop" d WHERE d.experience_id = e.id AND d.created_at < b.created_at)
 )
-SELECT e.id AS experience_id, NULL::bigint AS preference_id, CASE WHEN b.experts IS NULL THEN e.reward END AS reward,
-       NULL::integer AS staleness
-FROM drawn b
-CROSS JOIN eligible e
-WHERE b.experts IS NOT NULL OR e.use_count = (SELECT min(use_count) FROM eligible)
-ORDER BY e.use_count, hashint8extended(e.origin_id, b.seed + e.use_count), e.id
-LIMIT (SELECT coalesce(experts, size) FROM drawn)
+SELECT p.id AS experience_id, NULL::bigint AS preference_id, CASE WHEN p.experts IS NULL THEN p.reward END AS reward,
+       NULL::integer AS staleness, p.data
+FROM (SELECT e.*, b.experts, b.size, d.data,
+             row_number() OVER (PARTITION BY d.data
+                                ORDER BY e.use_count, hashint8extended(e.origin_id, b.seed + e.use_count), e.id) AS place
+      FROM drawn b
+      CROSS JOIN eligible e
+      CROSS JOIN LATERAL (SELECT CASE WHEN b.shares IS NOT NULL
+                                      THEN (SELECT r.name FROM trinity.experience o JOIN trinity.run r ON r.id = o.run_id
+                                            WHERE o.id = e.origin_id) END AS data) d
+      WHERE b.experts IS NOT NULL OR e.use_count = (SELECT min(use_count) FROM eligible)) p
+WHERE p.place <= coalesce(p.experts, p.size)
+ORDER BY p.data, p.place
 
 -- name: replay_pairs
 -- What draw_pairs returned in the snapshot of a batch, from history alone, as replay_rows does for rows. The chosen
@@ -166,13 +207,24 @@ eligible AS MATERIALIZED (
     LEFT JOIN used u ON u.preference_id = p.id
     CROSS JOIN LATERAL (SELECT trinity.reward_in(chosen.id, b.seen) AS chosen_reward,
                                trinity.reward_in(rejected.id, b.seen) AS rejected_reward) r
+    LEFT JOIN LATERAL (SELECT v.source, trinity.side_in(p.chosen_id, p.rejected_id, b.seen) AS side
+                       FROM trinity.review v
+                       WHERE v.experience_id = least(p.chosen_id, p.rejected_id)
+                         AND v.other_id = greatest(p.chosen_id, p.rejected_id)
+                         -- An adopted pair may have the source of a review that is not decided yet.
+                         AND EXISTS (SELECT FROM trinity.decision d
+                                     WHERE d.review_id = v.id
+                                       AND pg_visible_in_snapshot(d.xact::text::xid8, b.seen))) q ON true
     WHERE NOT p.held_out AND pg_visible_in_snapshot(p.ready_xact::text::xid8, b.seen)
       AND u.is_leased IS NOT TRUE
       AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
       -- A run's own rows had tokens from the first; adopted ones have them since their transaction.
       AND pg_visible_in_snapshot(coalesce(chosen.ready_xact, p.ready_xact)::text::xid8, b.seen)
       AND pg_visible_in_snapshot(coalesce(rejected.ready_xact, p.ready_xact)::text::xid8, b.seen)
-      AND (p.source <> 'pair' OR r.chosen_reward > r.rejected_reward)
+      -- What people decided comes first, then the rewards of a derived pair. A pair that people made is theirs alone.
+      AND CASE WHEN q.side IS NOT NULL THEN q.side > 0
+               WHEN p.source = 'pair' THEN r.chosen_reward > r.rejected_reward
+               ELSE q.source IS DISTINCT FROM p.source END
       AND NOT EXISTS (SELECT FROM trinity."drop" d WHERE d.preference_id = p.id AND d.created_at < b.created_at)
 ),
 picked AS MATERIALIZED (
@@ -188,10 +240,55 @@ CROSS JOIN LATERAL (VALUES (0, p.chosen_id, p.chosen_reward), (1, p.rejected_id,
            AS side (place, experience_id, reward)
 ORDER BY p.place, p.id, side.place
 
+-- name: drawable_then
+-- What drawable_now said in the snapshot of a batch, from history alone: the groups that could be drawn then, their
+-- rewards and their uses. A priority that was set by hand is the one of now.
+SELECT g.id, g.task_id, t.key AS task, s.name AS taskset, t.level, d.priority, m.members, u.uses, m.reward_mean,
+       m.reward_std, m.difficulty, m.prompt_length, m.response_length, g.version_min, g.version_max,
+       trinity.staleness(b.run_id, b.policy_version, g.version_min, g.version_max) AS staleness, g.created_at, g.ready_at
+FROM trinity.batch b
+CROSS JOIN LATERAL trinity.drawable_groups(b.id) d
+JOIN trinity.rollout_group g ON g.id = d.group_id
+LEFT JOIN trinity.task t ON t.id = g.task_id
+LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
+LEFT JOIN LATERAL (
+    SELECT count(*)::integer AS members, avg(a.reward ORDER BY a.rollout_id) AS reward_mean,
+           sqrt(var_samp(a.reward ORDER BY a.rollout_id)) AS reward_std,
+           count(*) FILTER (WHERE a.reward < r.solved_reward)::float8 / nullif(count(a.reward), 0) AS difficulty,
+           avg(a.prompt_length)::float8 AS prompt_length, avg(a.response_length)::float8 AS response_length
+    FROM (SELECT e.rollout_id, sum(trinity.reward_in(e.id, b.snapshot::pg_snapshot) ORDER BY e.id) AS reward,
+                 max(e.prompt_length) AS prompt_length, sum(e.response_length) AS response_length
+          FROM trinity.experience e
+          WHERE e.group_id = g.id AND e.state <> 'dropped' AND e.source_id IS NULL
+          GROUP BY e.rollout_id) a,
+         (SELECT coalesce((r.config #>> '{processors,group,solved_reward}')::float8, 1) AS solved_reward
+          FROM trinity.run r WHERE r.id = g.run_id) r
+) m ON true
+LEFT JOIN LATERAL (
+    SELECT count(DISTINCT x.id)::integer AS uses
+    FROM trinity.experience e
+    JOIN trinity.batch_item i ON i.experience_id = e.id
+    JOIN trinity.batch x ON x.id = i.batch_id AND x.run_id = b.run_id AND x.id < b.id
+                        AND (x.reopened_at <= b.created_at) IS NOT TRUE
+    WHERE e.group_id = g.id
+) u ON true
+WHERE b.id = %(batch_id)s
+
+-- name: replay_members
+-- What choose_members returned for groups of a batch, in the snapshot that it saw.
+SELECT e.id AS experience_id, NULL::bigint AS preference_id, e.group_id,
+       trinity.reward_in(e.id, (b.parameters ->> 'members_snapshot')::pg_snapshot) AS reward,
+       trinity.staleness(b.run_id, b.policy_version, e.version_min, e.version_max) AS staleness
+FROM trinity.batch b
+JOIN trinity.experience e ON e.group_id = ANY(%(group_ids)s::bigint[])
+WHERE b.id = %(batch_id)s AND e.state <> 'dropped' AND e.source_id IS NULL
+ORDER BY e.group_id, e.id
+
 -- name: recorded_draw
 -- A batch with its run, and the checkpoint that its step was made from: directly, or with the steps between.
-SELECT b.id AS batch, r.name AS run, b.step, b.state, b.policy_version, p.checkpoint, p.step AS checkpoint_step,
-       b.epoch, b.setting_id AS setting, b.sampler, b.seed, b.parameters, b.snapshot, i.rows, i.has_pairs
+SELECT b.id AS batch, r.name AS run, r.id AS run_id, b.step, b.state, b.policy_version, b.max_staleness, p.checkpoint,
+       p.step AS checkpoint_step, b.epoch, b.setting_id AS setting, b.sampler, b.seed, b.size, b.parameters, b.snapshot,
+       i.rows, i.has_pairs
 FROM trinity.batch b
 JOIN trinity.run r ON r.id = b.run_id
 JOIN trinity.policy_version p ON p.run_id = b.run_id AND p.version = b.policy_version

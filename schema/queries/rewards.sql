@@ -1,11 +1,24 @@
 -- name: lock_groups
--- Locks the groups that these reward events are about. The statistics of a group change in one transaction at a time;
--- transactions that change members too lock the groups first.
+-- Locks the groups that these reward events are about, and those that adopted them. The statistics of a group change in
+-- one transaction at a time; transactions that change members too lock the groups first.
+WITH about AS MATERIALIZED (
+    SELECT r.group_id AS id FROM trinity.rollout r WHERE r.id = ANY(%(rollout_ids)s)
+    UNION
+    SELECT e.group_id FROM trinity.experience e WHERE e.id = ANY(%(experience_ids)s) AND e.group_id IS NOT NULL
+)
 SELECT g.id FROM trinity.rollout_group g
-WHERE g.id IN (SELECT r.group_id FROM trinity.rollout r WHERE r.id = ANY(%(rollout_ids)s)
+WHERE g.id IN (SELECT about.id FROM about
                UNION ALL
-               SELECT e.group_id FROM trinity.experience e WHERE e.id = ANY(%(experience_ids)s))
+               SELECT c.id FROM about JOIN trinity.rollout_group c ON c.source_id = about.id)
 ORDER BY g.id
+FOR NO KEY UPDATE
+
+-- name: lock_new_copies
+-- Locks the groups that adopted these groups while lock_groups waited for them: it did not see them yet. No more can come
+-- now. Their ids are the newest, so the order of the locks stays that of the ids.
+SELECT c.id FROM trinity.rollout_group c
+WHERE c.source_id = ANY(%(ids)s::bigint[]) AND c.id <> ALL(%(ids)s::bigint[])
+ORDER BY c.id
 FOR NO KEY UPDATE
 
 -- name: lock_rewarded
@@ -32,32 +45,33 @@ WHERE s.name = ANY(ARRAY(SELECT r.name
 ORDER BY s.id
 FOR NO KEY UPDATE
 
+-- name: rewarded_members
+-- Which of these rows have a reward and are members of groups that were settled, in runs that compare the members of a
+-- group by their rewards. A draw cannot compare a member without one. Under the lock of the groups.
+SELECT e.id
+FROM trinity.experience e
+JOIN trinity.rollout_group g ON g.id = e.group_id AND g.run_id = e.run_id AND g.state IN ('ready', 'leased', 'trained')
+JOIN trinity.run r ON r.id = g.run_id AND r.draws = 'groups'
+WHERE e.id = ANY(%(ids)s::bigint[]) AND e.state IN ('ready', 'leased', 'trained') AND e.reward IS NOT NULL
+
 -- name: insert_reward_events
 -- Inserts the events in the given order. For each name the last one counts.
-INSERT INTO trinity.reward_event (run_id, rollout_id, experience_id, source, name, value, weight, created_by)
-SELECT %(run_id)s, v.rollout_id, v.experience_id, %(source)s, v.name, v.value, v.weight, %(created_by)s
+INSERT INTO trinity.reward_event
+    (run_id, rollout_id, experience_id, source, name, value, weight, created_by, processor_version, detail)
+SELECT %(run_id)s, v.rollout_id, v.experience_id, %(source)s, v.name, v.value, v.weight, %(created_by)s,
+       %(processor_version)s::integer, v.detail
 FROM unnest(%(rollout_ids)s::bigint[], %(experience_ids)s::bigint[], %(names)s::text[],
-            %(values)s::double precision[], %(weights)s::double precision[])
-     WITH ORDINALITY AS v (rollout_id, experience_id, name, value, weight, ordinal)
+            %(values)s::double precision[], %(weights)s::double precision[], %(details)s::jsonb[])
+     WITH ORDINALITY AS v (rollout_id, experience_id, name, value, weight, detail, ordinal)
 ORDER BY v.ordinal
 
 -- name: refresh_rewards
--- Sets the reward of these experiences to the weighted sum of the latest event of each name about the experience,
--- about the one it was adopted from, or about their rollout. If it changed, their groups may make other pairs.
-WITH latest AS (
-    SELECT DISTINCT ON (e.id, v.name) e.id, v.value * v.weight AS part
-    FROM trinity.experience e
-    CROSS JOIN LATERAL (
-        SELECT v.id, v.name, v.value, v.weight FROM trinity.reward_event v WHERE v.rollout_id = e.rollout_id
-        UNION ALL
-        SELECT v.id, v.name, v.value, v.weight FROM trinity.reward_event v
-        WHERE v.experience_id = ANY(ARRAY[e.id, e.source_id])
-    ) v
-    WHERE e.id = ANY(%(ids)s)
-    ORDER BY e.id, v.name, v.id DESC
-),
-total AS (
-    SELECT latest.id, sum(latest.part) AS reward FROM latest GROUP BY latest.id
+-- Sets the reward of these experiences by the rule of reward_part_view. If it changed, their groups may make other pairs.
+WITH total AS (
+    SELECT v.experience_id AS id, coalesce(sum(v.share), trinity.label_in(v.experience_id, NULL)) AS reward
+    FROM trinity.reward_part_view v
+    WHERE v.experience_id = ANY(%(ids)s)
+    GROUP BY v.experience_id
 ),
 changed AS (
     UPDATE trinity.experience e SET reward = total.reward
@@ -72,7 +86,7 @@ WHERE c.group_id IS NOT NULL AND c.state IN ('ready', 'leased', 'trained') AND r
 
 -- name: refresh_pairs
 -- Moves pairs that were derived from rewards into passes, or out of them, by whether they agree with these rewards
--- now. It runs after refresh_rewards and locks pairs in the order of their ids.
+-- now. What people decided of a pair stays. It runs after refresh_rewards and locks pairs in the order of their ids.
 WITH judged AS MATERIALIZED (
     SELECT e.id, e.run_id
     FROM trinity.experience e JOIN trinity.run r ON r.id = e.run_id AND r.derives_pairs
@@ -81,7 +95,7 @@ WITH judged AS MATERIALIZED (
 held AS MATERIALIZED (
     SELECT p.id
     FROM trinity.preference p
-    WHERE p.source = 'pair'
+    WHERE p.source = 'pair' AND p.upheld IS NULL
       AND p.id = ANY(ARRAY(SELECT q.id FROM judged e
                            JOIN trinity.preference q ON q.run_id = e.run_id AND q.chosen_id = e.id
                            UNION
@@ -97,27 +111,36 @@ WHERE p.id = held.id AND r.id = p.run_id AND chosen.id = p.chosen_id AND rejecte
 
 -- name: refresh_groups
 -- Updates the reward statistics of these groups in the transaction that changed a reward, and their priority if it
--- follows from rewards. They are statistics of attempts, each with the sum of the rewards of its steps. Rows that will
--- not be trained on do not count.
-UPDATE trinity.rollout_group g
-SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance,
-    priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
-                          WHERE r.id = g.run_id) = 'reward_std'
-                    THEN trinity.derived_priority(s.reward_variance) ELSE g.priority END
-FROM (
-    SELECT m.group_id, count(m.reward) AS reward_count, avg(m.reward) AS reward_mean,
-           var_samp(m.reward) AS reward_variance
+-- follows from rewards; if steps compute it, it is due again. They are statistics of attempts, each with the sum of the
+-- rewards of its steps. Rows that will not be trained on do not count.
+WITH refreshed AS (
+    UPDATE trinity.rollout_group g
+    SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance,
+        priority = CASE WHEN (SELECT r.config #>> '{processors,group,priority}' FROM trinity.run r
+                              WHERE r.id = g.run_id) = 'reward_std'
+                        THEN trinity.derived_priority(s.reward_variance) ELSE g.priority END
     FROM (
-        -- Conditions in the CASE, not in WHERE: without statistics the planner would scan a partial index for them.
-        SELECT e.group_id, e.rollout_id,
-               sum(CASE WHEN e.source_id IS NULL AND e.state NOT IN ('dropped', 'expired') THEN e.reward END) AS reward
-        FROM trinity.experience e
-        WHERE e.group_id = ANY(%(group_ids)s)
-        GROUP BY e.group_id, e.rollout_id
-    ) m
-    GROUP BY m.group_id
-) s
-WHERE g.id = s.group_id
+        SELECT m.group_id, count(m.reward) AS reward_count, avg(m.reward) AS reward_mean,
+               var_samp(m.reward) AS reward_variance
+        FROM (
+            -- Conditions in the CASE, not in WHERE: without statistics the planner would scan a partial index for them.
+            -- Rows that other runs adopted share the group, and are no members of it.
+            SELECT e.group_id, e.rollout_id,
+                   sum(CASE WHEN e.run_id = o.run_id AND e.state NOT IN ('dropped', 'expired') THEN e.reward END) AS reward
+            FROM trinity.experience e
+            JOIN trinity.rollout_group o ON o.id = e.group_id
+            WHERE e.group_id = ANY(%(group_ids)s)
+            GROUP BY e.group_id, e.rollout_id
+        ) m
+        GROUP BY m.group_id
+    ) s
+    WHERE g.id = s.group_id
+    RETURNING g.id, g.run_id, g.state
+)
+INSERT INTO trinity.group_priority (run_id, group_id)
+SELECT c.run_id, c.id
+FROM refreshed c JOIN trinity.run r ON r.id = c.run_id
+WHERE c.state IN ('ready', 'leased', 'trained') AND r.config #> '{processors,priority,0}' IS NOT NULL
 
 -- name: count_settled
 -- Of locked groups that task_stat counts already: how many of their attempts have a reward, and how many solved their

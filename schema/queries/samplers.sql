@@ -9,7 +9,8 @@ WITH picked AS MATERIALIZED (
     ORDER BY g.id
     LIMIT %(size)s
 )
-SELECT e.id, e.group_id, e.reward, trinity.staleness(%(version)s::integer, e.version_min, e.version_max) AS staleness,
+SELECT e.id, e.group_id, e.reward,
+       trinity.staleness(%(run_id)s, %(version)s, e.version_min, e.version_max) AS staleness,
        NULL::float8 AS probability, pg_current_snapshot()::text AS snapshot
 FROM picked
 JOIN trinity.experience e ON e.group_id = picked.id
@@ -25,7 +26,8 @@ WITH picked AS MATERIALIZED (
     ORDER BY g.id DESC
     LIMIT %(size)s
 )
-SELECT e.id, e.group_id, e.reward, trinity.staleness(%(version)s::integer, e.version_min, e.version_max) AS staleness,
+SELECT e.id, e.group_id, e.reward,
+       trinity.staleness(%(run_id)s, %(version)s, e.version_min, e.version_max) AS staleness,
        NULL::float8 AS probability, pg_current_snapshot()::text AS snapshot
 FROM picked
 JOIN trinity.experience e ON e.group_id = picked.id
@@ -125,7 +127,7 @@ verdict AS MATERIALIZED (
     FROM picked p
 )
 SELECT v.is_decided, e.id, e.group_id, e.reward,
-       trinity.staleness(%(version)s::integer, e.version_min, e.version_max) AS staleness,
+       trinity.staleness(%(run_id)s, %(version)s, e.version_min, e.version_max) AS staleness,
        1 - exp(-least(p.weight * v.key, 700)) AS probability, pg_current_snapshot()::text AS snapshot
 FROM verdict v
 LEFT JOIN picked p ON v.is_decided AND p.key < v.key

@@ -6,6 +6,14 @@ SELECT s.id AS taskset_id, p.issued, p.walk, p.number, p.first, p.size, p.positi
 FROM unnest(%(taskset_ids)s::bigint[]) s (id)
 LEFT JOIN trinity.task_pass p ON p.run_id = %(run_id)s AND p.taskset_id = s.id
 
+-- name: count_issued
+-- How many rollout groups a run has started on the tasks of a taskset, by the counts of all of them: for a run that
+-- started groups before passes were kept, and then only once.
+SELECT coalesce(sum(s.issued), 0)::integer AS issued
+FROM trinity.task_stat s
+JOIN trinity.task t ON t.id = s.task_id
+WHERE s.run_id = %(run_id)s AND t.taskset_id = %(taskset_id)s
+
 -- name: tasks_at
 -- The tasks with these ordinals, in the order in which they are given, with what the run knows of each. An ordinal
 -- whose task was deleted yields no row. LIMIT 1: looked up for each, whatever the planner thinks of the tables.
@@ -34,12 +42,6 @@ VALUES (%(run_id)s, %(taskset_id)s, %(issued)s, %(walk)s, %(number)s, %(first)s,
 ON CONFLICT (run_id, taskset_id) DO UPDATE
 SET issued = excluded.issued, walk = excluded.walk, number = excluded.number, first = excluded.first,
     size = excluded.size, position = excluded.position, level = excluded.level
-
--- name: guard_select
--- What a SELECT of a user's may do, and where it finds tables, until the savepoint before it is left.
-SELECT set_config('transaction_read_only', 'on', true),
-       set_config('search_path', 'trinity, public', true),
-       set_config('statement_timeout', ceil(%(seconds)s::float8 * 1000)::bigint::text, true)
 
 -- name: tasksets_of
 -- The tasksets of these tasks.

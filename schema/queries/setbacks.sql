@@ -1,8 +1,12 @@
 -- name: adopt_version
 -- Makes a checkpoint that the server has forgotten a version of the run again, with a new number. Its steps have no
 -- batches in the store. Harmless when repeated.
-INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
-VALUES (%(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s)
+INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash, resume_from, resume_hash,
+                                   skipped)
+SELECT %(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s, %(resume_from)s, %(resume_hash)s,
+       (SELECT %(version)s - 1 - p.version + p.skipped FROM trinity.policy_version p
+        WHERE p.run_id = %(run_id)s AND p.version < %(version)s AND p.withdrawn_at IS NULL
+        ORDER BY p.version DESC LIMIT 1)
 ON CONFLICT (run_id, version) DO NOTHING
 
 -- name: record_setback

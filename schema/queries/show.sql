@@ -1,8 +1,8 @@
 -- name: show_experience
 -- One experience with all that exists once for it. An adopted row shares the text of its source.
 SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.version_max,
-       trinity.staleness((SELECT max(p.version) FROM trinity.policy_version p
-        WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL),
+       trinity.staleness(e.run_id, (SELECT max(p.version) FROM trinity.policy_version p
+                                    WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL),
                          e.version_min, e.version_max) AS staleness_now,
        e.use_count, e.prompt_length, e.response_length, e.source_id, e.group_id, g.state AS group_state,
        m.ordinal AS member, e.rollout_id, e.step, m.greedy, m.model, m.finish_reason, m.started_at, m.finished_at,
@@ -41,6 +41,16 @@ CROSS JOIN LATERAL (
 ) v
 WHERE e.id = %(id)s
 ORDER BY v.id
+
+-- name: show_parks
+-- Where the attempt of an experience was parked, with the answers.
+SELECT p.id AS ticket, p.parked_at, p.answered_at, p.answered_by, p.resumed_at, p.state, p.answer
+FROM trinity.experience e
+JOIN trinity.rollout m ON m.id = e.rollout_id
+JOIN trinity.agent a ON a.group_id = m.group_id AND a.ordinal = m.ordinal AND a.attempt = m.attempt
+JOIN trinity.park p ON p.agent_id = a.id AND p.parked_at IS NOT NULL
+WHERE e.id = %(id)s
+ORDER BY p.id
 
 -- name: show_processing
 SELECT p.created_at, p.processor, p.processor_version, p.attempt, p.outcome, p.step, p.error

@@ -14,7 +14,7 @@ FROM trinity.run r
 LEFT JOIN LATERAL (
     SELECT p.version, p.step, p.published_at
     FROM trinity.policy_version p
-    WHERE p.run_id = r.id
+    WHERE p.run_id = r.id AND p.withdrawn_at IS NULL
     ORDER BY p.version DESC
     LIMIT 1
 ) p ON true
@@ -77,12 +77,36 @@ SELECT (SELECT jsonb_build_object(
                     WHERE b.run_id = %(run_id)s AND b.state = 'committed'
                     ORDER BY b.step DESC LIMIT %(batches)s) l) b) AS waiting
 
+-- name: status_attempts
+-- The attempts of one run that did not begin and were given back, and those that are parked. `missing` has the groups
+-- that parts of the sampler lack for the next step.
+SELECT (SELECT jsonb_build_object('rollouts', count(*), 'latest', max(m.finished_at),
+                                  'why', (array_agg(m.finish_reason ORDER BY m.id DESC))[1])
+        FROM trinity.rollout m
+        WHERE m.run_id = %(run_id)s AND m.state = 'refused' AND m.finish_reason LIKE 'given back: %%'
+        HAVING count(*) > 0) AS given_back,
+       (SELECT jsonb_build_object('attempts', count(*), 'groups', count(DISTINCT p.group_id),
+                                  'answered', count(p.answered_at), 'since', min(p.parked_at))
+        FROM trinity.parked_view p WHERE p.run_id = %(run_id)s HAVING count(*) > 0) AS parked,
+       (SELECT jsonb_object_agg(p.name, m.value)
+        FROM (SELECT r.config -> 'sampler' AS sampler,
+                     1 + coalesce((SELECT max(b.step) FROM trinity.batch b
+                                   WHERE b.run_id = r.id AND b.state <> 'reopened'), 0) AS step
+              FROM trinity.run r WHERE r.id = %(run_id)s) r
+        CROSS JOIN LATERAL (SELECT jsonb_object_keys(r.sampler -> 'parts') AS name
+                            UNION SELECT r.sampler ->> 'name'
+                            UNION SELECT 'all') p
+        CROSS JOIN LATERAL (SELECT w.value FROM trinity.metric w
+                            WHERE w.run_id = %(run_id)s AND w.name = 'draw/missing/' || p.name AND w.step = r.step
+                            ORDER BY w.id DESC LIMIT 1) m) AS missing
+
 -- name: status_detail
--- The state of one run: its groups by state, the staleness of its latest batches, how much was explored and trained
--- lately, the newest evaluation on each taskset, the reward of its newest versions and the loss of their last steps, why
--- rows were dropped, and which writes came too late. `awaited` counts the rows that wait for a required reward; NULL if
--- the run requires none. `unlabelled` counts the rows without the reward that a label needs. Counts are exact and scan
--- rows, rollouts and verdicts: some hundred milliseconds for a million.
+-- The state of one run: its groups by state, the staleness of its latest batches, how much was explored for training
+-- and trained lately, the newest evaluation on each taskset, the reward of its newest versions, at training and now,
+-- and the loss of their last steps, why rows were dropped, and which writes came too late. `awaited` counts the rows
+-- that wait for a required reward; NULL if the run requires none. `unlabelled` counts the rows without the reward that a
+-- label needs. Counts are exact and scan rows, rollouts and verdicts: some hundred milliseconds for a million. Rewards are
+-- those of the newest :rows rows of each version, NULL for all: at training they cost about 30 µs a row.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
               WHERE g.run_id = %(run_id)s AND g.evaluation_id IS NULL GROUP BY g.state) s) AS groups,
@@ -95,25 +119,33 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
        jsonb_build_object(
            'seconds', %(window_seconds)s::integer,
            'rollouts_per_second',
-           (SELECT round(count(*) / %(window_seconds)s::numeric, 2) FROM trinity.rollout m
-            WHERE m.run_id = %(run_id)s AND m.finished_at > now() - make_interval(secs => %(window_seconds)s)),
+           (SELECT round(count(*) / %(window_seconds)s::numeric, 2)
+            FROM trinity.rollout m JOIN trinity.rollout_group g ON g.id = m.group_id AND g.evaluation_id IS NULL
+            WHERE m.run_id = %(run_id)s AND m.finished_at > now() - %(window_seconds)s * interval '1 s'),
            'trained_rows_per_second',
            (SELECT round(count(*) / %(window_seconds)s::numeric, 2)
             FROM trinity.batch b JOIN trinity.batch_item i ON i.batch_id = b.id
             WHERE b.run_id = %(run_id)s AND b.state = 'committed'
-              AND b.committed_at > now() - make_interval(secs => %(window_seconds)s))) AS rates,
+              AND b.committed_at > now() - %(window_seconds)s * interval '1 s')) AS rates,
        (SELECT coalesce(jsonb_agg(to_jsonb(v)), '[]')
-        FROM (SELECT p.version, p.step, coalesce(e.rows, 0) AS experiences, e.reward,
+        FROM (SELECT p.version, p.step, coalesce(e.rows, 0) AS experiences, e.reward, e.reward_now,
                      (SELECT m.value FROM trinity.metric m
                       WHERE m.run_id = p.run_id AND m.name = 'loss' AND m.step = p.step
                       ORDER BY m.id DESC LIMIT 1) AS loss
               FROM trinity.policy_version p
-              LEFT JOIN (SELECT e.version_min, count(*) AS rows, avg(e.reward) AS reward
-                         FROM trinity.experience e
-                         WHERE e.run_id = %(run_id)s AND NOT e.held_out
-                           AND e.version_min > (SELECT max(p.version) - %(versions)s::integer
-                                                FROM trinity.policy_version p WHERE p.run_id = %(run_id)s)
-                         GROUP BY e.version_min) e ON e.version_min = p.version
+              LEFT JOIN (
+                  SELECT n.version_min, count(*) AS rows, avg(n.reward) FILTER (WHERE n.is_read) AS reward_now,
+                         avg(trinity.reward_at_training(n.id, n.rollout_id, n.reward)) FILTER (WHERE n.is_read) AS reward
+                  FROM (SELECT e.id, e.rollout_id, e.reward, e.version_min,
+                               %(rows)s::bigint IS NULL
+                               OR row_number() OVER (PARTITION BY e.version_min ORDER BY e.id DESC)
+                                  <= %(rows)s AS is_read
+                        FROM trinity.experience e
+                        WHERE e.run_id = %(run_id)s AND NOT e.held_out
+                          AND e.version_min = ANY(ARRAY(SELECT p.version FROM trinity.policy_version p
+                                                        WHERE p.run_id = %(run_id)s
+                                                        ORDER BY p.version DESC LIMIT %(versions)s))) n
+                  GROUP BY n.version_min) e ON e.version_min = p.version
               WHERE p.run_id = %(run_id)s
               ORDER BY p.version DESC LIMIT %(versions)s) v) AS rewards,
        (SELECT coalesce(jsonb_agg(to_jsonb(d)), '[]')
@@ -132,7 +164,7 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
        jsonb_build_object(
            'rollouts',
            (SELECT count(*) FROM trinity.rollout m WHERE m.run_id = %(run_id)s AND m.state = 'refused'
-              AND m.finish_reason IS DISTINCT FROM 'spare'),
+              AND m.finish_reason IS DISTINCT FROM 'spare' AND coalesce(m.finish_reason, '') NOT LIKE 'given back: %%'),
            'processing',
            (SELECT count(*) FROM trinity.processing p JOIN trinity.experience e ON e.id = p.experience_id
             WHERE e.run_id = %(run_id)s AND p.outcome = 'refused'),

@@ -78,6 +78,7 @@ WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL
 -- Gives back what stopped or silent workers hold: rows that were being processed and groups that were being explored.
 -- The next claim raises their attempt, so that a late write of the old holder changes nothing. Sessions that rescue
 -- work side by side: each leaves rows that another session changes right now to the next call, and waits for none.
+-- Groups that were being judged again are given back too, without being counted.
 -- Batches are reopened by the trainer, since only the trainer knows the checkpoint.
 WITH gone AS MATERIALIZED (
     SELECT w.id
@@ -105,12 +106,19 @@ experiences AS (
     UPDATE trinity.experience e SET worker_id = NULL
     WHERE e.id = ANY(ARRAY(SELECT s.id FROM stalled_experiences s))
     RETURNING 1
+),
+judged_again AS (
+    UPDATE trinity.rescore q SET worker_id = NULL
+    WHERE q.group_id = ANY(ARRAY(SELECT s.group_id FROM gone JOIN trinity.rescore s ON s.worker_id = gone.id
+                                 ORDER BY s.group_id
+                                 FOR NO KEY UPDATE OF s SKIP LOCKED))
 )
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
 
 -- name: release_own_leases
--- Gives back what a worker holds without knowing it, because the answer to its claim was lost with the connection.
--- Rows are locked in the order of their ids.
+-- Gives back what a worker holds without knowing it, because the answer to its claim was lost with the connection:
+-- everything except the experiences that it has in hand. Rows are locked in the order of their ids. Groups that it was
+-- judging again are free as if it had not claimed them.
 WITH held_groups AS MATERIALIZED (
     SELECT g.id FROM trinity.rollout_group g
     WHERE g.worker_id = %(worker_id)s AND g.state IN ('open', 'evaluating')
@@ -119,7 +127,7 @@ WITH held_groups AS MATERIALIZED (
 ),
 held_experiences AS MATERIALIZED (
     SELECT e.id FROM trinity.experience e
-    WHERE e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean', 'scored')
+    WHERE e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean', 'scored') AND e.id <> ALL(%(keep)s::bigint[])
     ORDER BY e.id
     FOR NO KEY UPDATE
 ),
@@ -132,5 +140,11 @@ experiences AS (
     UPDATE trinity.experience e SET worker_id = NULL
     WHERE e.id = ANY(ARRAY(SELECT h.id FROM held_experiences h))
     RETURNING 1
+),
+judged_again AS (
+    DELETE FROM trinity.rescore q
+    WHERE q.group_id = ANY(ARRAY(SELECT h.group_id FROM trinity.rescore h WHERE h.worker_id = %(worker_id)s
+                                 ORDER BY h.group_id
+                                 FOR UPDATE))
 )
 SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups

@@ -1,15 +1,22 @@
 """The store's verbs: what the roles may do to rows, each one a named statement or a few in one transaction.
 
-    runs        open a run, adopt imported rows, finish, announce
+    runs        open a run, finish, announce
+    adoption    copy rows of data sets and of other runs into a run
     settings    change the configuration of a run                   (command line)
     metrics     write measured numbers, read each once and in order (roles, sinks)
     workers     register, heartbeat, stop, give back what dead workers held
     groups      pace, claim, write rollouts                         (explorer)
-    processing  claim, pass, drop, settle whole groups, pair        (processors)
+    calls       what agents ask, stored before it is answered       (explorer)
+    parks       park attempts, answer them, go on with them         (explorer, people)
+    processing  claim, pass, drop, pair                             (processors)
+    settling    make whole groups ready, or drop them               (processors)
     rewards     record events and everything that follows from them (processors, people)
     samplers    which groups a draw takes                           (trainer)
+    choices     which groups a draw takes by parts or by a SELECT   (trainer)
+    own_select  run a SELECT of a user's                            (explorer, trainer)
     attempts    compare the members of drawn groups                 (trainer)
-    batches     draw, read, commit, reopen                          (trainer)
+    draws       draw and lease what a batch takes                   (trainer)
+    batches     read, commit, reopen                                (trainer)
     payloads    read arrays from Postgres or the archive, move them (trainer, archiver)
     scores      log-probabilities of rows under other models        (score processor, trainer)
     policies    publish versions, find whole checkpoints            (trainer, explorer)

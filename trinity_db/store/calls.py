@@ -1,5 +1,7 @@
 """Programs that ask the policy over HTTP, and each of their calls, stored before it is answered."""
 
+import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,6 +44,20 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Entered:
+    """An agent that was let in."""
+
+    id: int
+    key: str
+    retry: int
+    """How many attempts at the same member failed before this one."""
+    rewards: dict[str, float]
+    """What the attempt has said to have earned."""
+    started_at: datetime
+    """When the attempt began."""
+
+
+@dataclass(frozen=True)
 class Fate:
     """What became of an agent's attempt."""
 
@@ -52,6 +68,16 @@ class Fate:
     """None: no rollout was written."""
     state: str | None
     """finished, failed or refused."""
+
+
+KEY_BYTES = 24  # of randomness in a key
+KEY = re.compile(r"trinity-[A-Za-z0-9_-]{32}")
+"""The form of a key."""
+
+
+def new_key() -> str:
+    """A key that no other program has."""
+    return f"trinity-{secrets.token_urlsafe(KEY_BYTES)}"
 
 
 def hash_of(key: str) -> bytes:
@@ -120,19 +146,37 @@ def resume(tx: Transaction, worker_id: int, group: ClaimedGroup, member: int) ->
     row = tx.execute(query("resume_agent"), values).fetchone()
     if row is None:
         return None
-    found = tx.execute(query("read_calls"), {"agent_id": row["id"]}).fetchall()
-    calls = [
+    return Resumed(
+        row["id"], bytes(row["key_hash"]), row["started_at"], row["rewards"] or {}, read(tx, row["id"])
+    )
+
+
+def read(tx: Transaction, agent_id: int) -> list[Call]:
+    """The calls of an agent in their order."""
+    return [
         Call(
-            row["id"],
+            agent_id,
             call["number"],
             bytes(call["digest"]),
             call["prompt"],
             arrays.decode(call["codec"], call["data"], call["num_tokens"]),
             call["finish_reason"],
         )
-        for call in found
+        for call in tx.execute(query("read_calls"), {"agent_id": agent_id})
     ]
-    return Resumed(row["id"], bytes(row["key_hash"]), row["started_at"], row["rewards"] or {}, calls)
+
+
+def succeed(tx: Transaction, worker_id: int, before: int, num_calls: int, key: str) -> Entered:
+    """Let an agent in that goes on with another's attempt after its first calls, which become its own.
+
+    The worker holds the group of both.
+    """
+    tx.execute(query("end_agent"), {"agent_id": before})
+    values = {"worker_id": worker_id, "agent_id": before, "key_hash": hash_of(key)}
+    row = tx.execute(query("succeed_agent"), values).fetchone()
+    assert row is not None
+    tx.execute(query("move_calls"), {"agent_id": row["id"], "before": before, "calls": num_calls})
+    return Entered(row["id"], key, row["retry"], row["rewards"] or {}, row["started_at"])
 
 
 def reward(tx: Transaction, worker_id: int, agent_id: int, rewards: dict[str, float]) -> bool:

@@ -47,6 +47,13 @@ PARTS = (
 """In an order in which no row refers to one that is gone."""
 
 
+def made_from(tx: Transaction, run: runs.Run) -> dict[str, int]:
+    """How many tasks and responses were made from rows of a run, and would lose their origin with it."""
+    row = tx.execute(query("made_from"), {"run_id": run.id}).fetchone()
+    assert row is not None
+    return {name: int(row[name]) for name in ("tasks", "responses")}
+
+
 def begin(tx: Transaction, run: runs.Run, lease_seconds: float) -> list[PolicyVersion]:
     """Say that a run is being deleted; from now on no role serves it or adopts its rows. May be repeated.
 
@@ -58,12 +65,13 @@ def begin(tx: Transaction, run: runs.Run, lease_seconds: float) -> list[PolicyVe
     """
     runs.lock_tasksets(tx, [run.name])  # against adopting; see adopt_experiences
     if run.kind == RunKind.TRAIN:
-        runs.hold_setting(tx, run)
+        runs.hold(tx, run)  # against adopting, too
         workers.all_gone(tx, run, lease_seconds, "delete it")
     found = tx.execute(query("dependent_runs"), {"run_id": run.id, "name": run.name}).fetchall()
     if found:
         names = ", ".join(f"'{row['name']}'" for row in found)
-        why = "train on rows of it" if run.kind == RunKind.DATA else "started from a checkpoint of it"
+        uses = {"train on rows of it": "adopts", "started from a checkpoint of it": "starts"}
+        why = " or ".join(use for use, column in uses.items() if any(row[column] for row in found))
         raise ConfigError(f"'{run.name}' stays: other runs {why} ({names}); delete them first.")
     tx.execute(query("begin_deletion"), {"run_id": run.id})
     runs.announce(tx, run.id)

@@ -64,6 +64,8 @@ def begin_due(tx: Transaction, run_id: int, version: int, is_last: bool = False)
 def begin(tx: Transaction, run_id: int, version: int, settings: Settings) -> int | None:
     """Begin an evaluation, or go on with the same one; its id. None: the version has no checkpoint.
 
+    The same one takes in the tasks that were imported since.
+
     The checkpoint then stays until the evaluation is finished.
     """
     values = {"run_id": run_id, "version": version, **vars(settings)}
@@ -72,6 +74,8 @@ def begin(tx: Transaction, run_id: int, version: int, settings: Settings) -> int
     row = tx.execute(query("begin_evaluation"), values).fetchone()
     if row is None:
         row = tx.execute(query("resume_evaluation"), values).fetchone()
+        assert row is not None
+        tx.execute(query("extend_evaluation"), {"evaluation_id": row["id"]})
     assert row is not None
     runs.announce(tx, run_id)
     return int(row["id"])
@@ -92,7 +96,15 @@ def claim(tx: Transaction, worker_id: int, evaluation_id: int, limit: int) -> li
     """Up to `limit` groups of an evaluation to explore."""
     values = {"evaluation_id": evaluation_id, "worker_id": worker_id, "limit": limit}
     return [
-        ClaimedGroup(row["id"], row["attempt"], row["payload"], row["members"], key=row["key"])
+        ClaimedGroup(
+            row["id"],
+            row["attempt"],
+            row["payload"],
+            row["members"],
+            key=row["key"],
+            parked=frozenset(row["parked"]),
+            waits=row["waits"],
+        )
         for row in tx.execute(query("claim_evaluation_groups"), values)
     ]
 
@@ -101,6 +113,11 @@ def give_up(tx: Transaction, run_id: int, evaluation_id: int, error: str) -> Non
     """End an evaluation whose version cannot be loaded. Beginning it again resumes it."""
     tx.execute(query("give_up_evaluation"), {"evaluation_id": evaluation_id, "error": error})
     runs.announce(tx, run_id)
+
+
+def give_up_withdrawn(tx: Transaction, run_id: int) -> None:
+    """End the evaluations of versions that were withdrawn."""
+    tx.execute(query("give_up_withdrawn_evaluations"), {"run_id": run_id})
 
 
 def are_open(tx: Transaction, run_id: int, among: Sequence[int] | None = None) -> bool:

@@ -60,6 +60,17 @@ class ClaimedGroup:
     """The member that is to be sampled at temperature 0, for the others to be compared with."""
     key: int | None = None
     """Tells the task in every store: random numbers of an evaluation follow from it. None: from the group."""
+    parked: frozenset[int] = frozenset()
+    """Those of its members that go on from where they parked."""
+    stale: frozenset[int] = frozenset()
+    """Those of the parked ones that do not go on, because the group would be too stale to be trained on."""
+    waits: bool = False
+    """Whether other members of it are parked, and may not go on yet."""
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether its members are attempts of an evaluation."""
+        return self.key is not None
 
     @property
     def origin(self) -> tuple[int, ...]:
@@ -140,6 +151,8 @@ class Rollout:
     error: str | None = None
     was_cancelled: bool = False
     """Whether the explorer ended the attempt: the error says nothing about workflow or task."""
+    given_back: bool = False
+    """Whether it could not begin here, which is not the task's fault: any explorer may make it."""
     steps: Sequence[Step] = ()
     """In place of prompt, response and payload: all that an attempt consists of, in order."""
 
@@ -148,6 +161,8 @@ class Rollout:
             raise ValueError(
                 "A rollout has a payload, or steps that each have one, or an error if it failed."
             )
+        if self.given_back and self.error is None:
+            raise ValueError("A rollout that is given back says why.")
         if any(step.payload.versions is None for step in self.all_steps):
             raise ValueError("A rollout's payload has the log-probability and version of each sampled token.")
 
@@ -187,25 +202,32 @@ def claim(
     `spare` so many more members are attempted than a group has; the first that are written are its members.
     Explorers of a run take turns here, so that together they respect the limit.
     """
-    values = {"run_id": run_id, "worker_id": worker_id, "spare": spare}
+    values = {
+        "run_id": run_id,
+        "worker_id": worker_id,
+        "spare": spare,
+        "version": version,
+        "max_staleness": pace.max_staleness,
+    }
     tx.execute(query("lock_pace"), values)
     rows = tx.execute(query("claim_abandoned_groups"), {**values, "limit": limit}).fetchall()
-    counts = tx.execute(query("count_pace"), {**values, "version": version}).fetchone()
+    counts = tx.execute(query("count_pace"), values).fetchone()
     assert counts is not None
     capacity = pace.capacity(**counts)
     room = limit - len(rows) if capacity is None else min(limit - len(rows), capacity)
     if room > 0:
-        rows += tx.execute(
-            query("start_groups"),
-            {
-                **values,
-                "task_ids": choose(tx, run_id, selection, room),
-                "group_size": group_size + greedy,
-            },
-        ).fetchall()
+        started = {"task_ids": choose(tx, run_id, selection, room), "group_size": group_size + greedy}
+        rows += tx.execute(query("start_groups"), values | started).fetchall()
     return [
         ClaimedGroup(
-            row["id"], row["attempt"], row["payload"], row["members"], row["expected"] - 1 if greedy else None
+            row["id"],
+            row["attempt"],
+            row["payload"],
+            row["members"],
+            row["expected"] - 1 if greedy else None,
+            parked=frozenset(row.get("parked", ())),
+            stale=frozenset(row.get("stale", ())),
+            waits=row.get("waits", False),
         )
         for row in rows
     ]
@@ -242,6 +264,29 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
     row = written.fetchone()
     assert row is not None
     return Unwanted(refused=row["refused"], spare=row["spare"], lost=len(rollouts) - row["known"])
+
+
+def give_back(
+    tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout], group_ids: Sequence[int]
+) -> None:
+    """Record attempts that did not begin, and let other explorers take groups. Harmless when repeated.
+
+    Args:
+        group_ids: groups that have no attempt under way here, and whose ended attempts are all written.
+    """
+    values = {
+        "worker_id": worker_id,
+        "group_ids": [rollout.group.id for rollout in rollouts],
+        "ordinals": [rollout.member for rollout in rollouts],
+        "attempts": [rollout.group.attempt for rollout in rollouts],
+        "greedy": [rollout.member == rollout.group.greedy for rollout in rollouts],
+        "reasons": [storable(f"given back: {rollout.error}") for rollout in rollouts],
+        "started_at": [rollout.started_at for rollout in rollouts],
+        "finished_at": [rollout.finished_at for rollout in rollouts],
+    }
+    tx.execute(query("write_given_back"), values)
+    tx.execute(query("give_back_groups"), {"worker_id": worker_id, "group_ids": list(group_ids)})
+    runs.announce(tx, run_id)
 
 
 def complete(tx: Transaction, group_ids: Iterable[int]) -> set[int]:

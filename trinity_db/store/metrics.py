@@ -55,6 +55,16 @@ def record_metrics(
     )
 
 
+def record_changes(
+    tx: Transaction, run_id: int, role: WorkerRole, step: int, values: Mapping[str, float]
+) -> None:
+    """Write those numbers of one step that are not what was written of it last."""
+    written = {"run_id": run_id, "step": step, "names": list(values)}
+    last = {row["name"]: row["value"] for row in tx.execute(query("last_metrics"), written)}
+    if changed := {name: value for name, value in values.items() if last.get(name) != value}:
+        record_metrics(tx, run_id, role, step, changed)
+
+
 def outcomes_of(tx: Transaction, batch_id: int) -> Outcomes:
     """How the rollouts of a batch ended and what was said of each."""
     row = tx.execute(query("measure_batch"), {"batch_id": batch_id}).fetchone()

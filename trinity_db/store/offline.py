@@ -1,7 +1,7 @@
 """Adopted rows on their way to the trainer: text that has no tokens yet gets them, or is dropped.
 
-How many there are to learn from, and which are kept for evaluation, is asked here too; drawing them is a
-batch's (`store.batches`).
+How many there are to learn from, and which are kept for evaluation, is asked here too; `store.draws` draws
+them.
 """
 
 import math
@@ -13,24 +13,64 @@ from trinity_db import arrays
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
 from trinity_db.schema.queries import query
+from trinity_db.schema.states import Draws
 from trinity_db.store import payloads, processing
 
 FIT_ROWS = 10_000  # of one transaction; some tenths of a second
 
+_COUNTS: dict[Draws, str] = {
+    "groups": "count_groups",
+    "rows": "count_rows",
+    "labels": "count_rows",
+    "pairs": "count_pairs",
+}
+_FITS: dict[Draws, str] = {
+    "groups": "fit_groups_to_epochs",
+    "rows": "fit_rows_to_epochs",
+    "labels": "fit_rows_to_epochs",
+    "pairs": "fit_pairs_to_epochs",
+}
+
 
 @dataclass(frozen=True)
 class Text:
-    """An adopted row that no tokenizer has seen yet."""
+    """An adopted row that has no tokens yet."""
 
     id: int
     prompt: str
     response: str
-    messages: list[dict[str, str]] | None
+    messages: list[dict[str, Any]] | None
+    tools: list[dict[str, Any]] | None = None
+    reply: list[dict[str, Any]] | None = None
+    traced: int | None = None
+    """The experience that it was adopted from, if that has tokens; None: they follow from the text."""
+    temperature: float | None = None
+    """At which the run that it was adopted from samples; None if that is a data set."""
 
     @property
     def task(self) -> dict[str, Any]:
         """The prompt in the form in which tasks have it."""
-        return {"messages": self.messages} if self.messages else {"prompt": self.prompt}
+        return {"messages": self.messages, "tools": self.tools} if self.messages else {"prompt": self.prompt}
+
+    @property
+    def said(self) -> str | list[dict[str, Any]]:
+        """The response: messages where it is more than a text."""
+        return self.response if self.reply is None else self.reply
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run whose rows were adopted, and have no tokens here yet."""
+
+    id: int
+    name: str
+    model: dict[str, Any] | None
+    """Its starting model, as its configuration has it."""
+
+
+def unencoded_sources(tx: Transaction, run_id: int) -> list[Source]:
+    """The runs that adopted rows without tokens are of; data sets are not among them."""
+    return [Source(**row) for row in tx.execute(query("unencoded_sources"), {"run_id": run_id})]
 
 
 def count_unencoded(tx: Transaction, run_id: int) -> int:
@@ -43,7 +83,7 @@ def count_unencoded(tx: Transaction, run_id: int) -> int:
 def unencoded(tx: Transaction, run_id: int, after: int, limit: int) -> list[Text]:
     """The next adopted rows without tokens, by id."""
     rows = tx.execute(query("unencoded_rows"), {"run_id": run_id, "after": after, "limit": limit})
-    return [Text(row["id"], row["prompt"], row["response"], row["messages"]) for row in rows]
+    return [Text(**row) for row in rows]
 
 
 def write_tokens(tx: Transaction, encoded: Sequence[tuple[int, arrays.Payload]]) -> None:
@@ -55,7 +95,7 @@ def write_tokens(tx: Transaction, encoded: Sequence[tuple[int, arrays.Payload]])
         query("insert_payloads"),
         {
             "ids": ids,
-            "codec": arrays.CODEC,
+            "codecs": [arrays.codec_of(payload) for _, payload in encoded],
             "num_tokens": lengths,
             "data": [arrays.encode(payload) for _, payload in encoded],
         },
@@ -99,28 +139,59 @@ def held_out(database: Database, run_id: int, pairs: bool, limit: int) -> list[H
     return [HeldOut(row["id"], found[row["id"]], row["reward"]) for row in rows]
 
 
-def count_trainable(tx: Transaction, run_id: int, pairs: bool) -> dict[int, int]:
-    """Rows or pairs that the whole of the training uses, by how often each was used already."""
-    rows = tx.execute(query("count_pairs" if pairs else "count_rows"), {"run_id": run_id})
+def seed_groups(database: Database, run_id: int, min_size: int) -> None:
+    """Let adopted groups whose rows all have tokens into passes, or drop them; harmless when repeated.
+
+    Args:
+        min_size: attempts that a group needs.
+    """
+    values = {"run_id": run_id, "min_size": min_size, "limit": FIT_ROWS}
+    while True:
+        with database.transaction() as tx:
+            found = tx.execute(query("seed_groups"), values).rowcount
+        if found < FIT_ROWS:
+            return
+
+
+def count_unsampled(tx: Transaction, run_id: int) -> int:
+    """How many rows of adopted groups have no log-probabilities of the policy that sampled them."""
+    row = tx.execute(query("count_unsampled"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    return int(row["rows"])
+
+
+def count_trainable(tx: Transaction, run_id: int, draws: Draws) -> dict[int, int]:
+    """Groups, rows or pairs that the whole of the training uses, by how often each was used already."""
+    rows = tx.execute(query(_COUNTS[draws]), {"run_id": run_id})
     return {row["uses"]: row["rows"] for row in rows}
 
 
-def steps_left(trainable: Mapping[int, int], batch_size: int, epochs: int) -> int:
-    """How many steps use each row or pair `epochs` times in all, where no step reaches into the next pass."""
-    passes = range(min(trainable, default=epochs), epochs)
+def steps_left(trainable: Mapping[int, int], batch_size: int, epochs: float) -> int:
+    """How many steps use each group, row or pair `epochs` times; no step reaches into the next pass.
+
+    Of a pass that is not ended, such as the second of 1.5, it is the share of its steps, rounded up.
+    """
+    last = math.ceil(epochs)
+    passes = range(min(trainable, default=last), last)
     sizes = [sum(rows for uses, rows in trainable.items() if uses <= number) for number in passes]
-    return sum(math.ceil(rows / batch_size) for rows in sizes)
+    steps = [math.ceil(rows / batch_size) for rows in sizes]
+    if steps:
+        whole = math.ceil(sum(trainable.values()) / batch_size)
+        share = epochs - (last - 1)
+        left_out = whole - math.ceil(round(share * whole, 6))  # what is no whole number by rounding is one
+        steps[-1] = max(steps[-1] - left_out, 0)
+    return sum(steps)
 
 
-def fit_to_epochs(database: Database, run_id: int, pairs: bool, epochs: int) -> int:
-    """Make rows or pairs ready again that may be used more often than before, or the other way round.
+def fit_to_epochs(database: Database, run_id: int, draws: Draws, epochs: int) -> int:
+    """Make groups, rows or pairs ready again that may be used more often than before, or the other way round.
 
     In transactions of FIT_ROWS. For the run's trainer; harmless when repeated.
 
     Returns:
         how many it moved.
     """
-    name, moved = "fit_pairs_to_epochs" if pairs else "fit_rows_to_epochs", 0
+    name, moved = _FITS[draws], 0
     values = {"run_id": run_id, "epochs": epochs, "limit": FIT_ROWS}
     while True:
         with database.transaction() as tx:

@@ -54,8 +54,16 @@ def read(database: Database, ids: Sequence[int]) -> dict[int, arrays.Payload]:
 
     Raises: as `select`.
     """
-    rows = select(database, "read_payloads", {"ids": list(ids)})
+    rows = packed(database, ids)
     return {row["experience_id"]: arrays.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows}
+
+
+def packed(database: Database, ids: Sequence[int]) -> list[DictRow]:
+    """The same as they are stored: codec, num_tokens and data of each.
+
+    Raises: as `select`.
+    """
+    return select(database, "read_payloads", {"ids": list(ids)})
 
 
 def select(database: Database, name: str, values: Mapping[str, Any]) -> list[DictRow]:
@@ -146,12 +154,12 @@ def archive_floor(tx: Transaction, run_id: int, floor: int) -> int:
 
 
 def to_archive(tx: Transaction, ids: Sequence[int]) -> list[archive.Row]:
-    """The bytes of payloads that are in Postgres."""
-    rows = tx.execute(query("read_payloads"), {"ids": list(ids)}, binary=True)
+    """Payloads whose bytes are in Postgres, with what people ask about them."""
+    rows = tx.execute(query("rows_to_archive"), {"ids": list(ids)}, binary=True).fetchall()
+    found = [arrays.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows]
     return [
-        archive.Row(row["experience_id"], row["codec"], row["num_tokens"], row["data"])
-        for row in rows
-        if row["data"] is not None
+        archive.Row(**row, token_ids=payload.token_ids, action_mask=payload.action_mask)
+        for row, payload in zip(rows, found, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Policy versions: published by the trainer with a checkpoint, picked up by explorers."""
+"""Policy versions: published by the trainer, picked up by explorers. Some have a checkpoint to go on from."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +10,39 @@ from trinity_db.store import evaluations, runs
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """What a trainer goes on from at a version, in a folder of its own."""
+
+    folder: Path
+    hash: str
+
+
+@dataclass(frozen=True)
 class PolicyVersion:
-    """A published version whose checkpoint is there."""
+    """A published version whose weights are there."""
 
     version: int
     step: int
     checkpoint: Path
+    """The folder of its weights."""
     checkpoint_hash: str
+    resumed: Checkpoint | None = None
+    """None: no trainer can go on from it, unless it is version 0, the starting model."""
+
+    @property
+    def is_start(self) -> bool:
+        """Whether a trainer can go on from it."""
+        return self.version == 0 or self.resumed is not None
+
+    @property
+    def folders(self) -> list[Path]:
+        """Those of its weights and of its checkpoint. In runs of before these are one."""
+        resumed = [self.resumed.folder] if self.resumed else []
+        return list(dict.fromkeys([self.checkpoint, *resumed]))
 
 
 def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int | None = None) -> None:
-    """Record a version; by that its checkpoint includes every batch committed since the one before.
+    """Record a version; it includes every batch committed since the one before.
 
     The evaluations that the configuration wants of it begin in the same transaction.
     Call it when the files are safe on disk, never before. Saying it again changes nothing. All
@@ -45,19 +67,35 @@ def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int 
         raise LeaseLost(f"Version {policy.version} was not published: another trainer took the run over.")
 
 
+def record_checkpoint(tx: Transaction, run_id: int, version: int, checkpoint: Checkpoint) -> None:
+    """Record what a trainer goes on from at a version. Saying it again changes nothing.
+
+    Call it in a transaction that holds the trainer's place, when the files are safe on disk.
+
+    Raises:
+        LeaseLost: the version was withdrawn, so another trainer took the run over.
+    """
+    values = {"run_id": run_id, "version": version} | named(checkpoint)
+    if not tx.execute(query("record_checkpoint"), values).rowcount:
+        raise LeaseLost(f"Version {version} has no checkpoint: another trainer took the run over.")
+
+
 def newest(tx: Transaction, run_id: int) -> PolicyVersion | None:
-    """The newest version whose checkpoint is there; None before the first."""
+    """The newest version whose weights are there; None before the first."""
     found = with_checkpoint(tx, run_id, limit=1)
     return found[0] if found else None
 
 
 def with_checkpoint(tx: Transaction, run_id: int, limit: int | None = None) -> list[PolicyVersion]:
-    """Versions whose checkpoint was not pruned, newest first."""
+    """Versions whose weights were not pruned, newest first."""
     rows = tx.execute(query("versions_with_checkpoint"), {"run_id": run_id, "limit": limit})
-    return [
-        PolicyVersion(row["version"], row["step"], Path(row["checkpoint"]), row["checkpoint_hash"])
-        for row in rows
-    ]
+    return [_version(**row) for row in rows]
+
+
+def folders_of_others(tx: Transaction, run_id: int) -> list[Path]:
+    """The folders of all weights that other runs name. Weights that they started from may be this run's."""
+    rows = tx.execute(query("folders_of_others"), {"run_id": run_id})
+    return [Path(row["checkpoint"]) for row in rows]
 
 
 def latest_version(tx: Transaction, run_id: int) -> int | None:
@@ -69,7 +107,7 @@ def latest_version(tx: Transaction, run_id: int) -> int | None:
 
 
 def hold_checkpoint(tx: Transaction, run_id: int, checkpoint: Path) -> bool:
-    """Whether a version of the run has this checkpoint; then it stays while this transaction lasts."""
+    """Whether a version of the run has its weights here; then they stay while this transaction lasts."""
     values = {"run_id": run_id, "checkpoint": str(checkpoint)}
     return tx.execute(query("hold_checkpoint"), values).fetchone() is not None
 
@@ -82,11 +120,52 @@ def relocate(tx: Transaction, run_id: int, policy: PolicyVersion) -> None:
         "checkpoint": str(policy.checkpoint),
         "checkpoint_hash": policy.checkpoint_hash,
     }
-    tx.execute(query("relocate_checkpoint"), values)
+    tx.execute(query("relocate_checkpoint"), values | named(policy.resumed))
 
 
-def prune(tx: Transaction, run_id: int, keep: int) -> list[tuple[int, Path]]:
-    """Forget all but the newest `keep` checkpoints and version 0; returns which versions and folders."""
+def prune(
+    tx: Transaction,
+    run_id: int,
+    keep: int,
+    every: int | None = None,
+    best: str | None = None,
+    saving: int | None = None,
+) -> list[tuple[int, Path]]:
+    """Forget all but the newest `keep` checkpoints with their weights, and the newest `keep` weights.
+
+    Those of version 0 stay.
+
+    Args:
+        every: weights of versions whose step is a multiple of this stay too.
+        best: a metric; the weights of the version whose step has its highest value stay too. `-metric`: its
+            lowest.
+        saving: a version whose checkpoint is being written; its weights stay too.
+
+    Returns which versions, and the folders to delete.
+    """
+    values = {
+        "run_id": run_id,
+        "keep": keep,
+        "every": every,
+        "best": best and best.removeprefix("-"),
+        "direction": -1 if best and best.startswith("-") else 1,
+        "saving": saving,
+    }
     tx.execute(query("lock_checkpoints"), {"run_id": run_id})
-    rows = tx.execute(query("prune_checkpoints"), {"run_id": run_id, "keep": keep})
-    return [(row["version"], Path(row["checkpoint"])) for row in rows]
+    rows = tx.execute(query("prune_checkpoints"), values)
+    places = [(row["version"], row[name]) for row in rows for name in ("checkpoint", "resume_from")]
+    return [(version, Path(place)) for version, place in places if place is not None]
+
+
+def named(checkpoint: Checkpoint | None) -> dict[str, str | None]:
+    """A checkpoint by the names of its columns."""
+    if checkpoint is None:
+        return {"resume_from": None, "resume_hash": None}
+    return {"resume_from": str(checkpoint.folder), "resume_hash": checkpoint.hash}
+
+
+def _version(
+    version: int, step: int, checkpoint: str, checkpoint_hash: str, resume_from: str | None, resume_hash: str
+) -> PolicyVersion:
+    resumed = None if resume_from is None else Checkpoint(Path(resume_from), resume_hash)
+    return PolicyVersion(version, step, Path(checkpoint), checkpoint_hash, resumed)

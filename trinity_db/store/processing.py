@@ -1,9 +1,9 @@
-"""Experiences as processors handle them: claim, pass on, drop, try again; whole groups at the end."""
+"""Experiences as processors handle them: claim, pass on, drop, try again; pairs of them at the end."""
 
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -46,9 +46,12 @@ ARRAYS = {
 }
 """Columns that are decoded from the bytes of the row's payload, with their meaning."""
 
+OF_GROUPS = ("attempt_reward", "group_mean", "group_deviation", "task_groups", "staleness")
+"""Columns that are known of rows of a ready group alone."""
+
 _COLUMN = re.compile(r" AS (\w+),? -- (.*)$", re.MULTILINE)
 _ALWAYS = ("id", "attempt", "unanswered", "group_id", "rollout_id")
-_PACKED = ("codec", "num_tokens", "data")
+PACKED = ("codec", "num_tokens", "data")
 
 
 @cache
@@ -61,7 +64,7 @@ def columns() -> dict[str, str]:
 def reading(wanted: tuple[str, ...]) -> str:
     """The statement that reads these columns of claimed rows, and the payload's bytes only for its arrays."""
     stored = [name for name in wanted if name not in ARRAYS]
-    packed = _PACKED if len(stored) < len(wanted) else ()
+    packed = PACKED if len(stored) < len(wanted) else ()
     selected = ", ".join(dict.fromkeys((*_ALWAYS, *stored, *packed)))
     return f"SELECT {selected} FROM ({query('read_claimed')}) AS claimed ORDER BY id"
 
@@ -79,8 +82,14 @@ class Verdict:
     """Rewards that are recorded with it."""
     said: Sequence[scores.Score] = ()
     """What other models say of the row; recorded with it."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What steps found in it, by their names, although it passes."""
     step: str | None = None
     """Which step dropped or failed the row."""
+    priority: float | None = None
+    """What priority steps say of the row, multiplied; None where none was asked."""
+    made: Sequence[Any] = ()
+    """What steps of `synthesis` made from the row."""
 
     @property
     def error(self) -> str | None:
@@ -129,8 +138,12 @@ def claim(
     claimed = tx.execute(query("claim_rows", state=stage.state), values).fetchall()
     if not claimed and not after:
         claimed = tx.execute(query("claim_suspect", state=stage.state), values).fetchall()
-    ids = [row["id"] for row in claimed]
-    return tx.execute(reading(stage.columns), {"ids": ids}, binary=True).fetchall() if ids else []
+    return read(tx, stage.columns, [row["id"] for row in claimed])
+
+
+def read(tx: Transaction, wanted: tuple[str, ...], ids: Sequence[int]) -> list[DictRow]:
+    """These columns of rows, in the order of their ids."""
+    return tx.execute(reading(wanted), {"ids": list(ids)}, binary=True).fetchall() if ids else []
 
 
 def give_up(stage: Stage, row: DictRow, max_attempts: int) -> Verdict | None:
@@ -179,7 +192,8 @@ def finish(
                 tx.execute(statement, {"ids": chosen})
         drops = [_drop(verdict) for verdict in judged if verdict.outcome == Outcome.DROPPED]
         record_drops(tx, run_id, stage.processor, drops)
-        rewards.record(tx, run_id, stage.processor, [event for verdict in judged for event in verdict.events])
+        events = [event for verdict in judged for event in verdict.events]
+        rewards.record(tx, run_id, stage.processor, events, processor_version=stage.version)
         if said := [score for verdict in judged for score in verdict.said]:
             scores.write(tx, said)
         runs.announce(tx, run_id)
@@ -200,57 +214,6 @@ def record_drops(tx: Transaction, run_id: int, stage: str, drops: Sequence[Drop]
                 "details": [json.dumps(drop.detail) if drop.detail else None for drop in drops],
             },
         )
-
-
-def settle_groups(
-    tx: Transaction,
-    run_id: int,
-    min_group_size: int,
-    limit: int,
-    requires_reward: str | None = None,
-    group_ids: Collection[int] | None = None,
-    drop_equal_rewards: bool = False,
-    solved_reward: float = 1.0,
-) -> int:
-    """Make complete, wholly processed groups ready, or drop those that are unfit; returns how many.
-
-    A group is unfit if too few members are left, and with `drop_equal_rewards` if its rewards are all equal.
-    It settles these groups, or up to `limit` groups of the run, the oldest first. With `requires_reward` a
-    group waits until that source has judged each member that is left; one that has too few members does not
-    wait. A rollout with a reward of at least `solved_reward` solved its task.
-    """
-    values = {
-        "run_id": run_id,
-        "min_group_size": min_group_size,
-        "requires_reward": requires_reward,
-        "drop_equal_rewards": drop_equal_rewards,
-        "solved_reward": solved_reward,
-    }
-    among = None if group_ids is None else list(group_ids)
-    limits = {"among": among, "limit": limit if among is None else len(among)}
-    picked = [row["id"] for row in tx.execute(query("pick_groups"), values | limits)]
-    if not picked:
-        return 0
-    with tx.pipeline():
-        tx.execute(query("drop_partial_attempts"), {"group_ids": picked})
-        groups = tx.execute(query("settle_groups"), {**values, "group_ids": picked})
-    settled = groups.fetchall()
-    if not settled:
-        return 0
-    ready = [group["id"] for group in settled if group["reason"] is None]
-    tx.execute(query("ready_members"), {"group_ids": ready})
-    tx.execute(
-        query("count_solved"),
-        {
-            "run_id": run_id,
-            "task_ids": [group["task_id"] for group in settled],
-            "scored": [group["reward_count"] for group in settled],
-            "solved": [group["solved"] for group in settled],
-        },
-    )
-    _drop_groups(tx, run_id, [group for group in settled if group["reason"] is not None], min_group_size)
-    runs.announce(tx, run_id)
-    return len(settled)
 
 
 def pair_groups(tx: Transaction, run_id: int, margin: float, limit: int) -> int | None:
@@ -319,6 +282,7 @@ def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], held: Co
             "outcomes": [(v.outcome if v.id in held else Outcome.REFUSED).value for v in verdicts],
             "steps": [v.step if v.id in held else None for v in verdicts],
             "errors": [v.error if v.id in held else None for v in verdicts],
+            "details": [json.dumps(v.notes) if v.notes and v.id in held else None for v in verdicts],
         },
     )
 
@@ -326,27 +290,3 @@ def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], held: Co
 def _drop(verdict: Verdict) -> Drop:
     assert verdict.reason is not None, "a row is not dropped without one"
     return Drop(verdict.id, verdict.reason, verdict.detail, verdict.step)
-
-
-def _drop_groups(tx: Transaction, run_id: int, groups: Sequence[DictRow], min_group_size: int) -> None:
-    if not groups:
-        return
-    reasons = {group["id"]: group["reason"] for group in groups}
-    details = [
-        {"members": group["size"], "needed": min_group_size}
-        if group["reason"] == "group_too_small"
-        else {"members": group["size"], "reward": group["lowest"]}
-        for group in groups
-    ]
-    members = tx.execute(query("drop_members"), {"group_ids": list(reasons)}).fetchall()
-    record_drops(tx, run_id, "group", [Drop(member["id"], reasons[member["group_id"]]) for member in members])
-    tx.execute(
-        query("record_group_drops"),
-        {
-            "run_id": run_id,
-            "stage": "group",
-            "group_ids": list(reasons),
-            "reasons": list(reasons.values()),
-            "details": [json.dumps(detail) for detail in details],
-        },
-    )

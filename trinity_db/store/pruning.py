@@ -98,6 +98,11 @@ def prune(
     return total
 
 
+def hold_archive(tx: Transaction, run_id: int) -> None:
+    """Until the transaction ends, no array of the run leaves Postgres."""
+    tx.execute(query("hold_run_archive"), {"run_id": run_id})
+
+
 def _prune_range(
     database: Database, run: runs.Run, family: Family, allowed: Limits, after: int, dry_run: bool
 ) -> Pruned:
@@ -106,7 +111,7 @@ def _prune_range(
     def decide() -> Pruned:
         with database.transaction() as tx:
             if family is PAYLOADS and not dry_run:
-                tx.execute(query("hold_run_archive"), values)
+                hold_archive(tx, run.id)
             found = _find(tx, family, values, hold=not dry_run)
             archived = sum(row["bytes"] is None for row in found)
             if found and not dry_run:
@@ -128,10 +133,16 @@ def _prune_range(
 
 
 def _find(tx: Transaction, family: Family, values: dict[str, Any], hold: bool) -> list[DictRow]:
-    if family is PAYLOADS:
-        # In a statement before: what it waited for has to be seen by the next one.
-        oldest = tx.execute(
-            query("hold_oldest_checkpoint" if hold else "oldest_checkpoint"), values
-        ).fetchone()
-        values = values | {"oldest": oldest["version"] if oldest else None}
-    return tx.execute(query(family.find), values).fetchall()
+    if family is not PAYLOADS:
+        return tx.execute(query(family.find), values).fetchall()
+    # In a statement before: what it waited for has to be seen by the next one.
+    oldest = tx.execute(query("hold_oldest_checkpoint" if hold else "oldest_checkpoint"), values).fetchone()
+    values = values | {"oldest": oldest["version"] if oldest else None}
+    found = tx.execute(query(family.find), values).fetchall()
+    if not found or not hold:
+        return found
+    # A run may be adopting some of these rows. Its copies show once it has let go of their groups.
+    ids = [row["id"] for row in found]
+    tx.execute(query("hold_groups_of"), {"ids": ids})
+    held = set(ids)
+    return [row for row in tx.execute(query(family.find), values) if row["id"] in held]

@@ -7,6 +7,7 @@ change nothing.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
+from trinity_db import shares
 from trinity_db.database import Transaction
 from trinity_db.errors import NotFound, TrinityError
 from trinity_db.schema.queries import query
+from trinity_db.store import choices, draws
 
 _DRAWS = {
     ("fifo", False): "replay_groups",
@@ -24,9 +27,15 @@ _DRAWS = {
     ("uniform", False): "replay_by_chance",
     ("prioritized", False): "replay_by_chance",
     ("epochs", False): "replay_rows",
+    ("group_epochs", False): "replay_adopted_groups",
     ("epochs", True): "replay_pairs",
 }
 """By sampler, and whether it drew pairs."""
+
+SELECTS_OTHERS = (
+    "the SELECT of its sampler offers other groups or weights now than it did then, so it reads what has "
+    "changed since; of the columns of drawable only a priority that was set by hand does"
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class Recorded:
 
     batch: int
     run: str
+    run_id: int
     step: int
     state: str
     policy_version: int
@@ -47,6 +57,9 @@ class Recorded:
     """The row of run_setting with the configuration of the step."""
     sampler: str
     seed: int
+    size: int
+    """In groups, rows or pairs."""
+    max_staleness: int | None
     parameters: dict[str, Any] | None
     """What else the sampler was given and chose, and the draw of expert rows; None where nothing was."""
     snapshot: str | None
@@ -81,13 +94,54 @@ def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
         )
     values = {"batch_id": recorded.batch}
     drawn = tx.execute(query("recorded_items"), values).fetchall()
-    again = tx.execute(query(_DRAWS[recorded.sampler, recorded.has_pairs]), values).fetchall()
+    if recorded.parameters and "choice" in recorded.parameters:
+        again = _chosen_again(tx, recorded, recorded.parameters)
+        if again is None:
+            return SELECTS_OTHERS
+    else:
+        again = tx.execute(query(_DRAWS[recorded.sampler, recorded.has_pairs]), values).fetchall()
     if recorded.parameters and "experts" in recorded.parameters:
-        again += tx.execute(query("replay_rows"), values).fetchall()
+        again += _experts_again(tx, recorded, recorded.parameters)
     for place, (then, now) in enumerate(zip_longest(drawn, again)):
         if not _is_same(then, now):
             return f"row {place}: the batch has {_described(then)}, the draw gives {_described(now)}"
     return None
+
+
+def _chosen_again(tx: Transaction, recorded: Recorded, parameters: Mapping[str, Any]) -> list[DictRow] | None:
+    """The members that the SELECT of a batch chooses in what could be drawn then; None if it offers others.
+
+    Raises:
+        TrinityError: the SELECT fails now.
+    """
+    choice = choices.Choice.recorded(parameters["choice"])
+    values: dict[str, Any] = {
+        "batch_id": recorded.batch,
+        "run_id": recorded.run_id,
+        "step": recorded.step,
+        "seed": recorded.seed,
+        "size": recorded.size,
+        "version": recorded.policy_version,
+        "max_staleness": recorded.max_staleness,
+    }
+    _, _, offers = choice.offers(tx, query("drawable_then"), values)
+    then, now = parameters["offered"], choices.digest(offers)
+    if then["digest"] != now["digest"] or not math.isclose(then["weight"], now["weight"], rel_tol=1e-9):
+        return None
+    drawn = shares.draw(choice.parts, offers, recorded.size, recorded.step, choice.fill)
+    values["group_ids"] = sorted(drawn.groups)
+    members = tx.execute(query("replay_members"), values).fetchall()
+    for row in members:
+        row["probability"] = drawn.groups[row.pop("group_id")].probability
+    return members
+
+
+def _experts_again(tx: Transaction, recorded: Recorded, parameters: Mapping[str, Any]) -> list[DictRow]:
+    """The expert rows of a batch, by the shares of their data sets if it had some."""
+    rows = tx.execute(query("replay_rows"), {"batch_id": recorded.batch}).fetchall()
+    if given := parameters.get("expert_shares"):
+        return draws.shared(rows, given, parameters["experts"], recorded.step)
+    return rows
 
 
 def _is_same(then: DictRow | None, now: DictRow | None) -> bool:
@@ -98,7 +152,9 @@ def _is_same(then: DictRow | None, now: DictRow | None) -> bool:
     is_as_likely = was == is_now or (
         was is not None and is_now is not None and math.isclose(was, is_now, rel_tol=1e-9)
     )
-    return is_as_likely and all(then[name] == value for name, value in now.items() if name != "probability")
+    return is_as_likely and all(
+        then[name] == value for name, value in now.items() if name not in ("probability", "data")
+    )
 
 
 def _described(row: DictRow | None) -> str:

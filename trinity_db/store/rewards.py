@@ -5,7 +5,8 @@ transaction that changes rewards locks the groups first, then the rows, each in 
 rows are a data set's, it locks the data set before, as imports into it and runs that adopt it do.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from psycopg.rows import DictRow
 
 from trinity_db.database import Transaction
-from trinity_db.errors import NotFound
+from trinity_db.errors import ConfigError, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.store import runs
 
@@ -30,6 +31,8 @@ class RewardEvent:
     value: float
     weight: float = 1.0
     experience_id: int | None = None
+    detail: Mapping[str, Any] | None = None
+    """What else is known of it, such as a judge's words."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Judgement:
     source: str
     by: str | None
     weight: float
+    detail: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,24 @@ def lock(tx: Transaction, events: Sequence[RewardEvent]) -> tuple[list[int], lis
         return [], []
     about = _about(events)
     groups = [row["id"] for row in tx.execute(query("lock_groups"), about)]
+    groups += [row["id"] for row in tx.execute(query("lock_new_copies"), {"ids": groups})]
     return groups, [row["id"] for row in tx.execute(query("lock_rewarded"), about)]
 
 
 def record(
-    tx: Transaction, run_id: int, source: str, events: Sequence[RewardEvent], created_by: str | None = None
+    tx: Transaction,
+    run_id: int,
+    source: str,
+    events: Sequence[RewardEvent],
+    created_by: str | None = None,
+    processor_version: int | None = None,
 ) -> None:
     """Write events, then the rewards of their experiences, the statistics of their groups, counts of tasks.
 
     What a batch used stays in batch_item; the next draw sees the new reward.
+
+    Args:
+        processor_version: of the list of steps that judged, if the source is a processor.
     """
     if not events:
         return
@@ -84,9 +97,11 @@ def record(
             "run_id": run_id,
             "source": source,
             "created_by": created_by,
+            "processor_version": processor_version,
             "names": [event.name for event in events],
             "values": [event.value for event in events],
             "weights": [event.weight for event in events],
+            "details": [json.dumps(event.detail) if event.detail else None for event in events],
         },
     )
     tx.execute(query("refresh_rewards"), {"ids": experiences})
@@ -124,14 +139,12 @@ def judge(tx: Transaction, judgements: Sequence[Judgement]) -> list[Change]:
 
     Raises:
         NotFound: naming the experiences that do not exist; nothing is written.
+        ConfigError: a member of a group that is drawn by its rewards would be left without one.
     """
     ids = list(dict.fromkeys(judgement.experience_id for judgement in judgements))
-    found = _find(tx, ids)
-    if missing := [str(id) for id in ids if id not in found]:
-        raise NotFound(f"There is no experience {', '.join(missing[:5])}{', ...' if missing[5:] else ''}.")
-    events = [_event(judgement, found[judgement.experience_id]) for judgement in judgements]
-    tx.execute(query("lock_judged_data"), {"ids": ids})
-    lock(tx, events)
+    found, events = hold(tx, judgements)
+    members = {"ids": lock(tx, events)[1]}
+    rewarded = {row["id"] for row in tx.execute(query("rewarded_members"), members)}
     before = _find(tx, ids)
 
     def speaker(pair: tuple[Judgement, RewardEvent]) -> tuple[int, str, str | None]:
@@ -141,7 +154,28 @@ def judge(tx: Transaction, judgements: Sequence[Judgement]) -> list[Change]:
     for (run_id, source, by), pairs in groupby(zip(judgements, events, strict=True), speaker):
         record(tx, run_id, source, [event for _, event in pairs], by)
     after = _find(tx, ids)
+    if lost := rewarded - {row["id"] for row in tx.execute(query("rewarded_members"), members)}:
+        raise ConfigError(
+            f"Experience {min(lost)} keeps its reward, since its group is ready and may be drawn: "
+            f"correct it by trinity-db reward {min(lost)} VALUE."
+        )
     return [Change(id, before[id]["reward"], after[id]["reward"], after[id]["group_mean"]) for id in ids]
+
+
+def hold(tx: Transaction, judgements: Sequence[Judgement]) -> tuple[dict[int, DictRow], list[RewardEvent]]:
+    """Lock everything that judgements change; returns the experiences by their ids, and the events.
+
+    Raises:
+        NotFound: naming the experiences that do not exist.
+    """
+    ids = list(dict.fromkeys(judgement.experience_id for judgement in judgements))
+    found = _find(tx, ids)
+    if missing := [str(id) for id in ids if id not in found]:
+        raise NotFound(f"There is no experience {', '.join(missing[:5])}{', ...' if missing[5:] else ''}.")
+    events = [_event(judgement, found[judgement.experience_id]) for judgement in judgements]
+    tx.execute(query("lock_judged_data"), {"ids": ids})
+    lock(tx, events)
+    return found, events
 
 
 def _find(tx: Transaction, ids: Sequence[int]) -> dict[int, DictRow]:
@@ -152,7 +186,9 @@ def _find(tx: Transaction, ids: Sequence[int]) -> dict[int, DictRow]:
 def _event(judgement: Judgement, row: DictRow) -> RewardEvent:
     by_itself = row["rollout_id"] is None or row["is_step"]
     rollout, experience = (None, row["id"]) if by_itself else (row["rollout_id"], None)
-    return RewardEvent(rollout, judgement.name, judgement.value, judgement.weight, experience)
+    return RewardEvent(
+        rollout, judgement.name, judgement.value, judgement.weight, experience, judgement.detail
+    )
 
 
 def _about(events: Sequence[RewardEvent]) -> dict[str, Any]:

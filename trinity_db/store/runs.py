@@ -13,6 +13,7 @@ from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Draws, RunKind, RunState
+from trinity_db.store import adoption
 
 MAX_NAME_BYTES = 200  # of any run or taskset: fits an index of the database and the name of a file
 
@@ -130,15 +131,20 @@ def open_run(
     holdout: float,
     complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
     change: Callable[[Transaction, Run, Sequence[Difference]], None] = refuse,
+    as_groups: bool = False,
 ) -> Run:
     """Create the run, or join it when it exists with this very configuration; then adopt its data sets.
+
+    The rows of other runs that `data` names are adopted after this transaction, by `adoption.adopt_runs`, and
+    so are rollout groups, where `as_groups` says that the run learns from these.
 
     `draws` is what the batches of its algorithm are made of. `complete` gives a stored configuration the keys
     that are newer than it. Where it still differs, `change` gives the run the other configuration, or raises.
 
     Raises:
-        ConfigError: the name belongs to a run with another configuration, or to a data set.
-        NotFound: a data set to adopt does not exist.
+        ConfigError: the name belongs to a run with another configuration, or to a data set; or a run to adopt
+            from has nothing that this one can learn from; or the run's settings were changed meanwhile.
+        NotFound: a data set or run to adopt does not exist.
     """
     create(tx, name, RunKind.TRAIN, config, draws)
     run = find(tx, name)
@@ -148,13 +154,16 @@ def open_run(
     if differences := _differences(complete(run.config), config):
         change(tx, run, differences)
         run = find(tx, name)
+    hold_adopter(tx, run)
     # No import comes between rows and their pairs, no reward between a row and its copy, and no deletion.
     lock_tasksets(tx, data)
-    sources = [_find_data(tx, source) for source in data]
-    for source in sources:
-        values = {"run_id": run.id, "source_run_id": source.id, "holdout": holdout}
-        tx.execute(query("adopt_experiences"), values)
-        tx.execute(query("adopt_preferences"), values)
+    for source in [_find_source(tx, source, run) for source in data]:
+        if as_groups:
+            _check_groups(tx, source)
+        elif source.kind == RunKind.DATA:
+            adoption.adopt_data(tx, run.id, source.id, holdout)
+        else:
+            _check_source(tx, source, draws, config)
     return run
 
 
@@ -185,9 +194,30 @@ def lock_tasksets(tx: Transaction, names: Sequence[str]) -> None:
     tx.execute(query("lock_tasksets"), {"names": list(names)})
 
 
-def hold_setting(tx: Transaction, run: Run) -> None:
-    """Let no worker enter itself under the setting that the run had when it was read."""
+def hold(tx: Transaction, run: Run) -> None:
+    """Let no worker enter itself under the setting that the run had when it was read, and adopt nothing."""
+    tx.execute(query("hold_run"), {"run_id": run.id})
     tx.execute(query("hold_setting"), {"setting_id": run.setting_id})
+
+
+def hold_adopter(tx: Transaction, run: Run) -> None:
+    """Let the run keep its configuration until this transaction, which adopts rows, ends.
+
+    Raises:
+        ConfigError: as check_setting.
+    """
+    tx.execute(query("hold_adopter"), {"run_id": run.id})
+    check_setting(tx, run)
+
+
+def check_setting(tx: Transaction, run: Run) -> None:
+    """Make sure that the run has the setting that it had when it was read.
+
+    Raises:
+        ConfigError: it has another one, or is being deleted.
+    """
+    if newest_setting(tx, run.id) != run.setting_id:
+        raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile: start again with them.")
 
 
 def newest_setting(tx: Transaction, run_id: int) -> int | None:
@@ -229,12 +259,68 @@ def channel(run_id: int) -> str:
     return f"trinity_run_{run_id}"
 
 
-def _find_data(tx: Transaction, name: str) -> Run:
-    source = find(tx, name, "data set")
-    if source.kind != RunKind.DATA:
-        raise ConfigError(f"data: '{name}' is a training run, not an imported data set.")
+def _find_source(tx: Transaction, name: str, run: Run) -> Run:
+    if name == run.name:
+        raise ConfigError(f"data: '{name}' is this run itself; name a data set or another run.")
+    source = _find_named(tx, name)
     check_stays(source)
+    if source.kind == RunKind.TRAIN and adoption.hold_source(tx, source.id):
+        raise ConfigError(f"data: run '{name}' is being deleted; leave it out.")
     return source
+
+
+def _find_named(tx: Transaction, name: str) -> Run:
+    try:
+        return find(tx, name, "data set or run")
+    except NotFound:
+        row = tx.execute(query("find_taskset"), {"name": name}).fetchone()
+        if row is None:
+            raise
+    raise ConfigError(f"data: '{name}' has tasks, and no responses to learn from; name it under taskset.")
+
+
+def _check_source(tx: Transaction, source: Run, draws: Draws, config: Mapping[str, Any]) -> None:
+    """Refuse another run that has nothing that a run with these draws can learn from.
+
+    Raises:
+        ConfigError: saying what it lacks, and what to do.
+    """
+    if adoption.missing(tx, source.id, "rows"):
+        named = ", ".join(source.config.get("data") or ())
+        instead = f"name what it learned from: {named}" if named else "wait until it has some"
+        raise ConfigError(
+            f"data: run '{source.name}' has no rollouts of its own that are done with processing; {instead}."
+        )
+    derives = (config.get("processors") or {}).get("pair") is not None
+    if draws == "pairs" and not derives and adoption.missing(tx, source.id, "pairs"):
+        raise ConfigError(
+            f"data: run '{source.name}' has no pairs; to derive them from its rewards, add "
+            "processors: {pair: {}}."
+        )
+    needed = {"labels": ("rewards", "pairs"), "pairs": ("rewards",) if derives else ()}.get(draws, ())
+    if needed and all(adoption.missing(tx, source.id, what) for what in needed):
+        raise ConfigError(
+            f"data: the rows of run '{source.name}' have no rewards; give them some with: "
+            f"trinity-db rescore {source.name}"
+        )
+
+
+def _check_groups(tx: Transaction, source: Run) -> None:
+    """Refuse a run or data set without rollout groups whose rewards can be compared.
+
+    Raises:
+        ConfigError: saying what it lacks, and what to do.
+    """
+    what = f"{'run' if source.kind == RunKind.TRAIN else 'data set'} '{source.name}'"
+    if adoption.missing(tx, source.id, "rows"):
+        raise ConfigError(
+            f"data: {what} has no rollout groups to compare rewards in; name a run that explored, or import "
+            "attempts --as traces or --as trajectories."
+        )
+    if adoption.missing(tx, source.id, "rewards"):
+        raise ConfigError(
+            f"data: the rows of {what} have no rewards; give them some with trinity-db reward or rescore."
+        )
 
 
 def _differences(stored: Any, given: Any, path: str = "") -> list[Difference]:

@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import psycopg
-from psycopg.rows import tuple_row
-
 from trinity_db.database import Transaction
-from trinity_db.errors import TrinityError
+from trinity_db.errors import WrongSelect
 from trinity_db.schema.queries import query
+from trinity_db.store.own_select import OwnSelect, answer, within
 
 Walk = Literal["shuffled", "sequential", "easy_to_hard"]
 
@@ -30,16 +28,6 @@ WINDOWS = (
 NEAR = 0.2  # a task whose chance to be solved lies so far from the target is taken 37 % of the times
 CERTAIN = 2.0  # standard deviations within which the chance to be solved is taken to lie
 FLOOR = 0.05  # of the times a task is taken however far it is from the target: the policy changes
-TOO_MUCH = "54"  # class of the errors by which the server says that a statement passes a limit of its own
-
-
-@dataclass(frozen=True)
-class OwnSelect:
-    """A SELECT of the user's that yields ids of tasks."""
-
-    text: str
-    seconds: float
-    """How long it may take. Other explorers of the run wait meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +42,7 @@ class Selection:
     """Tasks whose chance to be solved is near it are taken each time that the walk comes to them, others more
     seldom. None: all are."""
     own: OwnSelect | None = None
-    """In place of a walk."""
+    """In place of a walk: it yields ids of tasks. Other explorers of the run wait meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +75,13 @@ def choose(tx: Transaction, run_id: int, selection: Selection, limit: int) -> li
     """The tasks of the next `limit` groups; fewer where there are none, or a user's SELECT yields fewer.
 
     Raises:
-        TrinityError: the user's SELECT fails, takes too long, or yields what is no task of the run.
+        WrongSelect: the user's SELECT fails, or yields what is no task of the run.
+        TrinityError: it takes too long.
     """
     read = {"run_id": run_id, "taskset_ids": list(selection.weights)}
     rows = tx.execute(query("read_passes"), read).fetchall()
     counts = {row["taskset_id"]: row["count"] for row in rows}
-    passes = {row["taskset_id"]: _opened(row, selection.walk) for row in rows}
+    passes = {row["taskset_id"]: _opened(tx, run_id, row, selection.walk) for row in rows}
     if selection.own is not None:
         chosen = _ask(tx, run_id, selection, selection.own, limit)
         for taskset_id, number in Counter(taskset_id for _, taskset_id in chosen).items():
@@ -126,12 +115,18 @@ def take_turns(weights: Mapping[int, float], issued: Mapping[int, int], limit: i
     return turns
 
 
-def _opened(row: Mapping[str, Any], walk: Walk) -> Pass:
+def _opened(tx: Transaction, run_id: int, row: Mapping[str, Any], walk: Walk) -> Pass:
     """Where the run is, by a row of read_passes. With another walk, or none yet, it begins a pass."""
-    number = 0 if row["walk"] is None else row["number"] + 1
     if row["walk"] == walk:
         return Pass(**{name: row[name] for name in Pass.__dataclass_fields__})
-    return Pass(row["taskset_id"], row["issued"] or 0, walk, number, 0, row["count"], 0, None)
+    taskset_id, number, issued = row["taskset_id"], 0, row["issued"]
+    if row["walk"] is not None:
+        number = row["number"] + 1
+    else:
+        counted = tx.execute(query("count_issued"), {"run_id": run_id, "taskset_id": taskset_id}).fetchone()
+        assert counted is not None
+        issued = counted["issued"]
+    return Pass(taskset_id, issued, walk, number, 0, row["count"], 0, None)
 
 
 def _save(tx: Transaction, run_id: int, at: Pass) -> None:
@@ -217,8 +212,8 @@ def shuffled(places: Sequence[int], size: int, key: str) -> list[int]:
 def chance_to_be_taken(alpha: float, beta: float, target: float) -> float:
     """How often a walk takes a task, given the Beta posterior of the chance to solve it; from FLOOR to 1.
 
-    What counts is how far the target lies outside of what is likely, so a task of which little is known is
-    taken each time.
+    It falls with the distance of the target from the likely chances. A task that was rarely attempted has a
+    wide range of likely chances, so it is taken each time.
     """
     total = alpha + beta
     mean = alpha / total
@@ -237,49 +232,18 @@ def _ask(
 ) -> list[tuple[int, int]]:
     """The first tasks that a user's SELECT yields, each with its taskset."""
     values = {"run_id": run_id, "taskset_ids": list(selection.weights), "limit": limit}
-    rows = _answer(tx, own, values)
+    statement = f"SELECT chosen.* FROM {within(own.text)} AS chosen LIMIT %(limit)s"
+    rows = answer(tx, own, statement, values).rows
     ids = [row[0] for row in rows if len(row) == 1 and type(row[0]) is int]  # True is an int too
     if len(ids) < len(rows):
-        raise TrinityError(
+        raise WrongSelect(
             "explorer.tasks: the SELECT must yield ids of tasks, one whole number a row, and yields "
             f"{rows[0]!r:.100}"
         )
     found = {row["id"]: row["taskset_id"] for row in tx.execute(query("tasksets_of"), {"task_ids": ids})}
     strange = [task_id for task_id in ids if found.get(task_id) not in selection.weights]
     if strange:
-        raise TrinityError(
+        raise WrongSelect(
             f"explorer.tasks: the SELECT yields {strange[0]}, which is no task of the run's taskset."
         )
     return [(task_id, found[task_id]) for task_id in ids]
-
-
-def _answer(tx: Transaction, own: OwnSelect, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of a user's SELECT, which may write nothing.
-
-    Raises:
-        TrinityError: it fails, or takes too long.
-    """
-    text = own.text.strip().rstrip(";")
-    statement = f"SELECT chosen.* FROM (\n{text}\n) AS chosen LIMIT %(limit)s"
-    rows: list[tuple[Any, ...]] = []
-    try:
-        with tx.transaction(force_rollback=True):  # so what guards the SELECT ends with the savepoint
-            tx.execute(query("guard_select"), {"seconds": own.seconds})
-            with tx.cursor(row_factory=tuple_row) as cursor:
-                rows = cursor.execute(statement.encode(), values).fetchall()
-    except psycopg.errors.QueryCanceled as error:
-        raise TrinityError(
-            f"explorer.tasks: the SELECT took longer than {own.seconds:g} s; make it faster, or raise "
-            "explorer.tasks.seconds."
-        ) from error
-    except psycopg.DatabaseError as error:
-        is_its_fault = not isinstance(error, psycopg.OperationalError) or (error.sqlstate or "").startswith(
-            TOO_MUCH
-        )
-        if tx.closed or tx.broken or not is_its_fault:
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise TrinityError(
-            f"explorer.tasks: the SELECT fails: {reason} (write %% for a percent sign)"
-        ) from error
-    return rows

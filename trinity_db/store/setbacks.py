@@ -10,6 +10,7 @@ from typing import Any
 
 from trinity_db.database import Transaction
 from trinity_db.schema.queries import query
+from trinity_db.store import policies
 from trinity_db.store.policies import PolicyVersion
 
 
@@ -66,7 +67,7 @@ def adopt(tx: Transaction, run_id: int, lost_version: int, policy: PolicyVersion
         "step": policy.step,
         "checkpoint": str(policy.checkpoint),
         "checkpoint_hash": policy.checkpoint_hash,
-    }
+    } | policies.named(policy.resumed)
     tx.execute(query("adopt_version"), values)
     row = tx.execute(query("setback_of_version"), {"run_id": run_id, "version": lost_version}).fetchone()
     assert row is not None, "it is recorded before"

@@ -36,12 +36,12 @@ def use(tx: Transaction, run_id: int) -> Use:
 
 
 def hold(tx: Transaction, run: runs.Run, lease_seconds: float) -> None:
-    """Let no worker enter the run before this transaction ends.
+    """Let no worker enter the run, and no role adopt rows for it, before this transaction ends.
 
     Raises:
         ConfigError: workers are alive, or the settings were changed meanwhile.
     """
-    runs.hold_setting(tx, run)
+    runs.hold(tx, run)
     if runs.newest_setting(tx, run.id) != run.setting_id:
         raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile; look at them again.")
     workers.all_gone(tx, run, lease_seconds, "change its configuration")

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -177,9 +178,13 @@ def release_leases(tx: Transaction, run_id: int, lease_seconds: float) -> Releas
     return Released(row["experiences"], row["groups"])
 
 
-def release_own(tx: Transaction, worker_id: int) -> Released:
-    """Give back what a worker has claimed but not in hand, as when the answer to its claim was lost."""
-    row = tx.execute(query("release_own_leases"), {"worker_id": worker_id}).fetchone()
+def release_own(tx: Transaction, worker_id: int, keep: Sequence[int] = ()) -> Released:
+    """Give back what a worker has claimed but not in hand, as when the answer to its claim was lost.
+
+    Args:
+        keep: the experiences that it has in hand.
+    """
+    row = tx.execute(query("release_own_leases"), {"worker_id": worker_id, "keep": list(keep)}).fetchone()
     assert row is not None
     return Released(row["experiences"], row["groups"])
 
@@ -202,8 +207,7 @@ def _enter(tx: Transaction, run: runs.Run, role: WorkerRole, exclusive: bool) ->
         "exclusive": exclusive,
     }
     row = tx.execute(query("register_worker"), entry).fetchone()
-    if runs.newest_setting(tx, run.id) != run.setting_id:
-        raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile: start again with them.")
+    runs.check_setting(tx, run)
     return int(row["id"]) if row else None
 
 

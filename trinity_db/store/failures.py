@@ -1,0 +1,83 @@
+"""Dead letters: rows that processing steps could not judge. They are listed, and given back to the steps."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import psycopg
+from psycopg.rows import DictRow
+
+from trinity_db.database import Database, Transaction
+from trinity_db.errors import TrinityError
+from trinity_db.schema.queries import query
+from trinity_db.store import pruning, runs
+
+GROUPS = 200  # of one transaction: draws wait for it
+
+
+@dataclass(frozen=True)
+class Retried:
+    """What came of giving dead letters back."""
+
+    rows: int
+    """Given back to the processors."""
+    groups: int
+    """Rollout groups of these rows."""
+    left: Mapping[str, int]
+    """How many stay dropped, by the obstacle."""
+
+
+def failures(tx: Transaction, run: str, limit: int) -> list[DictRow]:
+    """The dead letters of a run, the latest first."""
+    return tx.execute(query("list_failures"), {"run": run, "limit": limit}).fetchall()
+
+
+def retry(database: Database, run: runs.Run, progress: Callable[[int], None] = lambda rows: None) -> Retried:
+    """Give every dead letter without an obstacle back to the stage that gave it up.
+
+    The group processor may have dropped the row's group since: the group is complete again then, and waits
+    for the row. Each transaction takes some groups. If it is killed, repeat it: it goes on.
+
+    Args:
+        progress: called with the number of rows so far.
+
+    Raises:
+        TrinityError: the login may not.
+    """
+    rows = groups = after = 0
+    try:
+        while True:
+            last, more, taken = database.retry(partial(_retry_some, database, run, after))
+            if last is None:
+                break
+            rows, groups, after = rows + more, groups + taken, last
+            progress(rows)
+    except TrinityError as error:
+        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise
+        raise TrinityError(
+            f"This login may not give rows back ({error.__cause__.diag.message_primary}): only the tables' "
+            "owner may; say its URL in TRINITY_DB_URL."
+        ) from error
+    with database.transaction(read_only=True) as tx:
+        found = tx.execute(query("count_failures_by_obstacle"), {"run": run.name})
+        return Retried(rows, groups, {row["obstacle"]: row["rows"] for row in found})
+
+
+def _retry_some(database: Database, run: runs.Run, after: int) -> tuple[int | None, int, int]:
+    """One transaction of it: the last group, None if there was none; how many rows; how many groups."""
+    with database.transaction() as tx:
+        pruning.hold_archive(tx, run.id)
+        tx.execute(query("hold_draws"), {"run_id": run.id})  # before groups, as every draw locks them
+        picked = tx.execute(query("next_failed_groups"), {"run": run.name, "after": after, "limit": GROUPS})
+        group_ids = [row["id"] for row in picked]
+        if not group_ids:
+            return None, 0, 0
+        values = {"run": run.name, "run_id": run.id, "group_ids": group_ids}
+        tx.execute(query("lock_failed_members"), values)
+        given = tx.execute(query("retry_failures"), values).rowcount
+        given += tx.execute(query("retry_priorities"), values).rowcount
+        given += tx.execute(query("retry_syntheses"), values).rowcount
+        tx.execute(query("reopen_dropped_groups"), values)
+        runs.announce(tx, run.id)
+    return group_ids[-1], given, len(group_ids)

@@ -1,0 +1,116 @@
+"""Rows that are much like others: the index in which processors look for near duplicates.
+
+A row is in the index if its response passed. Processors of a run compare and write under one lock. So the row
+that came first stays, however many processors there are and whenever one is killed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from trinity_db.database import Database, Transaction
+from trinity_db.schema.queries import query
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response on its way into the index."""
+
+    id: int
+    bands: Sequence[int]
+    shingles: AbstractSet[str]
+
+
+@dataclass(frozen=True)
+class Near:
+    """The response that came first, of which another one is a near duplicate."""
+
+    id: int
+    jaccard: float
+    """Shingles of both over shingles of either."""
+
+
+def admit(
+    database: Database,
+    run_id: int,
+    responses: Sequence[Response],
+    threshold: float,
+    shingles: Callable[[str], AbstractSet[str]],
+) -> dict[int, Near]:
+    """Write responses into the index, but for those that are near duplicates of one in it; returns these.
+
+    A response that is in it already, as after a crash, stays in it.
+
+    Args:
+        threshold: Jaccard similarity from which on a response is a near duplicate.
+        shingles: of a text.
+    """
+    bands = [band for response in responses for band in response.bands]
+    known = {response.id: response.shingles for response in responses}
+    while True:
+        with database.transaction() as tx:
+            take_turns(tx, run_id)
+            found = {
+                row["id"]: row["bands"] for row in tx.execute(query("rows_with_bands"), {"bands": bands})
+            }
+            new = [id for id in found if id not in known]
+            if not new:
+                return _admit(tx, responses, found, known, threshold)
+        # Texts are taken apart without the lock; then the index may have more.
+        with database.transaction(read_only=True) as tx:
+            rows = tx.execute(query("read_responses"), {"ids": new}).fetchall()
+        known |= {id: frozenset[str]() for id in new}  # without a text, where it was deleted just now
+        known |= {row["id"]: shingles(row["response"]) for row in rows}
+
+
+def take_turns(tx: Transaction, run_id: int) -> None:
+    """Let no other processor of the run take a turn before this transaction ends."""
+    tx.execute(query("take_turns"), {"run_id": run_id})
+
+
+def kept(tx: Transaction, ids: Sequence[int]) -> dict[int, bool]:
+    """Those of these rows that are there and not dropped; with each whether `clean` has judged it."""
+    if not ids:
+        return {}
+    return {row["id"]: row["is_judged"] for row in tx.execute(query("kept_rows"), {"ids": list(ids)})}
+
+
+def jaccard(one: AbstractSet[str], other: AbstractSet[str]) -> float:
+    """The share that two sets have in common of what is in either."""
+    both = len(one & other)
+    return both / (len(one) + len(other) - both)
+
+
+def _admit(
+    tx: Transaction,
+    responses: Sequence[Response],
+    found: Mapping[int, Sequence[int]],
+    known: Mapping[int, AbstractSet[str]],
+    threshold: float,
+) -> dict[int, Near]:
+    by_band: dict[int, list[int]] = {}
+    for id, bands in found.items():
+        for band in bands:
+            by_band.setdefault(band, []).append(id)
+    dropped: dict[int, Near] = {}
+    admitted: list[Response] = []
+    for response in responses:
+        if response.id in found:
+            continue
+        others = {id for band in response.bands for id in by_band.get(band, ())}
+        near = [Near(id, jaccard(response.shingles, known[id])) for id in sorted(others)]
+        nearest = max(near, key=lambda one: one.jaccard, default=None)
+        if nearest is not None and nearest.jaccard >= threshold:
+            dropped[response.id] = nearest
+            continue
+        admitted.append(response)
+        for band in response.bands:
+            by_band.setdefault(band, []).append(response.id)
+    if admitted:
+        values = {
+            "ids": [response.id for response in admitted],
+            "bands": [band for response in admitted for band in response.bands],
+            "each": len(admitted[0].bands),
+        }
+        tx.execute(query("write_bands"), values)
+    return dropped

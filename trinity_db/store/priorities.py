@@ -1,0 +1,147 @@
+"""Priorities that processing steps compute for ready groups: which are due, and what the steps say of them.
+
+A change of rewards makes the priority of a group due in its own transaction, so none is missed. The row of
+each computed priority is kept: a draw that is run again weighs groups as they were.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg.rows import DictRow
+
+from trinity_db.database import Transaction
+from trinity_db.schema.queries import query
+from trinity_db.store import policies, processing, runs
+
+LEAST, MOST = 1e-18, 1e18  # of what is not 0; see rollout_group_priority_in_range_check
+
+
+@dataclass(frozen=True)
+class Due:
+    """A priority that a processor took to compute."""
+
+    id: int
+    group_id: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a processor took, with all that its steps read."""
+
+    due: Sequence[Due]
+    rows: Sequence[DictRow]
+    policy_version: int | None
+    """Newest one of the run before the rows were read."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a priority could not be computed."""
+
+    due: Due
+    error: str
+    experience_id: int | None = None
+    step: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What steps say of the rows of groups."""
+
+    by_row: Mapping[int, Mapping[int, float]]
+    """The priority of each row, by group and experience."""
+    failures: Sequence[Failure]
+
+    def of_group(self, group_id: int) -> float:
+        """The mean of its rows, within the range of priorities."""
+        rows = self.by_row[group_id].values()
+        return within_range(sum(rows) / len(rows))
+
+
+def within_range(priority: float) -> float:
+    """The nearest number that the store takes for a priority."""
+    return min(max(priority, LEAST), MOST) if priority else 0.0
+
+
+def take(tx: Transaction, run_id: int, columns: tuple[str, ...], limit: int, seconds: float) -> Taken:
+    """Take due priorities; read what steps ask for of the groups' rows.
+
+    One that was taken before without an answer is taken alone, when no other is left.
+
+    Args:
+        columns: names of `processing.columns()`.
+        seconds: after which another processor may take them.
+    """
+    values = {"run_id": run_id, "seconds": seconds, "limit": limit, "suspects": False}
+    taken = tx.execute(query("take_priorities"), values).fetchall()
+    if not taken:
+        values |= {"suspects": True, "limit": 1}
+        taken = tx.execute(query("take_priorities"), values).fetchall()
+    due = [Due(row["id"], row["group_id"], row["attempt"]) for row in taken]
+    if not due:
+        return Taken((), (), None)
+    version = policies.latest_version(tx, run_id)
+    groups = list({one.group_id for one in due})
+    members = tx.execute(query("prioritised_rows"), {"group_ids": groups}).fetchall()
+    rows = processing.read(tx, ("group_id", *columns), [row["id"] for row in members])
+    return Taken(due, rows, version)
+
+
+def finish(
+    tx: Transaction, run_id: int, taken: Taken, found: Found, processor_version: int, max_attempts: int
+) -> None:
+    """Write what the steps say. A group that they failed on keeps the priority that it has."""
+    _fail(tx, found.failures, max_attempts)
+    live = {row["group_id"] for row in taken.rows}
+    tx.execute(query("forget_priorities"), {"ids": [one.id for one in taken.due if one.group_id not in live]})
+    computed = [one for one in taken.due if one.group_id in found.by_row]
+    if not computed:
+        return
+    rows = [pair for of_group in found.by_row.values() for pair in of_group.items()]
+    groups = {"group_ids": list(found.by_row)}
+    tx.execute(query("lock_prioritised"), {**groups, "ids": [id for id, _ in rows]})
+    written = tx.execute(
+        query("compute_priorities"),
+        {
+            "ids": [one.id for one in computed],
+            "attempts": [one.attempt for one in computed],
+            "priorities": [found.of_group(one.group_id) for one in computed],
+            "processor_version": processor_version,
+            "policy_version": taken.policy_version,
+        },
+    )
+    groups = {"group_ids": list({row["group_id"] for row in written})}
+    tx.execute(query("set_group_priorities"), groups)
+    values = {"ids": [id for id, _ in rows], "priorities": [priority for _, priority in rows]}
+    tx.execute(query("set_row_priorities"), values | groups)
+    runs.announce(tx, run_id)
+
+
+def renew(tx: Transaction, run_id: int, policy_version: int) -> int:
+    """Make priorities of ready groups due that were computed before this version; returns how many."""
+    return tx.execute(
+        query("renew_priorities"), {"run_id": run_id, "policy_version": policy_version}
+    ).rowcount
+
+
+def count_due(tx: Transaction, run_id: int) -> int:
+    """Priorities that processors have yet to compute."""
+    row = tx.execute(query("count_due_priorities"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    return int(row["groups"])
+
+
+def _fail(tx: Transaction, failures: Sequence[Failure], max_attempts: int) -> None:
+    if failures:
+        tx.execute(
+            query("fail_priorities"),
+            {
+                "ids": [one.due.id for one in failures],
+                "attempts": [one.due.attempt for one in failures],
+                "experience_ids": [one.experience_id for one in failures],
+                "steps": [one.step for one in failures],
+                "errors": [one.error for one in failures],
+                "max_attempts": max_attempts,
+            },
+        )

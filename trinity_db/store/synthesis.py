@@ -1,0 +1,172 @@
+"""Groups that tasks and responses are made from, and where each made thing comes from.
+
+A synthesis is leased while a worker lives. It ends in the transaction that writes what was made, so that a
+killed worker's groups are asked about again, and nothing is made twice.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg.rows import DictRow
+
+from trinity_db.database import Transaction
+from trinity_db.schema.queries import query
+from trinity_db.store import processing
+
+
+@dataclass(frozen=True)
+class Source:
+    """A group that a worker holds, with the row that steps are shown."""
+
+    id: int
+    """Of the synthesis."""
+    attempt: int
+    group_id: int
+    experience_id: int
+    task_id: int
+    taskset: str
+    columns: DictRow
+    """All that steps read of the row."""
+    made: int
+    """How many things were made of its task before."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A made thing that is written."""
+
+    source: Source
+    step: str
+    digest: str
+    detail: Mapping[str, Any] | None
+    task_id: int | None = None
+    experience_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why nothing could be made."""
+
+    source: Source
+    error: str
+    step: str | None
+
+
+def count_made(tx: Transaction, run_id: int) -> int:
+    """How many things were made from the rows of a run."""
+    return int(_one(tx, "count_made", run_id)["made"])
+
+
+def count_due(tx: Transaction, run_id: int) -> int:
+    """Groups that processors have yet to ask about."""
+    return int(_one(tx, "count_due_sources", run_id)["groups"])
+
+
+def take(
+    tx: Transaction, run_id: int, worker_id: int, columns: tuple[str, ...], limit: int, lease_seconds: float
+) -> list[Source]:
+    """Lease due groups; read what steps ask for of their best rows. One whose worker died comes alone.
+
+    Args:
+        columns: names of `processing.columns()`.
+    """
+    values = {"run_id": run_id, "worker_id": worker_id, "lease_seconds": lease_seconds}
+    taken = tx.execute(query("take_sources"), values | {"limit": limit, "suspects": False}).fetchall()
+    if not taken:
+        taken = tx.execute(query("take_sources"), values | {"limit": 1, "suspects": True}).fetchall()
+    if not taken:
+        return []
+    leases = {row["group_id"]: row for row in taken}
+    rows = tx.execute(query("source_rows"), {"group_ids": list(leases)}).fetchall()
+    read = {row["id"]: row for row in processing.read(tx, columns, [row["id"] for row in rows])}
+    return [
+        Source(
+            leases[row["group_id"]]["id"],
+            leases[row["group_id"]]["attempt"],
+            row["group_id"],
+            row["id"],
+            row["task_id"],
+            row["taskset"],
+            read[row["id"]],
+            row["made"],
+        )
+        for row in rows
+    ]
+
+
+def hold(tx: Transaction, run_id: int, worker_id: int, sources: Sequence[Source]) -> set[int]:
+    """The syntheses that the worker still holds. Other processors of the run write after this transaction."""
+    tx.execute(query("lock_makers"), {"run_id": run_id})
+    values = {"ids": [source.id for source in sources], "worker_id": worker_id}
+    attempts = {source.id: source.attempt for source in sources}
+    rows = tx.execute(query("hold_sources"), values)
+    return {row["id"] for row in rows if row["attempt"] == attempts[row["id"]]}
+
+
+def made_before(tx: Transaction, run_id: int, digests: Sequence[str]) -> set[str]:
+    """Those of these things that were made from the run's rows before."""
+    rows = tx.execute(query("made_before"), {"run_id": run_id, "digests": list(digests)})
+    return {row["digest"] for row in rows}
+
+
+def made_of(tx: Transaction, run_id: int, task_ids: Sequence[int]) -> Counter[int]:
+    """How many things were made of each of these tasks."""
+    rows = tx.execute(query("count_made_of"), {"run_id": run_id, "task_ids": list(task_ids)})
+    return Counter({row["task_id"]: row["made"] for row in rows})
+
+
+def write_origins(tx: Transaction, run_id: int, origins: Sequence[Origin]) -> None:
+    """Record what was made and what from, in the transaction that wrote it."""
+    if origins:
+        values = {
+            "synthesis_ids": [one.source.id for one in origins],
+            "source_task_ids": [one.source.task_id for one in origins],
+            "task_ids": [one.task_id for one in origins],
+            "experience_ids": [one.experience_id for one in origins],
+            "steps": [one.step for one in origins],
+            "digests": [one.digest for one in origins],
+            "details": [json.dumps(one.detail) if one.detail else None for one in origins],
+        }
+        tx.execute(query("write_origins"), values | {"run_id": run_id})
+
+
+def finish(
+    tx: Transaction, processor_version: int, ended: Sequence[tuple[Source, Mapping[str, int]]]
+) -> None:
+    """End syntheses that are held, each with the reasons for which things were refused."""
+    if ended:
+        values = {
+            "ids": [source.id for source, _ in ended],
+            "experience_ids": [source.experience_id for source, _ in ended],
+            "refused": [json.dumps(refused) if refused else None for _, refused in ended],
+            "processor_version": processor_version,
+        }
+        tx.execute(query("finish_sources"), values)
+
+
+def fail(tx: Transaction, failures: Sequence[Failure], max_attempts: int) -> None:
+    """Give back or give up syntheses that are held."""
+    if failures:
+        values = {
+            "ids": [one.source.id for one in failures],
+            "experience_ids": [one.source.experience_id for one in failures],
+            "steps": [one.step for one in failures],
+            "errors": [one.error for one in failures],
+            "max_attempts": max_attempts,
+        }
+        tx.execute(query("fail_sources"), values)
+
+
+def release(tx: Transaction, worker_id: int, ids: Sequence[int]) -> None:
+    """Give back what was not asked to the end."""
+    if ids:
+        tx.execute(query("release_sources"), {"ids": list(ids), "worker_id": worker_id})
+
+
+def _one(tx: Transaction, name: str, run_id: int) -> DictRow:
+    row = tx.execute(query(name), {"run_id": run_id}).fetchone()
+    assert row is not None
+    return row
