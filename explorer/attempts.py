@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from typing import Any
@@ -12,47 +12,70 @@ from typing import Any
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
-from trinity_db.explorer.policy import Listener, Policy, seed_of
+from trinity_db.explorer.environments.environment import NotStarted
+from trinity_db.explorer.parking import AttemptParked
+from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.sampling import seed_of
+from trinity_db.explorer.serving import Listener
 from trinity_db.explorer.workflow import Workflow
 from trinity_db.functions import describe_error
 from trinity_db.prompts import prompt_ids
 from trinity_db.store.groups import ClaimedGroup, Reward, Rollout, Step, named_rewards
+from trinity_db.store.parks import Resumed
 
 logger = logging.getLogger(__name__)
 
-PROMPTS = 1024  # whose tokens are kept
+PROMPTS = 1024  # that are kept with their tokens
+TOO_STALE = "parked until its rollout group was too stale to be trained on"
 GRACE_SECONDS = 10.0  # that a cancelled attempt has to clean up; longer than the end of an environment takes
 
 
 class _TookTooLong(Exception):
-    """The attempt's own time is over."""
+    """The attempt has used up `attempt_seconds`."""
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """Makes attempts: what all of a run's have in common."""
+    """Makes the attempts of a run."""
 
     workflow: Workflow
     engine: Engine
     config: ExplorerConfig
     template: str
     seed: int
-    listener: Callable[[ClaimedGroup, int, int], Listener] | None = None
-    """Lets programs ask a policy over HTTP, for a member of a group and the number of its retry."""
+    listener: Callable[[ClaimedGroup, int, int, Resumed | None], Listener] | None = None
+    """Lets programs ask a policy over HTTP. It is called with the group, its member, the number of the retry,
+    and the point from which the member goes on, if it was parked."""
+    resume: Callable[[ClaimedGroup, int], Awaitable[Resumed | None]] | None = None
+    """Goes on with a parked member of a group."""
 
     async def make(self, group: ClaimedGroup, member: int) -> Rollout:
         """Attempt a member's task, and once more after an error as often as the configuration says.
 
+        Where its environment does not start, the attempt is given back, and no retry is used up.
+
         Raises:
+            AttemptParked: it waits, or another explorer has its group by now. There is no rollout.
             EngineFailed: the attempt could not go on, and no other can.
         """
-        started_at, was_cancelled = datetime.now(UTC), False
-        for number in range(self.config.retries + 1):
-            policy = self._policy(group, member, number)
+        resumed, first = None, 0
+        if self.resume is not None and member in group.parked:
+            if (resumed := await self.resume(group, member)) is None:
+                raise AttemptParked
+            first = resumed.agent.retry
+        started_at = datetime.now(UTC) if resumed is None else resumed.agent.started_at
+        if member in group.stale:
+            return Rollout(group, member, started_at, datetime.now(UTC), error=TOO_STALE)
+        was_cancelled, given_back = False, False
+        for number in range(first, max(first, self.config.retries) + 1):
+            policy = self._policy(group, member, number, resumed if number == first else None)
             try:
                 steps = await self._steps(group, policy)
             except TrinityError as problem:  # what the policy refuses, it refuses again
                 error = str(problem)
+                break
+            except NotStarted as problem:  # another explorer may have what it needs
+                error, given_back = describe_error(problem), True
                 break
             except _TookTooLong as problem:
                 error = str(problem)
@@ -63,13 +86,18 @@ class Attempts:
                 if was_cancelled := _is_cancelled():  # by the explorer
                     break
             else:
-                return _finished(group, member, started_at, steps, policy.finish_reason)
+                return _finished(group, member, started_at, steps, policy.calls.finish_reason)
             finally:
                 policy.close()
                 if policy.failure is not None:
                     raise policy.failure
         now = datetime.now(UTC)
-        return Rollout(group, member, started_at, now, error=error, was_cancelled=was_cancelled)
+        return Rollout(
+            *(group, member, started_at, now),
+            error=error,
+            was_cancelled=was_cancelled,
+            given_back=given_back,
+        )
 
     async def _steps(self, group: ClaimedGroup, policy: Policy) -> list[Step]:
         seconds = self.config.attempt_seconds
@@ -80,12 +108,16 @@ class Attempts:
         finally:
             if not attempt.done():
                 await _give_up(attempt, policy)
+        if policy.is_parked:  # whatever the workflow did then
+            raise AttemptParked
         if late:  # also when the workflow caught the cancellation and returned
             raise _TookTooLong(f"took longer than {seconds:g} s")
         returned, problem = attempt.result()
         if problem is not None:
             raise problem
-        steps = policy.steps(await policy.earned(_earned(returned)))
+        earned = await policy.earned(_earned(returned))
+        await policy.calls.settled()
+        steps = policy.steps(earned)
         if not steps:
             raise ValueError("the workflow asked the policy for nothing")
         return steps
@@ -96,18 +128,26 @@ class Attempts:
             return await self.workflow(group.task, policy), None
         except (Exception, SystemExit) as problem:  # a workflow is a user's own code
             return None, problem
+        except BaseException:  # as a group of them, where a task of the workflow has parked
+            if not policy.is_parked:
+                raise
+            return None, None
 
-    def _policy(self, group: ClaimedGroup, member: int, number: int) -> Policy:
-        return Policy(
+    def _policy(self, group: ClaimedGroup, member: int, number: int, resumed: Resumed | None) -> Policy:
+        begun = group if resumed is None else replace(group, attempt=resumed.attempt)
+        policy = Policy(
             self.engine,
             self._prompt_ids,
             template=self.template,
             temperature=0.0 if member == group.greedy else self.config.temperature,
             max_new_tokens=self.config.max_new_tokens,
-            seed=seed_of(self.seed, *group.origin, member, number),
+            seed=seed_of(self.seed, *begun.origin, member, number),
             group_seed=seed_of(self.seed, group.id if group.key is None else group.key),
-            listener=self.listener and self.listener(group, member, number),
+            listener=self.listener and self.listener(group, member, number, resumed),
         )
+        if resumed is not None:
+            policy.go_on(resumed)
+        return policy
 
     @cached_property
     def _prompt_ids(self) -> Callable[[str], Sequence[int]]:

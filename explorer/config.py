@@ -25,9 +25,10 @@ class TransformersConfig(Settings):
     max_tokens: int = Field(65_536, ge=1)
     """Keys and values in memory, in tokens: rows of the batch times the longest of them, prompt and
     max_new_tokens. Further requests wait. 65536 take 1.6 GB for a model of 0.5 B parameters."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of weights, keys and values. bfloat16 takes half the memory, and the recorded
-    log-probabilities then differ from the trainer's: `sampling/engine_logp_difference` says how far."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of weights, keys and values. auto: bfloat16 on a GPU that computes in it, else float32.
+    bfloat16 takes half the memory, and the recorded log-probabilities then differ from the trainer's:
+    `sampling/engine_logp_difference` says how far."""
 
 
 class EndpointConfig(Settings):
@@ -97,8 +98,8 @@ class VLLMConfig(Settings):
     """Longest sequence in tokens, prompt and response together. None: what the model takes. The keys and
     values of one such sequence have to fit into memory."""
     cache_gigabytes: float | None = Field(None, gt=0, le=1e6)
-    """Memory for keys and values, on each GPU. None: 1 without a GPU, else what vLLM leaves free of the GPU,
-    of which --gpu-memory-utilization under arguments is the limit."""
+    """Memory for keys and values, on each GPU. None: 1 without a GPU, else what vLLM leaves free of the GPU;
+    --gpu-memory-utilization under arguments limits how much of the GPU vLLM uses."""
     arguments: tuple[str, ...] = ()
     """Further arguments of vLLM's server, such as [--gpu-memory-utilization=0.5, --quantization=fp8]."""
 
@@ -122,6 +123,7 @@ SET_BY_ENGINE = {
     "--model": "use model.path of the run",
     "--api-key": "leave it out",
     "--enable-scale-out": "leave it out",
+    "--enable-return-routed-experts": "use explorer.record_routing",
     "--generation-config": "leave it out",
     "--logprobs-mode": "leave it out",
     "--served-model-name": "leave it out",
@@ -163,6 +165,8 @@ def _kind(value: Any) -> str:
 
 ENGINES = ("transformers", "vllm", "endpoint")
 """Those that come with the project."""
+LOADS_ADAPTERS = ("transformers", "vllm")
+"""Engines that load a version which is an adapter."""
 
 EngineConfig = Annotated[
     Annotated[TransformersConfig, Tag("transformers")]
@@ -335,6 +339,25 @@ class ExplorerConfig(Settings):
     retries: Annotated[int, Change.DATED] = Field(0, ge=0, le=1000)
     """How often an attempt that raised an error, or took too long, is made again before it is a failed
     rollout."""
+    record_routing: Annotated[bool, Change.PER_PROCESS] = False
+    """For mixtures of experts: store with each token which experts the engine's routers chose for it, so that
+    the trainer replays them (trainer.replay_routing). It takes a byte for each layer and chosen expert of
+    each token, two with more than 256 experts. Engines: transformers; vllm on a GPU; endpoint with servers of
+    vLLM that were started with --enable-return-routed-experts. May change during a run."""
+
+    @model_validator(mode="after")
+    def the_engine_says_which_experts_it_chose(self) -> Self:
+        if self.record_routing and isinstance(self.engine, OwnEngineConfig):
+            raise ValueError(
+                "record_routing is for engines of this project; an engine of your own says what it chose in "
+                "the routing of each Completion: leave record_routing out"
+            )
+        if self.record_routing and isinstance(self.engine, EndpointConfig) and self.engine.dialect != "vllm":
+            raise ValueError(
+                f"record_routing: {self.engine.dialect} servers are not asked which experts they chose; take "
+                "servers of vLLM, the engine vllm or transformers, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def an_environment_is_the_workflow(self) -> Self:

@@ -7,83 +7,22 @@ rewrites what came before begins another sequence.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
-from typing import Any, Protocol, Unpack
+from typing import Any, NoReturn, Unpack
 
-from trinity_db.arrays import Payload
-from trinity_db.explorer import sampling
+from trinity_db.explorer import parking, sampling
+from trinity_db.explorer.calls import Calls
+from trinity_db.explorer.conversations import Answer
 from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request
-from trinity_db.explorer.recorded import JoinedCalls, Sampled, check
-from trinity_db.explorer.sampling import Sampling
-from trinity_db.explorer.tools import Tool, ToolCall, answer, parse, schemas_of, tools_of
-from trinity_db.prompts import encode, plain, prompt_text
+from trinity_db.explorer.parking import AttemptParked, Parked
+from trinity_db.explorer.recorded import Sampled, check
+from trinity_db.explorer.sampling import Sampling, seed_of
+from trinity_db.explorer.serving import Address, Listener
+from trinity_db.explorer.tools import Tool, answer, schemas_of, tools_of
+from trinity_db.store.calls import Call
 from trinity_db.store.groups import Reward, Step, named_rewards
-
-
-@dataclass
-class _Conversation:
-    """A conversation up to its latest answer. Its earlier answers are kept as places in it, not as copies."""
-
-    text: str
-    token_ids: list[int]
-    ends: list[tuple[int, int]]
-    """Where each answer ends: so many characters, so many tokens."""
-
-    def begins(self, text: str) -> tuple[int, int]:
-        """The last of its ends up to which a text is the same; zeros where there is none."""
-        return next((end for end in reversed(self.ends) if text.startswith(self.text[: end[0]])), (0, 0))
-
-
-class Answer(str):
-    """The text of an answer without its tool calls, which stand beside it."""
-
-    sampled: Sampled
-    tool_calls: Sequence[ToolCall]
-
-    def __new__(cls, text: str, sampled: Sampled, tool_calls: Sequence[ToolCall] = ()) -> "Answer":
-        made = super().__new__(cls, text)
-        made.sampled, made.tool_calls = sampled, tool_calls
-        return made
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """As a message of the OpenAI protocol, with which a conversation goes on."""
-        message: dict[str, Any] = {"role": "assistant", "content": str(self)}
-        if self.tool_calls:
-            message["tool_calls"] = [call.openai for call in self.tool_calls]
-        return message
-
-
-class Address(Protocol):
-    """Where a program asks the policy over HTTP, in the protocol of OpenAI or Anthropic."""
-
-    url: str
-    """The base URL, without /v1."""
-    key: str
-    """Names the attempt. Empty where an earlier explorer gave it to the program."""
-
-    async def conclude(self) -> Mapping[str, float]:
-        """What the program said to have earned; it raises what the program said to have failed by."""
-
-    def close(self) -> None:
-        """Answer no more."""
-
-
-class Listener(Protocol):
-    """Lets programs ask a policy over HTTP."""
-
-    async def open(self, policy: "Policy") -> Address:
-        """By a new key."""
-
-    async def resume(self, policy: "Policy") -> Address | None:
-        """By the key that a program of the same attempt has of an explorer that is gone; None: none has."""
-
-
-Keep = Callable[[int, str, Payload, str], Awaitable[None]]
-"""Makes a call durable: its number in the attempt, the prompt, the tokens, and the finish reason."""
+from trinity_db.store.parks import Point, Resumed
 
 
 class Policy:
@@ -119,10 +58,12 @@ class Policy:
         the secret word of a game."""
         self.failure: EngineFailed | None = None
         """Why the engine cannot go on; the explorer ends by it, whatever the workflow makes of it."""
-        self.finish_reason: str | None = None
-        """Of the last call."""
-        self.keep: Keep | None = None
-        """What makes each call durable before it is answered, if anything does."""
+        self.parked: Parked | None = None
+        """What the attempt goes on from, if it was parked; None at its first call of the workflow."""
+        self.is_parked = False
+        """Whether this call of the workflow has parked the attempt."""
+        self.calls = Calls(temperature, engine.tokenizer)
+        """What the attempt has sampled. A workflow needs it for nothing."""
         self._listener = listener
         self._address: Address | None = None
         self._opening = asyncio.Lock()
@@ -131,16 +72,14 @@ class Policy:
         self._prompt_ids = prompt_ids
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
-        self._calls = 0
-        self._open: list[JoinedCalls] = []
-        """Sequences that calls may still be joined with."""
+        self._under_way = 0
+        """Calls that have not returned yet."""
+        self._parking = asyncio.Lock()
+        """Held while the attempt is parked: it parks once, also where two of its tasks do it at a time."""
+        self._said_before: Mapping[str, float] = {}
+        """What programs of the attempt said to have earned before it was parked."""
         self._is_left = False
         """Whether the attempt goes on although it was cancelled."""
-        self._steps: list[Step] = []
-        self._with_calls: dict[str, tuple[Answer, str]] = {}
-        """Answers with tool calls and their texts as they were sampled, by the id of the first call."""
-        self._said: list[_Conversation] = []
-        """Conversations so far, none the beginning of another."""
 
     @property
     def tokenizer(self) -> Any:
@@ -171,32 +110,33 @@ class Policy:
 
     async def extend(self, token_ids: Sequence[int], **how: Unpack[Sampling]) -> Answer:
         """Continue tokens, as `sample` does: the text of the response, with what was sampled."""
-        return self.answer_of(await self._call([index(token) for token in token_ids], None, how), ())
+        return self.calls.answer_of(await self._call([index(token) for token in token_ids], None, how), ())
 
     async def _call(self, prompt_ids: list[int], prompt: str | None, how: Sampling) -> Sampled:
         sampling.check(how)
         if self._is_left:
             await asyncio.Event().wait()  # an error might be caught, and the call made again and again
+        if self.is_parked:
+            raise AttemptParked
         if self.failure is not None:  # a workflow that tries again and again would never end
             raise asyncio.CancelledError(str(self.failure))
-        number = self._calls
-        self._calls += 1  # each call has a seed of its own, so that two calls with one prompt differ
+        number = self.calls.begun
+        self.calls.begun += 1  # each call has a seed of its own, so that two calls with one prompt differ
         limit = how.get("max_new_tokens") or self._max_new_tokens
-        seed = seed_of(self.seed, self._calls)
+        seed = seed_of(self.seed, self.calls.begun)
         temperature = (self._temperature and how.get("temperature")) or self._temperature
         request = Request(prompt_ids, limit, temperature, seed, sampling.stops(how))
+        self._under_way += 1
         try:
             completion = await self._engine.generate(request)
         except EngineFailed as error:
             self.failure = error
             raise
-        check(completion)
+        finally:
+            self._under_way -= 1
+        check(completion, len(prompt_ids))
         sampled = Sampled(number, prompt, prompt_ids, completion)
-        if self.keep is not None:
-            one = self._sequence(sampled, temperature)
-            await self.keep(number, one.prompt, one.payload, completion.finish_reason)
-        self.finish_reason = completion.finish_reason
-        self._record(sampled, temperature)
+        await self.calls.add(sampled, temperature)
         return sampled
 
     async def address(self) -> Address:
@@ -207,12 +147,78 @@ class Policy:
         Raises:
             RuntimeError: no explorer answers for this policy.
         """
-        if self._listener is None:
-            raise RuntimeError("This policy has no address: no explorer listens for it.")
+        listener = self._explorer()
         async with self._opening:
             if self._address is None:
-                self._address = await self._listener.open(self)
+                self._address = await listener.open(self)
         return self._address
+
+    def _explorer(self) -> Listener:
+        if self._listener is None:
+            raise RuntimeError(
+                "This policy has no explorer, which would listen for programs and park attempts."
+            )
+        return self._listener
+
+    async def ticket(self) -> int:
+        """The number by which the attempt's next park is answered, also before it parks.
+
+        It stays the same until the attempt parks.
+
+        Raises:
+            RuntimeError: no explorer serves this policy.
+        """
+        return await self._explorer().ticket()
+
+    async def park(self, state: Any, *, seconds: float | None = None) -> NoReturn:
+        """End this call of the workflow, and have it called again when there is an answer.
+
+        Until then the attempt has no place in an explorer. What it has sampled is kept. Any explorer of the
+        run then calls the workflow from its start, with the state and the answer in `parked`. If several
+        tasks of the workflow park at a time, the attempt parks by the first of them; the states of the others
+        are not kept.
+
+        Args:
+            state: what the workflow needs to go on, as JSON.
+            seconds: after which it is called without an answer; None: it waits for one.
+
+        Raises:
+            TypeError: the state is no JSON.
+            ValueError: the store does not take a part of the state, or `seconds` is out of range.
+            RuntimeError: a call of the policy is under way, or no explorer serves this policy.
+        """
+        listener = self._explorer()
+        parking.check(state, seconds)
+        async with self._parking:
+            if self._under_way:
+                raise RuntimeError("A call of the policy is under way: await it before the attempt parks.")
+            await self.calls.settled()  # a park too, if the task that parked was cancelled
+            if not self.is_parked:
+                history = self.calls.history
+                point = Point(state, self.calls.begun, history.marks, history.version_min, seconds)
+                # If the attempt is cancelled meanwhile, the store may have it parked: so the policy knows it.
+                await self.calls.unbroken(self._park(listener, point, self.calls.unstored()))
+        raise AttemptParked
+
+    async def _park(self, listener: Listener, point: Point, said: Sequence[Call]) -> None:
+        await listener.park(point, said)
+        self.is_parked = True
+
+    def go_on(self, resumed: Resumed) -> None:
+        """Take up what was sampled before the attempt was parked, in the same sequences and steps."""
+        said = {call.number: call for call in resumed.said}
+
+        def again(numbers: Iterable[int]) -> None:
+            for call in map(said.pop, numbers):
+                self.calls.restore(call.number, call.prompt, call.payload, call.finish_reason)
+
+        for numbers, reward, state in resumed.steps:
+            again(numbers)
+            self.step(reward=reward, state=state)
+        again(sorted(said))
+        self.calls.begun = resumed.calls
+        self._said_before = resumed.agent.rewards
+        self.parked = Parked(resumed.state, resumed.answer, resumed.is_answered)
 
     async def resumed_address(self) -> Address | None:
         """The address that a program of this attempt has of an explorer that is gone; None: none has.
@@ -231,24 +237,8 @@ class Policy:
         Raises:
             AttemptFailed: the program said that the attempt has failed.
         """
-        said = {} if self._address is None else await self._address.conclude()
+        said = self._said_before if self._address is None else await self._address.conclude()
         return {**said, **named_rewards(returned)} if said else returned
-
-    def restore(self, number: int, prompt: str, payload: Payload, finish_reason: str) -> Sampled:
-        """Record a call that was stored before, as if it had just been sampled. Calls come in their order."""
-        assert payload.logprobs is not None
-        assert payload.versions is not None
-        length = payload.num_tokens - payload.num_trained
-        prompt_ids, token_ids = payload.token_ids[:length].tolist(), payload.token_ids[length:].tolist()
-        reason: Any = finish_reason
-        completion = Completion(token_ids, payload.logprobs.tolist(), payload.versions.tolist(), reason)
-        sampled = Sampled(number, prompt, prompt_ids, completion)
-        own = payload.temperatures
-        self._record(sampled, self._temperature if own is None else float(own[0]))
-        self._say(sampled, prompt, *self._continued(prompt))
-        self._with_tools(sampled, ())  # so that its tool calls keep their tokens when they come back
-        self.finish_reason, self._calls = finish_reason, number + 1
-        return sampled
 
     def close(self) -> None:
         """Answer programs no more. The explorer calls it when the attempt has ended."""
@@ -263,7 +253,7 @@ class Policy:
             UntokenizableText: the tokenizer does not know one of its characters.
         """
         ids = self._prompt_ids(prompt)
-        return self.answer_of(await self._call([*ids], prompt, how), ())
+        return self.calls.answer_of(await self._call([*ids], prompt, how), ())
 
     async def chat(
         self,
@@ -290,10 +280,12 @@ class Policy:
             ValueError: the conversation is empty.
         """
         schemas = schemas_of(tools)
-        text, ids, begun, end = self._conversation(messages, schemas)
+        text, ids, begun, end = self.calls.conversations.taken_up(
+            messages, schemas, self.template, self._prompt_ids
+        )
         sampled = await self._call(ids, text, how)
-        self._say(sampled, text, begun, end)
-        return self.answer_of(sampled, schemas)
+        self.calls.conversations.say(sampled, text, begun, end)
+        return self.calls.answer_of(sampled, schemas)
 
     def count(
         self,
@@ -305,7 +297,10 @@ class Policy:
         Raises:
             what `chat` raises, but for a conversation that is too long.
         """
-        return len(self._conversation(messages, schemas_of(tools))[1])
+        taken_up = self.calls.conversations.taken_up(
+            messages, schemas_of(tools), self.template, self._prompt_ids
+        )
+        return len(taken_up[1])
 
     async def act(
         self,
@@ -356,12 +351,8 @@ class Policy:
             TypeError: the state is no text, or the reward no number.
             ValueError: nothing was sampled since, or the reward is not finite.
         """
-        if not self._open:
-            raise ValueError("The attempt has sampled nothing since its last step.")
-        *first, last = self._open
-        self._steps += [Step(*self._texts(one), one.payload, state=state) for one in first]
-        self._steps.append(Step(*self._texts(last), last.payload, reward, state))
-        self._open, self._said = [], []
+        self.calls.history.step(reward, state)
+        self.calls.conversations.end()
 
     def leave(self) -> None:
         """Let no further call of the attempt return: it is over, and its workflow goes on all the same."""
@@ -373,115 +364,4 @@ class Policy:
         Where the workflow made steps, the last one earns it besides its own reward; else each sequence does,
         since it is the attempt that is judged.
         """
-        rest = [Step(*self._texts(one), one.payload, reward) for one in self._open]
-        if reward is None or rest or not self._steps:
-            return [*self._steps, *rest]
-        *before, last = self._steps
-        return [*before, replace(last, reward=_added(last.reward, reward))]
-
-    def answer_of(self, sampled: Sampled, schemas: Sequence[Mapping[str, Any]]) -> Answer:
-        """A call as an answer, with its calls of the tools that these JSON schemas describe."""
-        if schemas:
-            return self._with_tools(sampled, schemas)
-        return Answer(self._text(sampled.completion.token_ids), sampled)
-
-    def _with_tools(self, sampled: Sampled, schemas: Sequence[Mapping[str, Any]]) -> Answer:
-        token_ids = sampled.completion.token_ids
-        content, calls = parse(token_ids, sampled.prompt or "", self.tokenizer, schemas)
-        # Ids follow from the place of the call, so that a repeated request gets the same.
-        ids = [f"call_{seed_of(sampled.number, place):016x}" for place in range(len(calls))]
-        said = Answer(content, sampled, [replace(call, id=id) for call, id in zip(calls, ids, strict=True)])
-        if ids:
-            self._with_calls[ids[0]] = said, self._text(token_ids)
-        return said
-
-    def _conversation(
-        self, messages: Sequence[Mapping[str, Any]], schemas: Sequence[Mapping[str, Any]]
-    ) -> tuple[str, list[int], _Conversation, tuple[int, int]]:
-        """A conversation's text and tokens, and the earlier one that it goes on from, up to where."""
-        if not messages:
-            raise ValueError("The conversation is empty.")
-        as_said = [self._as_said(message) for message in messages]
-        text = prompt_text({"messages": as_said}, self.template, self.tokenizer, schemas)
-        begun, end = self._continued(text)
-        if end[0]:
-            ids = [*begun.token_ids[: end[1]], *encode(text[end[0] :], self.tokenizer)]
-        else:
-            ids = [*self._prompt_ids(text)]
-        return text, ids, begun, end
-
-    def _continued(self, text: str) -> tuple[_Conversation, tuple[int, int]]:
-        """The conversation that a text goes on from, and up to where; an empty one where there is none."""
-        begun = max(self._said, key=lambda one: one.begins(text), default=_Conversation("", [], []))
-        return begun, begun.begins(text)
-
-    def _say(self, sampled: Sampled, prompt: str, begun: _Conversation, end: tuple[int, int]) -> None:
-        """Keep an answer, with which the conversation may go on."""
-        token_ids = sampled.completion.token_ids
-        if end not in begun.ends[-1:]:  # another beginning, or another branch
-            begun = _Conversation("", [], [])
-            self._said.append(begun)
-        begun.text = prompt + self.tokenizer.decode(token_ids, skip_special_tokens=False)
-        begun.token_ids = [*sampled.prompt_ids, *token_ids]
-        begun.ends.append((len(begun.text), len(begun.token_ids)))
-
-    def _as_said(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message; an answer of the policy's with tool calls has the text that was sampled.
-
-        A template that writes the calls again may put a space elsewhere, and so begin another sequence.
-        """
-        if not message.get("tool_calls"):
-            return message
-        given = plain(message)
-        said, text = self._with_calls.get(given["tool_calls"][0].get("id"), (None, ""))
-        if said is None:
-            return message
-        same = plain(said.message)
-        is_same = given["content"] == same["content"] and _called(given) == _called(same)
-        return {"role": "assistant", "content": text} if is_same else message
-
-    def _record(self, sampled: Sampled, temperature: float) -> None:
-        prompt_ids = sampled.prompt_ids
-        begun = [one for one in self._open if one.token_ids == prompt_ids[: len(one.token_ids)]]
-        if begun:  # several may begin it, as two answers to one prompt: the longest has most in common
-            longest = max(begun, key=lambda one: len(one.token_ids))
-            longest.add(prompt_ids, sampled.completion, temperature)
-        else:
-            self._open.append(self._sequence(sampled, temperature))
-
-    def _sequence(self, sampled: Sampled, temperature: float) -> JoinedCalls:
-        """The sequence of one call."""
-        prompt_ids, text = sampled.prompt_ids, sampled.prompt
-        text = self.tokenizer.decode(prompt_ids) if text is None else text
-        sequence = JoinedCalls(text, [], [], len(prompt_ids), self._temperature)
-        sequence.add(prompt_ids, sampled.completion, temperature)
-        return sequence
-
-    def _texts(self, sequence: JoinedCalls) -> tuple[str, str]:
-        """The first prompt, and all that follows."""
-        return sequence.prompt, self._text(sequence.token_ids[sequence.first_response :])
-
-    def _text(self, token_ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
-
-
-def _called(message: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """The tool calls of a message, without what client libraries add to them."""
-    calls = [(call.get("id"), call.get("function", call)) for call in message["tool_calls"]]
-    return [(id, function.get("name"), function.get("arguments")) for id, function in calls]
-
-
-def _added(first: Reward, second: Reward) -> Reward:
-    """Rewards of both, added up by name."""
-    if first is None:
-        return second
-    added = named_rewards(first)
-    for name, value in named_rewards(second).items():
-        added[name] = added.get(name, 0.0) + value
-    return added
-
-
-def seed_of(*numbers: int) -> int:
-    """A seed of 64 bits that follows from these numbers and from nothing else."""
-    return int.from_bytes(blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
+        return self.calls.history.steps(reward)

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import index
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays import Payload, check_routing
 from trinity_db.explorer.engines.engine import Completion
 
 
@@ -40,14 +42,31 @@ class JoinedCalls:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
+    routing: list[NDArray[Any]] = field(default_factory=list)
+    """[m, layers, e] each, end to end: the experts of the first tokens, as far as calls say them in turn."""
 
-    def add(self, prompt_ids: Sequence[int], completion: Completion, temperature: float) -> None:
-        """Add a call whose prompt begins with the tokens that are here."""
+    def add(self, prompt_ids: Sequence[int], completion: Completion, temperature: float) -> "Place":
+        """Add a call whose prompt begins with the tokens that are here; where it stands."""
+        start, first = len(prompt_ids), len(self.logprobs)
         self.token_ids += [*prompt_ids[len(self.token_ids) :], *completion.token_ids]
         self.mask += [False] * (len(prompt_ids) - len(self.mask)) + [True] * len(completion.token_ids)
         self.logprobs += completion.logprobs
         self.versions += completion.versions
         self.temperatures += [temperature] * len(completion.token_ids)
+        self._add_routing(completion.routing)
+        return Place(self, start, len(self.token_ids), first, completion.finish_reason)
+
+    def _add_routing(self, routing: NDArray[Any] | None) -> None:
+        """Add what a call says of tokens that are not known yet. Of the others the first call's choice stays:
+        by it the next token was sampled. Another engine may count layers otherwise, and then adds nothing."""
+        if routing is None or (self.routing and self.routing[0].shape[1:] != routing.shape[1:]):
+            return
+        if len(more := routing[sum(map(len, self.routing)) :]):
+            self.routing.append(more)
+
+    def routing_of(self, tokens: int) -> NDArray[Any] | None:
+        """[m, layers, e] What is known of so many first tokens; None: nothing."""
+        return np.concatenate(self.routing)[:tokens] if self.routing else None
 
     @property
     def payload(self) -> Payload:
@@ -57,11 +76,51 @@ class JoinedCalls:
             np.array(self.logprobs, np.float32),
             np.array(self.versions, np.int32),
             None if set(self.temperatures) == {self.temperature} else np.array(self.temperatures, np.float32),
+            self.routing_of(len(self.token_ids) - 1),
         )
 
 
-def check(completion: Completion) -> None:
+@dataclass(frozen=True)
+class Place:
+    """Where the tokens of one call stand in its sequence, which later calls only lengthen.
+
+    So the calls of an attempt take as much memory as its sequences, however often a conversation comes back.
+    """
+
+    sequence: JoinedCalls
+    start: int
+    """Where the response begins."""
+    end: int
+    first: int
+    """How many sampled tokens come before the response."""
+    finish_reason: str
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.sequence.token_ids[: self.start]
+
+    @property
+    def temperature(self) -> float:
+        return self.sequence.temperatures[self.first]
+
+    @property
+    def completion(self) -> Completion:
+        sampled = slice(self.first, self.first + self.end - self.start)
+        reason: Any = self.finish_reason
+        return Completion(
+            self.sequence.token_ids[self.start : self.end],
+            self.sequence.logprobs[sampled],
+            self.sequence.versions[sampled],
+            reason,
+            self.sequence.routing_of(self.end - 1),
+        )
+
+
+def check(completion: Completion, prompt_tokens: int) -> None:
     """Refuse what could be stored and not trained on; an engine may be a user's own.
+
+    Args:
+        prompt_tokens: of the prompt that it continues.
 
     Raises:
         TypeError: a token or a version is no whole number.
@@ -81,3 +140,5 @@ def check(completion: Completion) -> None:
         raise ValueError(
             f"The engine gave the finish reason {completion.finish_reason!r}: not stop or length."
         )
+    if completion.routing is not None:
+        check_routing(completion.routing, prompt_tokens + numbers[0])

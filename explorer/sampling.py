@@ -1,6 +1,7 @@
 """How one call is sampled: what a workflow may ask for, and what is refused since it biases training."""
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, TypedDict
 
 from trinity_db.settings import hint
@@ -80,3 +81,8 @@ def stops(how: Mapping[str, Any]) -> tuple[str, ...]:
         if not text:
             raise ValueError("A stop string is empty.")
     return texts
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed of 64 bits that follows from these numbers and from nothing else."""
+    return int.from_bytes(blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")

@@ -1,11 +1,10 @@
 """Which tasks come next, as the configuration says it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import DifficultyConfig, SelectConfig, TasksConfig
-from trinity_db.store.selection import OwnSelect, Selection
+from trinity_db.store import own_select
+from trinity_db.store.selection import Selection
 
 
 def selection(config: TasksConfig, weights: Mapping[int, float], seed: int) -> Selection:
@@ -21,7 +20,9 @@ def selection(config: TasksConfig, weights: Mapping[int, float], seed: int) -> S
         case DifficultyConfig():
             return Selection(weights, seed, target=config.target)
         case SelectConfig():
-            return Selection(weights, seed, own=OwnSelect(_statement(config.query), config.seconds))
+            text = own_select.read(config.query, "explorer.tasks.query")
+            own = own_select.OwnSelect(text, config.seconds, "explorer.tasks", "explorer.tasks.seconds")
+            return Selection(weights, seed, own=own)
         case _:
             return Selection(weights, seed, config.name)
 
@@ -33,14 +34,3 @@ def check(config: TasksConfig) -> None:
         ConfigError: naming it.
     """
     selection(config, {}, 0)
-
-
-def _statement(query: str) -> str:
-    if not query.endswith(".sql"):
-        return query
-    try:
-        return Path(query).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"explorer.tasks.query: there is no file {query}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"explorer.tasks.query: {query} cannot be read: {error}") from error

@@ -23,29 +23,32 @@ def check(config: AnyConfig) -> None:
         environment.find(config.python)
 
 
-def create(config: AnyConfig) -> Engine:
+def create(config: AnyConfig, *, record_routing: bool = False) -> Engine:
     """The engine of a configuration, with no weights yet.
+
+    Args:
+        record_routing: whether its responses say which experts were chosen (`explorer.record_routing`).
 
     Raises:
         ConfigError: there is no such class, or it takes other options; an environment variable is missing; or
             vLLM is not installed.
     """
     if isinstance(config, EndpointConfig):
-        return _endpoint(config)
+        return _endpoint(config, record_routing)
     if isinstance(config, VLLMConfig):
         from trinity_db.explorer.engines.vllm.engine import VLLMEngine
 
-        return VLLMEngine(config)
+        return VLLMEngine(config, record_routing=record_routing)
     if isinstance(config, OwnEngineConfig):
         engine, name = _own(config)
         made: Engine = engine(**signatures.options(engine, name, config.options, ()))
         return made
     from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 
-    return TransformersEngine(max_tokens=config.max_tokens, dtype=config.dtype)
+    return TransformersEngine(max_tokens=config.max_tokens, dtype=config.dtype, record_routing=record_routing)
 
 
-def _endpoint(config: EndpointConfig) -> Engine:
+def _endpoint(config: EndpointConfig, record_routing: bool) -> Engine:
     from trinity_db.explorer.engines.dialects import VLLM, SGLang
     from trinity_db.explorer.engines.endpoint import EndpointEngine
 
@@ -59,7 +62,7 @@ def _endpoint(config: EndpointConfig) -> Engine:
             )
     return EndpointEngine(
         config.urls,
-        VLLM(config.model) if config.dialect == "vllm" else SGLang(),
+        VLLM(config.model, record_routing=record_routing) if config.dialect == "vllm" else SGLang(),
         key=key,
         load_weights=config.load_weights,
         load_seconds=config.load_seconds,

@@ -28,6 +28,7 @@ from trinity_db.explorer.engines.dialects import (
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request
 from trinity_db.explorer.engines.stops import cut_off
 from trinity_db.functions import describe_error
+from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.models.canary import read as read_canary
 from trinity_db.prompts import PromptTooLong
 
@@ -135,6 +136,11 @@ class EndpointEngine:
 
     async def load(self, path: Path, version: int) -> None:
         """Return when the first server has confirmed the version; the others follow."""
+        if is_adapter(path):
+            raise ConfigError(
+                f"version {version} is an adapter, which servers that other people run are not given; start "
+                "the trainer with trainer.publish: merged."
+            )
         target = _Target(path.absolute(), version)
         if self._target is None:
             found = await asyncio.to_thread(folder.read, path)

@@ -7,9 +7,12 @@ policy version that sampled it. Importing this needs none of the extras.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trinity_db.errors import ConfigError, TrinityError
 
@@ -41,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished response. The three lists have one entry per token of it, the end token included."""
+    """A finished response. The lists have one entry per token of it, the end token included."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -50,6 +53,9 @@ class Completion:
     """The policy version that sampled each token."""
     finish_reason: Literal["stop", "length"]
     """stop: the policy ended the response; length: a limit did."""
+    routing: NDArray[np.uint8] | NDArray[np.uint16] | None = field(default=None, compare=False)
+    """[m, layers, e] The experts that the routers chose, as `Payload` has it, for prompt and response: m is
+    their tokens but the last one. None: the engine does not record it."""
 
 
 class Engine(Protocol):

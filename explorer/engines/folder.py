@@ -6,6 +6,7 @@ from typing import Any
 
 from trinity_db.models import context_length, load_tokenizer
 from trinity_db.models.libraries import library
+from trinity_db.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,12 @@ def read(path: Path) -> Folder:
 
 
 def end_tokens(tokenizer: Any, settings: Any) -> frozenset[int]:
-    """The tokenizer's end token and those of the model's generation settings (chat models have more)."""
+    """The tokenizer's end token, those of the model's generation settings, and that of its chat template.
+
+    Base models may have a template whose end of a turn their settings do not name.
+    """
     configured = settings.eos_token_id if settings is not None else None
     more = configured if isinstance(configured, list) else [configured]
-    return frozenset(token for token in [tokenizer.eos_token_id, *more] if token is not None)
+    mark = Turns(tokenizer).end
+    ends = [] if mark is None else tokenizer.encode(mark, add_special_tokens=False)
+    return frozenset(token for token in [tokenizer.eos_token_id, *more, *ends] if token is not None)

@@ -22,7 +22,12 @@ def cut_off(tokenizer: Any, completion: Completion, stops: Sequence[str]) -> Com
         return completion
     for end in range(1, len(completion.token_ids) + 1):
         if has_stopped(tokenizer, completion.token_ids[:end], stops):
+            routing, beyond = completion.routing, len(completion.token_ids) - end
             return Completion(
-                completion.token_ids[:end], completion.logprobs[:end], completion.versions[:end], "stop"
+                completion.token_ids[:end],
+                completion.logprobs[:end],
+                completion.versions[:end],
+                "stop",
+                None if routing is None else routing[: len(routing) - beyond],
             )
     return completion

@@ -3,8 +3,6 @@
 A thread of its own decodes. Between two tokens it takes new requests into the batch and drops rows that have
 ended, so that no response waits for a longer one. New weights arrive between two tokens as well: the keys and
 values of all rows are computed again, so that each token is sampled by one version over its whole context.
-
-Shapes: B rows in the batch, L columns of the longest of them, V the vocabulary.
 """
 
 import asyncio
@@ -12,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,48 +24,19 @@ from transformers import DynamicCache
 
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines import kv_cache
+from trinity_db.explorer.engines.decoded_rows import Batch, Row, left_padded, sample
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.explorer.engines.folder import end_tokens
+from trinity_db.explorer.engines.recorder import Recorder
 from trinity_db.explorer.engines.stops import has_stopped
-from trinity_db.models import context_of, default_device, load_model, load_tokenizer
+from trinity_db.explorer.engines.trial import decodes_side_by_side
+from trinity_db.models import computing_dtype, context_of, default_device, load_model, load_tokenizer
+from trinity_db.models.adapter_folder import is_adapter
+from trinity_db.models.lora import AdaptedModel
 from trinity_db.prompts import PromptTooLong
 
 MAX_TOKENS = 65_536  # of keys and values in memory: 1.6 GB for a model of 0.5 B parameters, in float32
 ADMIT_SHARE = 4  # new rows wait until they are one in so many: each admission copies the cache
-SAMPLED_AT_ONCE = 1 << 23  # probabilities that are summed up in float64 together, 64 MB
-
-
-@dataclass(eq=False)
-class _Row:
-    request: Request
-    limit: int
-    """Tokens that it may have."""
-    random: np.random.Generator
-    loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Completion]
-    """Of the loop, in whose thread it is given."""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    ended: bool = False
-    """Answered, or given up by its caller."""
-
-    @property
-    def longest(self) -> int:
-        """Columns that it may take."""
-        return len(self.request.prompt_ids) + self.limit
-
-
-@dataclass
-class _Batch:
-    """Rows that are decoded together; one that has ended stays until half of them have."""
-
-    rows: list[_Row]
-    tokens: Tensor
-    """[B, 1] The newest token of each row, which the cache does not hold yet."""
-    mask: Tensor
-    """[B, L] Which cached columns hold a token of the row."""
-    cache: DynamicCache
 
 
 @dataclass
@@ -80,10 +49,15 @@ class _Loading:
 class TransformersEngine:
     """One model and its tokenizer; the model is built once, and takes the weights of each version.
 
+    Of a version that is an adapter it takes the adapted weights, merged with those of the base. For that the
+    base stays in main memory, in float32.
+
     Args:
         max_tokens: rows of the batch times the columns that the longest of them may take; further requests
             wait. A single request is taken in any case.
-        dtype: of weights, keys and values; the logits of a token become float32 before it is sampled.
+        dtype: of weights, keys and values, as `computing_dtype` reads it; the logits of a token become
+            float32 before it is sampled.
+        record_routing: whether responses say which experts were chosen.
     """
 
     version: int
@@ -91,20 +65,34 @@ class TransformersEngine:
     tokenizer: Any
 
     def __init__(
-        self, device: str | None = None, max_tokens: int = MAX_TOKENS, dtype: str = "float32"
+        self,
+        device: str | None = None,
+        max_tokens: int = MAX_TOKENS,
+        dtype: str = "auto",
+        *,
+        record_routing: bool = False,
     ) -> None:
         self.device = device or default_device()
-        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._dtype: torch.dtype = computing_dtype(dtype, self.device)
         self._max_tokens = max_tokens
+        self._records_routing = record_routing
+        self._recorder: Recorder | None = None
+        """Of the model, if its choice of experts is recorded."""
         self._model: Any = None
+        self._adapted: AdaptedModel | None = None
+        """What the model's weights were merged from, if its version is an adapter."""
+        self._whole: Path | None = None
+        """The folder that the model's weights were read from, if its version is a whole model."""
         self._vocabulary = 0
         """Tokens that the model knows."""
         self._end_tokens: frozenset[int] = frozenset()
-        self._batch: _Batch | None = None
+        self._is_alone: bool | None = None
+        """Whether each row is decoded alone, since neighbours change it. None before the first model."""
+        self._batch: Batch | None = None
         self._changed = threading.Condition()
         """Guards what follows."""
-        self._unanswered: set[_Row] = set()
-        self._waiting: deque[_Row] = deque()
+        self._unanswered: set[Row] = set()
+        self._waiting: deque[Row] = deque()
         self._loads: deque[_Loading] = deque()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -113,7 +101,7 @@ class TransformersEngine:
         """Whether the thread will be woken for what it was asked last."""
 
     async def load(self, path: Path, version: int) -> None:
-        """The first call builds the model; later ones read `model.safetensors` into it, which is fast."""
+        """The first call builds the model; later ones read weights or an adapter into it, which is fast."""
         loading = _Loading(path, version)
         with self._asking():
             self._loads.append(loading)
@@ -132,7 +120,7 @@ class TransformersEngine:
         limit = min(request.max_new_tokens, self.context - length)
         loop = asyncio.get_running_loop()
         random = np.random.Generator(np.random.Philox(key=request.seed))
-        row = _Row(request, limit, random, loop, loop.create_future())
+        row = Row(request, limit, random, loop, loop.create_future())
         with self._asking():
             self._waiting.append(row)
             self._unanswered.add(row)
@@ -224,15 +212,45 @@ class TransformersEngine:
             loading.done.set_result(None)
 
     def _load(self, path: Path, version: int) -> None:
-        if not self._takes(path / "model.safetensors"):
-            self._model = None  # rather than two in memory
-            model, self.tokenizer = load_model(path, self.device), load_tokenizer(path)
-            self.context = context_of(model.config)
-            self._vocabulary = model.get_input_embeddings().num_embeddings
-            self._end_tokens = end_tokens(self.tokenizer, model.generation_config)
-            # Last: a folder that is pruned meanwhile leaves no model without tokenizer.
-            self._model = model.to(self._dtype)
+        if is_adapter(path):
+            self._load_adapter(path)
+        else:
+            self._adapted = self._whole = None
+            if not self._takes(path / "model.safetensors"):
+                self._model = None  # rather than two in memory
+                # In float32 it may be too large for a GPU.
+                self._build(load_model(path, "cpu"), path)
+            self._whole = path
         self.version = version
+
+    def _load_adapter(self, path: Path) -> None:
+        """Merge an adapter into the model. If the model is not of this base, build it first."""
+        if self._adapted is not None and self._adapted.fits(path):
+            self._adapted.load(path)
+        else:
+            adapted = AdaptedModel(path)
+            if self._whole != adapted.base:
+                self._model = self._adapted = None
+                self._build(load_model(adapted.base, "cpu"), adapted.base)
+            self._adapted, self._whole = adapted, None
+        self._adapted.merge_into(self._model)
+
+    def _build(self, model: Any, path: Path) -> None:
+        """Use another model, with the tokenizer in a folder."""
+        self.tokenizer = load_tokenizer(path)
+        for config in (model.config, model.config.get_text_config()):
+            # Trained with the loss of routers, which transformers would compute at each token, or not at
+            # all: it takes the mask of a whole row for that of the token.
+            config.output_router_logits = False
+        self.context = context_of(model.config)
+        if self._is_alone is None:
+            self._is_alone = not decodes_side_by_side(model)
+        if self._records_routing:
+            self._recorder = Recorder(model)
+        self._vocabulary = model.get_input_embeddings().num_embeddings
+        self._end_tokens = end_tokens(self.tokenizer, model.generation_config)
+        # Last: a folder that is pruned meanwhile leaves no model without tokenizer.
+        self._model = model.to(self.device, self._dtype)
 
     def _takes(self, weights: Path) -> bool:
         """Read weights into the model, if there is one and they have the names of its own.
@@ -256,12 +274,12 @@ class TransformersEngine:
         with self._changed:
             if self._model is None or ADMIT_SHARE * len(self._waiting) < len(running):
                 return
-            admitted: list[_Row] = []
+            admitted: list[Row] = []
             longest = max((row.longest for row in running), default=0)
             while self._waiting:
                 longest = max(longest, self._waiting[0].longest)
-                is_first = not running and not admitted
-                if (len(running) + len(admitted) + 1) * longest > self._max_tokens and not is_first:
+                is_full = (len(running) + len(admitted) + 1) * longest > self._max_tokens
+                if (running or admitted) and (is_full or self._is_alone):
                     break
                 row = self._waiting.popleft()
                 if not row.ended:
@@ -274,18 +292,18 @@ class TransformersEngine:
         if self._batch is None:
             self._batch = fresh
         else:
-            self._keep(self._batch, running)
-            _join(self._batch, fresh)
+            self._batch.keep(running)
+            self._batch.join(fresh)
 
-    def _begun(self, rows: list[_Row]) -> _Batch:
+    def _begun(self, rows: list[Row]) -> Batch:
         """A batch of these rows, each with one more token."""
-        tokens, mask = self._left_padded([[*row.request.prompt_ids, *row.token_ids] for row in rows])
-        batch = _Batch(rows, tokens, mask, DynamicCache(config=self._model.config))
+        tokens, mask = left_padded([[*row.request.prompt_ids, *row.token_ids] for row in rows], self.device)
+        batch = Batch(rows, tokens, mask, DynamicCache(config=self._model.config))
         self._advance(batch, (mask.cumsum(1) - 1).clamp(min=0))
         return batch
 
     @torch.inference_mode()
-    def _decode(self, batch: _Batch) -> None:
+    def _decode(self, batch: Batch) -> None:
         """One more token for each row."""
         running = [row for row in batch.rows if not row.ended]  # asked once: callers may give up at any time
         if not running:
@@ -295,29 +313,31 @@ class TransformersEngine:
             if not kv_cache.is_known(batch.cache):
                 self._batch = self._begun(running)
                 return
-            self._keep(batch, running)
+            batch.keep(running)
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.rows), 1)], dim=1)
         self._advance(batch, batch.mask.sum(1, keepdim=True) - 1)
 
-    def _advance(self, batch: _Batch, positions: Tensor) -> None:
+    def _advance(self, batch: Batch, positions: Tensor) -> None:
         """Run the model over `batch.tokens`, sample one token a row, and answer the requests that it ends."""
-        logits = self._model(
-            input_ids=batch.tokens,
-            attention_mask=batch.mask,
-            position_ids=positions,
-            past_key_values=batch.cache,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        batch.tokens, logprobs = _sample(logits, batch.rows)
+        rows = [(row.routing, row.length) for row in batch.rows]
+        with self._recorder.recording(batch.tokens.shape, rows) if self._recorder else nullcontext():
+            logits = self._model(
+                input_ids=batch.tokens,
+                attention_mask=batch.mask,
+                position_ids=positions,
+                past_key_values=batch.cache,
+                logits_to_keep=1,
+            ).logits[:, -1]
+        batch.tokens, logprobs = sample(logits, batch.rows)
         new = zip(batch.rows, batch.tokens[:, 0].tolist(), logprobs[:, 0].tolist(), strict=True)
-        answers: dict[_Row, Completion | Exception] = {}
+        answers: dict[Row, Completion | Exception] = {}
         for row, token, logprob in new:
             if not row.ended and (completion := self._append(row, token, logprob)):
                 row.ended = True
                 answers[row] = completion
         _give(answers)
 
-    def _append(self, row: _Row, token: int, logprob: float) -> Completion | None:
+    def _append(self, row: Row, token: int, logprob: float) -> Completion | None:
         """Add a token to a row; its completion, where that is the last one."""
         row.token_ids.append(token)
         row.logprobs.append(logprob)
@@ -329,34 +349,13 @@ class TransformersEngine:
             reason = "length"
         else:
             return None
-        return Completion(row.token_ids, row.logprobs, row.versions, reason)
-
-    def _keep(self, batch: _Batch, running: Sequence[_Row]) -> None:
-        """Keep these rows, and the columns in which one of them has a token."""
-        going_on = set(running)
-        kept = [place for place, row in enumerate(batch.rows) if row in going_on]
-        rows = torch.tensor(kept, dtype=torch.long, device=self.device)
-        mask = batch.mask[rows]
-        padding = int(mask.any(0).int().argmax())
-        kv_cache.select(batch.cache, rows, padding)
-        batch.rows = [*running]
-        batch.tokens, batch.mask = batch.tokens[rows], mask[:, padding:]
-
-    def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Token ids and attention mask, [B, L]; the padding's token does not matter, it is never seen."""
-        width = max(map(len, prompts))
-        tokens = np.zeros((len(prompts), width), np.int64)
-        mask = np.zeros((len(prompts), width), np.int64)
-        for row, prompt in enumerate(prompts):
-            tokens[row, width - len(prompt) :] = prompt
-            mask[row, width - len(prompt) :] = 1
-        return torch.from_numpy(tokens).to(self.device), torch.from_numpy(mask).to(self.device)
+        return Completion(row.token_ids, row.logprobs, row.versions, reason, row.routing.whole)
 
 
-def _give(answers: Mapping[_Row, Completion | Exception]) -> None:
+def _give(answers: Mapping[Row, Completion | Exception]) -> None:
     """Answer requests, each loop's all at once: waking a loop costs more than an answer."""
 
-    def give(rows: Sequence[_Row]) -> None:
+    def give(rows: Sequence[Row]) -> None:
         for row in rows:
             if row.answer.done():  # given up
                 continue
@@ -369,35 +368,3 @@ def _give(answers: Mapping[_Row, Completion | Exception]) -> None:
     for loop in {row.loop for row in answers}:
         with suppress(RuntimeError):  # the loop has ended, and its callers with it
             loop.call_soon_threadsafe(give, [row for row in answers if row.loop is loop])
-
-
-def _join(batch: _Batch, more: _Batch) -> None:
-    """Add the rows of another batch, whose tokens come to stand in the same newest column."""
-    kv_cache.join(batch.cache, more.cache)
-    width = max(batch.mask.shape[1], more.mask.shape[1])
-    masks = [torch.nn.functional.pad(one.mask, (width - one.mask.shape[1], 0)) for one in (batch, more)]
-    batch.rows = batch.rows + more.rows
-    batch.tokens, batch.mask = torch.cat([batch.tokens, more.tokens]), torch.cat(masks)
-
-
-def _sample(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probabilities, [B, 1] each, from logits [B, V].
-
-    Each row has random numbers of its own, so that its sample does not depend on the other rows: its token is
-    the first at which the summed probabilities exceed its number.
-    """
-    temperatures = [row.request.temperature or 1.0 for row in rows]
-    scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
-    logprobs = torch.log_softmax(logits.float() / scale, dim=-1)
-    tokens = logprobs.argmax(dim=-1, keepdim=True)
-    sampled = [place for place, row in enumerate(rows) if row.request.temperature]
-    size = max(1, SAMPLED_AT_ONCE // logits.shape[1])
-    for first in range(0, len(sampled), size):
-        places = sampled[first : first + size]
-        numbers = torch.tensor([[rows[place].random.random()] for place in places], dtype=torch.float64)
-        summed = logprobs[places].double().exp().cumsum(dim=-1)
-        total = summed[:, -1:]
-        marks = torch.minimum(numbers.to(logits.device) * total, total.nextafter(torch.zeros_like(total)))
-        # Weights that are not finite have no token to sample: then its place lies beyond the last one.
-        tokens[places] = torch.searchsorted(summed, marks, right=True).clamp(max=logits.shape[1] - 1)
-    return tokens, logprobs.gather(-1, tokens)

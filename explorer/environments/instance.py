@@ -42,7 +42,7 @@ class Host(Protocol):
         """Free what it holds: nothing, or an awaitable."""
 
     def interrupt(self) -> None:
-        """End a call that is under way, where that is possible. Called from another thread."""
+        """End a call that is under way, where that is possible. From another thread; it may take seconds."""
 
 
 class InProcess:
@@ -130,12 +130,12 @@ class Instance:
     async def close(self) -> None:
         """Free what the environment holds, after a call that is under way. What goes wrong is logged."""
         if self._latest is not None and not self._latest.done():
-            self._host.interrupt()
+            await asyncio.to_thread(self._host.interrupt)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._in_thread(self._close)
         except Exception as error:  # a user's own code
-            self._host.interrupt()
+            await asyncio.to_thread(self._host.interrupt)
             logger.warning("%s could not be closed: %s", self.name, describe_error(error))
         finally:
             self._calls.put(None)

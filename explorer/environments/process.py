@@ -177,7 +177,14 @@ class InChild:
 def _kill(process: "subprocess.Popen[str]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(END_SECONDS)
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        # It waits in the kernel, as for a disk that does not answer. A thread may read from its pipes.
+        logger.warning(
+            "process %d goes on %g s after it was killed: it is left alone", process.pid, END_SECONDS
+        )
+        return
     for pipe in (process.stdin, process.stdout):
         with suppress(OSError, ValueError):  # what was not written cannot be written any more
             if pipe is not None:

@@ -1,15 +1,17 @@
 """A program that makes one attempt: what it asked, and what it was answered."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from trinity_db.arrays import Payload
+from trinity_db.explorer.conversations import Answer
 from trinity_db.explorer.engines.engine import EngineFailed
-from trinity_db.explorer.policy import Answer, Policy
-from trinity_db.explorer.recorded import Sampled
+from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.recording.dialects.dialect import Answered, Asked, Refused
 from trinity_db.explorer.recording.log import CallLog
 from trinity_db.explorer.sampling import Sampling
@@ -27,7 +29,8 @@ class AttemptFailed(Exception):
 class _Reply:
     """A request that is answered, or will be."""
 
-    task: asyncio.Task[Sampled]
+    task: asyncio.Task[int]
+    """Its result is the number of the call. The policy has the tokens, once for a whole conversation."""
     retry: int = 0
     """The highest number of a retry that it was given to; 0: to none."""
 
@@ -66,16 +69,19 @@ class Agent:
         self._forget = forget
         self._replies: dict[bytes, list[_Reply]] = {}
         self._earning = asyncio.Lock()
+        self._heard_at = time.monotonic()
+        self._under_way = 0
+        """Requests that are being answered."""
         self._is_concluded = False
         """Whether the rollout's rewards are known."""
-        policy.keep = self._keep
+        policy.calls.keep = self._keep
 
     def restore(self, resumed: Resumed) -> None:
         """Take up what the program did before."""
         self.started_at, self.rewards = resumed.started_at, resumed.rewards
         for call in resumed.calls:
-            sampled = self.policy.restore(call.number, call.prompt, call.payload, call.finish_reason)
-            done = asyncio.create_task(_given(sampled))
+            sampled = self.policy.calls.restore(call.number, call.prompt, call.payload, call.finish_reason)
+            done = asyncio.create_task(_given(sampled.number))
             self._replies.setdefault(call.digest, []).append(_Reply(done))
 
     async def answer(self, asked: Asked, digest: bytes, retry: int | None) -> Answered:
@@ -89,6 +95,10 @@ class Agent:
             retry: which repetition the client says that it is, from 1; 0: none; None: all requests with this
                 digest are one and the same.
         """
+        with self._heard():
+            return await self._answer(asked, digest, retry)
+
+    async def _answer(self, asked: Asked, digest: bytes, retry: int | None) -> Answered:
         replies = self._replies.setdefault(digest, [])
         found = next((one for one in reversed(replies) if retry is None or one.retry < retry), None)
         if found is None:
@@ -97,8 +107,24 @@ class Agent:
             replies.append(found)
         found.retry = max(found.retry, retry or 0)
         # A client that leaves does not end the call: its repetition asks for the same.
-        sampled = await asyncio.shield(found.task)
-        return self._answered(asked, self.policy.answer_of(sampled, asked.tools))
+        number = await asyncio.shield(found.task)
+        return self._answered(
+            asked, self.policy.calls.answer_of(self.policy.calls.recall(number), asked.tools)
+        )
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the program has asked for nothing, nor waited for an answer."""
+        return 0.0 if self._under_way else time.monotonic() - self._heard_at
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            self._heard_at = time.monotonic()
 
     async def earn(self, rewards: Mapping[str, float]) -> None:
         """Keep what the program says to have earned. It is durable when this returns.
@@ -108,6 +134,7 @@ class Agent:
             Refused: it ends right now. Once its rollout is written, a reward is an event about that.
         """
         async with self._earning:
+            self._heard_at = time.monotonic()
             self._check_is_open()
             await self._log.reward(self.id, dict(rewards))
             self.rewards |= rewards
@@ -158,7 +185,7 @@ class Agent:
                 reply.task.cancel()
         self.finished.cancel()
 
-    async def _sample(self, asked: Asked, digest: bytes) -> Sampled:
+    async def _sample(self, asked: Asked, digest: bytes) -> int:
         if self.policy.failure is not None:
             raise self.policy.failure
         _DIGEST.set(digest)
@@ -168,7 +195,7 @@ class Agent:
             "stop": asked.stop,
         }
         try:
-            return (await self._ask(asked, how)).sampled
+            return (await self._ask(asked, how)).sampled.number
         except EngineFailed as error:
             self.break_off(error)
             raise
@@ -201,10 +228,10 @@ class Agent:
             token_ids=sampled.completion.token_ids,
         )
 
-    def _forget_failed(self, digest: bytes, task: asyncio.Task[Sampled]) -> None:
+    def _forget_failed(self, digest: bytes, task: asyncio.Task[int]) -> None:
         if task.cancelled() or task.exception() is not None:
             self._replies[digest] = [one for one in self._replies[digest] if one.task is not task]
 
 
-async def _given(sampled: Sampled) -> Sampled:
-    return sampled
+async def _given(number: int) -> int:
+    return number

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.policy import Address, Policy
+from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.recording.programs import Ended, Programs
+from trinity_db.explorer.serving import Address
 from trinity_db.store.groups import Reward, named_rewards
 
 TASK_BYTES = 64 * 1024  # of a task in the environment; Linux takes 128 KiB of one variable

@@ -5,39 +5,39 @@ answered, as one object or replayed as a stream.
 """
 
 import asyncio
-import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
-from hashlib import blake2b
-from typing import Any
+from collections.abc import Iterable
 
 from aiohttp import web
 
-from trinity_db.errors import ConfigError, DatabaseUnavailable, LeaseLost, TrinityError
-from trinity_db.explorer.engines.engine import EngineFailed
+from trinity_db.errors import ConfigError
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.recording.agents import Agent
 from trinity_db.explorer.recording.dialects import DIALECTS
-from trinity_db.explorer.recording.dialects.dialect import Answered, Asked, Dialect, Refused, openai_error
+from trinity_db.explorer.recording.dialects.dialect import Dialect, Refused, openai_error
 from trinity_db.explorer.recording.dialects.messages import MESSAGES
 from trinity_db.explorer.recording.listener import Place
 from trinity_db.explorer.recording.log import CallLog
-from trinity_db.prompts import PromptTooLong, UntokenizableText
-from trinity_db.store.calls import Fate, hash_of
-from trinity_db.store.groups import ClaimedGroup, Rollout, named_rewards
+from trinity_db.explorer.recording.requests import (
+    MAX_BYTES,
+    Handler,
+    digest_of,
+    guarded,
+    key_of,
+    parsed,
+    retry_of,
+    rewards_in,
+    stream,
+)
+from trinity_db.store.calls import KEY, Entered, Fate, hash_of
+from trinity_db.store.groups import ClaimedGroup, Rollout
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 64 * 2**20  # of a request: a conversation of some ten million tokens
-KEY_BYTES = 24  # of randomness in a key
-RETRY_COUNT = "x-stainless-retry-count"  # how often the OpenAI and Anthropic libraries repeated a request
-IDEMPOTENCY_KEY = "Idempotency-Key"
+UNKNOWN_KEYS = 1024  # that are remembered
 OFFER_SECONDS = 2.0  # a program waits for an attempt; then it is told to ask again
 STOP_SECONDS = 1.0  # for answers that are under way when the endpoint stops
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoint:
@@ -55,19 +55,16 @@ class Endpoint:
         """By the hash of the key."""
         self._written: dict[tuple[int, int], list[asyncio.Future[None]]] = {}
         """Programs that wait until the rollout of a group's member is written."""
+        self._unknown: dict[bytes, None] = {}
+        """Hashes of keys that the store does not have, the oldest first. The store has each key first."""
         self._runner: web.AppRunner | None = None
         self._starting = asyncio.Lock()
 
-    async def open(self, group: ClaimedGroup, member: int, retry: int, policy: Policy) -> Agent:
-        """Let a program ask a policy, by a key of its own.
-
-        Raises:
-            LeaseLost: another explorer has the group by now.
-        """
-        await self.start()
-        key = f"trinity-{secrets.token_urlsafe(KEY_BYTES)}"
-        id = await self._log.begin(group, member, retry, key)
-        return self._let_in(id, hash_of(key), key, policy, group, member)
+    def let_in(self, agent: Entered, group: ClaimedGroup, member: int, policy: Policy) -> Agent:
+        """Let a program ask a policy, by the key of an agent that the store has."""
+        let_in = self._let_in(agent.id, hash_of(agent.key), agent.key, policy, group, member)
+        let_in.rewards, let_in.started_at = dict(agent.rewards), agent.started_at
+        return let_in
 
     async def resume(self, group: ClaimedGroup, member: int, policy: Policy) -> Agent | None:
         """Let a program go on that an explorer before this one let in; None where there is none."""
@@ -134,35 +131,35 @@ class Endpoint:
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_BYTES)
         for dialect in DIALECTS:
-            application.router.add_post(dialect.path, _guarded(dialect.complain, self._answers(dialect)))
+            application.router.add_post(dialect.path, guarded(dialect.complain, self._answers(dialect)))
         router = application.router
-        router.add_post(f"{MESSAGES.path}/count_tokens", _guarded(MESSAGES.complain, self._count))
-        router.add_get("/v1/models", _guarded(openai_error, self._models))
-        router.add_post("/v1/attempts", _guarded(openai_error, self._offer))
+        router.add_post(f"{MESSAGES.path}/count_tokens", guarded(MESSAGES.complain, self._count))
+        router.add_get("/v1/models", guarded(openai_error, self._models))
+        router.add_post("/v1/attempts", guarded(openai_error, self._offer))
         for name, handler in (("reward", self._reward), ("finish", self._finish), ("fail", self._fail)):
-            router.add_post(f"/v1/attempts/{{key}}/{name}", _guarded(openai_error, handler))
+            router.add_post(f"/v1/attempts/{{key}}/{name}", guarded(openai_error, handler))
         return application
 
     def _answers(self, dialect: Dialect) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
-            agent = await self._agent(_key(request))
+            agent = await self._agent(key_of(request))
             body = await request.read()
-            asked = dialect.read(_parsed(body))
-            answered = await agent.answer(asked, _digest(request, body), _retry(request))
+            asked = dialect.read(parsed(body))
+            answered = await agent.answer(asked, digest_of(request, body), retry_of(request))
             if asked.is_streamed:
-                return await _stream(request, dialect, asked, answered)
+                return await stream(request, dialect, asked, answered)
             return web.json_response(dialect.write(asked, answered))
 
         return answer
 
     async def _count(self, request: web.Request) -> web.Response:
         """The tokens of a conversation. It is no call of the policy, and is not recorded."""
-        agent = await self._agent(_key(request))
-        asked = MESSAGES.read(_parsed(await request.read()))
+        agent = await self._agent(key_of(request))
+        asked = MESSAGES.read(parsed(await request.read()))
         return web.json_response({"input_tokens": agent.policy.count(asked.messages, asked.tools)})
 
     async def _models(self, request: web.Request) -> web.Response:
-        await self._agent(_key(request))
+        await self._agent(key_of(request))
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "trinity-db"}
         return web.json_response({"object": "list", "data": [model]})
 
@@ -172,7 +169,7 @@ class Endpoint:
         if offers is None:
             raise Refused(404, "This endpoint gives out no attempts: the run's workflow makes them.")
         wanted = self._place.key
-        if wanted is not None and not secrets.compare_digest(hash_of(_key(request)), hash_of(wanted)):
+        if wanted is not None and not secrets.compare_digest(hash_of(key_of(request)), hash_of(wanted)):
             raise Refused(
                 401, "The API key is not the one by which attempts are given out.", "invalid_api_key"
             )
@@ -191,7 +188,8 @@ class Endpoint:
     async def _reward(self, request: web.Request) -> web.Response:
         """Keep what an attempt earned. After its end it is a reward event of the rollout."""
         key = request.match_info["key"]
-        rewards = _rewards(await request.read())
+        await self._known(key)
+        rewards = rewards_in(await request.read())
         if (agent := self._agents.get(hash_of(key))) is not None:
             await agent.earn(rewards)
             return web.json_response({"rewards": agent.rewards})
@@ -206,10 +204,12 @@ class Endpoint:
 
         An attempt that a workflow makes ends when the workflow does, which may wait for this answer.
         """
-        key, body = request.match_info["key"], await request.read()
+        key = request.match_info["key"]
+        await self._known(key)
+        body = await request.read()
         if (agent := self._agents.get(hash_of(key))) is not None:
             if body.strip():
-                await agent.earn(_rewards(body))
+                await agent.earn(rewards_in(body))
             if self._place.offers is None:
                 return web.json_response({"rollout": None, "state": None})
             written = self._when_written(agent)
@@ -220,8 +220,10 @@ class Endpoint:
 
     async def _fail(self, request: web.Request) -> web.Response:
         """End an attempt as a failed one, which is no bad one. An attempt that has ended stays as it is."""
-        key, body = request.match_info["key"], await request.read()
-        said = _parsed(body).get("error") if body.strip() else None
+        key = request.match_info["key"]
+        await self._known(key)
+        body = await request.read()
+        said = parsed(body).get("error") if body.strip() else None
         if (agent := self._agents.get(hash_of(key))) is not None:
             await agent.fail(str(said or "the agent gave up"))
             return web.json_response({"state": "failed"})
@@ -245,108 +247,30 @@ class Endpoint:
             raise Refused(403, "The attempt has ended.")
         return agent
 
+    async def _known(self, key: str) -> None:
+        """Refuse a key that names no attempt, before the body of its request is read.
+
+        Raises:
+            Refused: there is none, or it may go on as soon as an explorer has its group again.
+        """
+        if hash_of(key) not in self._agents:
+            await self._fate(key)
+
     async def _fate(self, key: str) -> Fate:
         """What became of an agent that this endpoint does not answer.
 
         Raises:
             Refused: there was none, or it may go on as soon as an explorer has its group again.
         """
-        fate = await self._log.fate(key)
+        hashed = hash_of(key)
+        may_be_there = KEY.fullmatch(key) is not None and hashed not in self._unknown
+        fate = await self._log.fate(key) if may_be_there else None
         if fate is None:
+            if may_be_there:
+                self._unknown[hashed] = None
+                if len(self._unknown) > UNKNOWN_KEYS:
+                    del self._unknown[next(iter(self._unknown))]
             raise Refused(401, "The API key names no attempt.", "invalid_api_key")
         if not fate.ended:
             raise Refused(503, "The attempt goes on as soon as this explorer has its group again.")
         return fate
-
-
-def _guarded(complain: Callable[[Refused], dict[str, Any]], handler: Handler) -> Handler:
-    """The handler, with what goes wrong told in the dialect of the request."""
-
-    async def guarded(request: web.Request) -> web.StreamResponse:
-        try:
-            if "Origin" in request.headers:  # a page in a browser on this machine reaches loopback addresses
-                raise Refused(403, "Web pages are not answered.")
-            return await handler(request)
-        except web.HTTPRequestEntityTooLarge:
-            problem = Refused(413, f"A request has at most {MAX_BYTES // 2**20} MiB.")
-        except web.HTTPException:
-            raise
-        except Exception as error:
-            problem = _problem(error)
-        headers = {"Retry-After": "1"} if problem.status in (429, 503) else {}
-        return web.json_response(complain(problem), status=problem.status, headers=headers)
-
-    return guarded
-
-
-def _problem(error: Exception) -> Refused:
-    """What a program is told of an error."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, PromptTooLong):
-        return Refused(400, f"The context is too small: {error}", "context_length_exceeded")
-    if isinstance(error, UntokenizableText | ValueError | TypeError):
-        return Refused(400, str(error), "invalid_value")
-    if isinstance(error, LeaseLost):
-        return Refused(403, str(error))
-    if isinstance(error, EngineFailed | DatabaseUnavailable):
-        return Refused(503, str(error))
-    if isinstance(error, TrinityError):
-        return Refused(500, str(error))
-    logger.error("a call was not answered", exc_info=error)
-    return Refused(500, f"{type(error).__name__}: {error}")
-
-
-def _parsed(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, f"The request is no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Refused(400, "The request must be a JSON object.")
-    return value
-
-
-def _key(request: web.Request) -> str:
-    kind, _, key = request.headers.get("Authorization", "").partition(" ")
-    return (key if kind.lower() == "bearer" else request.headers.get("x-api-key", "")).strip()
-
-
-def _rewards(body: bytes) -> dict[str, float]:
-    """A number, or several by name.
-
-    Raises:
-        Refused: they are something else.
-    """
-    try:
-        rewards = named_rewards(json.loads(body))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise Refused(400, f"A reward is a number, or an object of numbers by name: {error}") from None
-    if not rewards:
-        raise Refused(400, "A reward is a number, or an object of numbers by name.")
-    return rewards
-
-
-def _digest(request: web.Request, body: bytes) -> bytes:
-    parts = request.path.encode(), request.headers.get(IDEMPOTENCY_KEY, "").encode(), body
-    return blake2b(b"\x00".join(parts), digest_size=16).digest()
-
-
-def _retry(request: web.Request) -> int | None:
-    """Which repetition of a request it is, as `Agent.answer` takes it."""
-    if IDEMPOTENCY_KEY in request.headers:
-        return None
-    count = request.headers.get(RETRY_COUNT, "0")
-    return int(count) if count.isdecimal() else 0
-
-
-async def _stream(
-    request: web.Request, dialect: Dialect, asked: Asked, answered: Answered
-) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    with suppress(ConnectionError):  # the program has left; its repetition gets the same answer
-        await response.prepare(request)
-        for event in dialect.events(asked, answered):
-            await response.write(event.encode())
-        await response.write_eof()
-    return response

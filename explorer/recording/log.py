@@ -1,55 +1,72 @@
 """Stores the calls of agents before they are answered: one transaction takes all that came since the last."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from trinity_db.database import Database, Transaction
 from trinity_db.errors import LeaseLost
-from trinity_db.store import calls
-from trinity_db.store.calls import Call
+from trinity_db.explorer.store_thread import StoreThread
+from trinity_db.store import calls, parks
+from trinity_db.store.calls import Call, new_key
 from trinity_db.store.groups import ClaimedGroup
 from trinity_db.store.rewards import RewardEvent, record
 
-Result = TypeVar("Result")
-
-InStore = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs a verb in the thread that has the connection, and awaits its result."""
-
 
 class CallLog:
-    """What an explorer stores of its agents.
+    """What an explorer stores of its agents."""
 
-    Args:
-        worker_id: gives the explorer's number, which it has once it serves.
-        give_up: whether the explorer stops, and waits for no database any more.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        in_store: InStore,
-        worker_id: Callable[[], int],
-        give_up: Callable[[], bool],
-    ) -> None:
-        self._database = database
-        self._in_store = in_store
-        self._worker_id = worker_id
-        self._give_up = give_up
+    def __init__(self, store: StoreThread) -> None:
+        self._store = store
         self._waiting: list[tuple[Call, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
+        self.has_agents = False
+        """Whether an attempt of this explorer has calls or parks in the store."""
 
-    async def begin(self, group: ClaimedGroup, member: int, retry: int, key: str) -> int:
-        """Let a program in by its key; the agent's id.
+    async def begin(self, group: ClaimedGroup, member: int, retry: int) -> calls.Entered:
+        """Let a program in by a key of its own.
 
         Raises:
             LeaseLost: another explorer has the group by now.
         """
-        return await self._decide(lambda tx: calls.begin(tx, self._worker_id(), group, member, retry, key))
+        self.has_agents = True
+        key = new_key()
+        id = await self._store.decide(
+            lambda tx: calls.begin(tx, self._store.worker_id, group, member, retry, key)
+        )
+        return calls.Entered(id, key, retry, {}, datetime.now(UTC))
 
     async def resume(self, group: ClaimedGroup, member: int) -> calls.Resumed | None:
         """Take over the agent that an explorer before this one let in for a member, if there is one."""
-        return await self._decide(lambda tx: calls.resume(tx, self._worker_id(), group, member))
+        self.has_agents = True
+        return await self._store.decide(lambda tx: calls.resume(tx, self._store.worker_id, group, member))
+
+    async def ticket(self, agent_id: int) -> int:
+        """The number by which the next park of an agent's attempt is answered.
+
+        Raises:
+            LeaseLost: the agent has ended, or another explorer has its group by now.
+        """
+        return await self._store.decide(lambda tx: parks.ticket(tx, self._store.worker_id, agent_id))
+
+    async def park(
+        self, agent_id: int, ticket: int, attempt: int, point: parks.Point, said: Sequence[Call]
+    ) -> None:
+        """Park an attempt. It is durable when this returns.
+
+        Raises:
+            LeaseLost: the agent has ended, or another explorer has its group by now. Nothing is stored.
+        """
+        await self._store.decide(
+            lambda tx: parks.park(tx, self._store.worker_id, agent_id, ticket, attempt, point, said)
+        )
+
+    async def go_on(self, group: ClaimedGroup, member: int) -> parks.Resumed | None:
+        """Go on with a parked member of a group that this explorer holds; None: there is none any more."""
+        self.has_agents = True
+        return await self._store.decide(
+            # A key of its own for each try: one that was committed without an answer is not used.
+            lambda tx: parks.resume(tx, self._store.worker_id, group, member, new_key())
+        )
 
     async def reward(self, agent_id: int, rewards: dict[str, float]) -> None:
         """Store what an agent says to have earned.
@@ -57,21 +74,23 @@ class CallLog:
         Raises:
             LeaseLost: the agent has ended, or another explorer has its group by now.
         """
-        if not await self._decide(lambda tx: calls.reward(tx, self._worker_id(), agent_id, rewards)):
+        if not await self._store.decide(
+            lambda tx: calls.reward(tx, self._store.worker_id, agent_id, rewards)
+        ):
             raise LeaseLost("The attempt has ended.")
 
     async def dismiss(self, agent_id: int) -> None:
         """Take no more calls of an agent."""
-        await self._decide(lambda tx: calls.dismiss(tx, self._worker_id(), agent_id))
+        await self._store.decide(lambda tx: calls.dismiss(tx, self._store.worker_id, agent_id))
 
     async def fate(self, key: str) -> calls.Fate | None:
         """What became of the agent with a key; None: there is none."""
-        return await self._decide(lambda tx: calls.fate(tx, calls.hash_of(key)))
+        return await self._store.decide(lambda tx: calls.fate(tx, calls.hash_of(key)))
 
     async def judge(self, fate: calls.Fate, rewards: dict[str, float]) -> None:
         """Reward the rollout of an agent that has ended."""
         events = [RewardEvent(fate.rollout_id, name, value) for name, value in rewards.items()]
-        await self._decide(lambda tx: record(tx, fate.run_id, "explore", events))
+        await self._store.decide(lambda tx: record(tx, fate.run_id, "explore", events))
 
     async def add(self, call: Call) -> None:
         """Store a call. It is durable when this returns.
@@ -104,12 +123,4 @@ class CallLog:
                     stored.set_result(None)
 
     async def _record(self, taken: list[Call]) -> set[tuple[int, int]]:
-        return await self._decide(lambda tx: calls.record(tx, self._worker_id(), taken))
-
-    async def _decide(self, verb: Callable[[Transaction], Result]) -> Result:
-        def decide() -> Result:
-            with self._database.transaction() as tx:
-                return verb(tx)
-
-        result: Result = await self._in_store(lambda: self._database.retry(decide, self._give_up))
-        return result
+        return await self._store.decide(lambda tx: calls.record(tx, self._store.worker_id, taken))

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from trinity_db.explorer.recording.agents import Agent
 
 
+SILENT_SECONDS = 3600.0  # after which an agent without a time limit has vanished
+
+
 class TookTooLong(Exception):
     """The agent's time is over."""
 
@@ -31,7 +34,8 @@ class Offers:
     """A workflow: it offers each attempt to the next program that asks for one.
 
     Args:
-        seconds: longest time from when a program takes an attempt to its end; None: no limit.
+        seconds: longest time from when a program takes an attempt to its end; None: no limit, and the attempt
+            ends when the program has said nothing for `SILENT_SECONDS`.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -45,14 +49,15 @@ class Offers:
 
         Raises:
             AttemptFailed: the program says so.
-            TookTooLong: it did not end in time.
+            TookTooLong: it did not end in time, or has vanished.
         """
         agent = cast("Agent | None", await policy.resumed_address())
         if agent is None:
             agent = await self._given_out(task, policy)
-        seconds = self._seconds
-        if seconds is not None:
-            seconds = max(0.0, seconds - (datetime.now(UTC) - agent.started_at).total_seconds())
+        if self._seconds is None:
+            await _end_or_silence(agent)
+            return
+        seconds = max(0.0, self._seconds - (datetime.now(UTC) - agent.started_at).total_seconds())
         try:
             async with asyncio.timeout(seconds):
                 await asyncio.shield(agent.finished)
@@ -90,3 +95,17 @@ class Offers:
             raise
         offer.agent.set_result(agent)
         return agent
+
+
+async def _end_or_silence(agent: "Agent") -> None:
+    """Wait for the end of an agent's attempt, as long as something is heard of the agent.
+
+    Raises:
+        TookTooLong: nothing was, for too long.
+    """
+    while not agent.finished.done():
+        left = SILENT_SECONDS - agent.silent_seconds
+        if left <= 0:
+            raise TookTooLong(f"the agent said nothing for {SILENT_SECONDS:g} s")
+        await asyncio.wait([agent.finished], timeout=left)
+    await agent.finished

@@ -11,7 +11,7 @@ Each call runs in the event loop of its caller. What belongs to a loop lasts as 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from os import getpid
 from pathlib import Path
@@ -27,6 +27,7 @@ from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.explorer.engines.stops import cut_off
 from trinity_db.explorer.engines.vllm import checkpoints
 from trinity_db.explorer.engines.vllm.inside.trinity_worker import Tensors
+from trinity_db.explorer.engines.vllm.refusals import Load, Refusal, WrongWeights, refusal
 from trinity_db.explorer.engines.vllm.server import MODEL, URL, Server, options_of
 from trinity_db.models.canary import read as read_canary
 from trinity_db.prompts import PromptTooLong
@@ -43,10 +44,6 @@ TOLERANCE = {"float32": 0.005, "float16": 0.1, "bfloat16": 0.3}
 """Nats by which the log-probabilities of the canary may differ in the mean, by the server's number format. On
 a CPU they differ by 0.00001 in float32, and by 0.05 in bfloat16."""
 WARM_UP = (0, 0)  # tokens of a prompt, for a checkpoint without a canary
-
-
-class _WrongWeights(TrinityError):
-    """The server computes something other than the checkpoint's weights do."""
 
 
 @dataclass(eq=False)
@@ -66,36 +63,36 @@ class _Calls:
         return self.sessions[server]
 
 
-@dataclass(frozen=True)
-class _Load:
-    """A load, or the wish for one."""
-
-    checkpoint: Path
-    version: int
-
-
 class VLLMEngine:
-    """vLLM's server on this machine, started by `load`."""
+    """vLLM's server on this machine, started by `load`.
+
+    Args:
+        record_routing: whether responses say which experts were chosen.
+
+    Raises:
+        ConfigError: vLLM is not installed; or it is to record choices, and this machine has no GPU.
+    """
 
     version: int
     context: int
     tokenizer: Any
 
-    def __init__(self, config: VLLMConfig) -> None:
-        self._options = options_of(config)
+    def __init__(self, config: VLLMConfig, *, record_routing: bool = False) -> None:
+        self._options = options_of(config, record_routing)
         self._log = home() / "logs" / f"vllm-{getpid()}.log"
-        self._dialect = VLLM(MODEL, reload="trinity_load")
+        self._dialect = VLLM(MODEL, reload="trinity_load", record_routing=record_routing)
         self._server: Server | None = None
+        self._models = checkpoints.Models(self._options.dtype)
         self._tensors: Tensors = {}
         """Of the model that the server was started with. Only such weights fit into it."""
         self._loads = 0
         """Loads so far. Each has its number as the server's label, also when it fails."""
         self._versions: dict[int, int] = {}
         """The version of each load that counts."""
-        self._loaded: _Load | None = None
+        self._loaded: Load | None = None
         """The last load that counts."""
-        self._refused: tuple[_Load, str] | None = None
-        """The last load that the canary refused, and why."""
+        self._refused: Refusal | None = None
+        """The last load, if it was refused: by the canary, or because the checkpoint is damaged."""
         self._end_tokens: frozenset[int] = frozenset()
         self._starts_in_vain = 0
         """Servers that died since the last response."""
@@ -103,13 +100,19 @@ class VLLMEngine:
 
     async def load(self, path: Path, version: int) -> None:
         """The first call starts the server. Others change its weights, or start it anew if they cannot."""
-        async with self._call() as calls, calls.changing:
-            if self._refused is not None and self._refused[0] == _Load(path, version):
-                raise ConfigError(self._refused[1])  # at once: to start the server for it takes long
-            server = self._server
-            if server is not None and server.is_alive and await self._reload(calls, server, path, version):
-                return
-            await self._start(calls, path, version)
+        async with self._call() as calls:
+            while True:
+                self._check_refused(path, version)
+                server = self._server
+                # Not under the lock, for which new requests wait: to merge an adapter may take long.
+                shown = None if server is None else await self._shown(server, path)
+                async with calls.changing:
+                    if server is not self._server:  # another one was started meanwhile
+                        continue
+                    self._check_refused(path, version)
+                    if server and shown and await self._reload(calls, server, shown, path, version):
+                        return None
+                    return await self._start(calls, path, version)
 
     async def generate(self, request: Request) -> Completion:
         length = len(request.prompt_ids)
@@ -134,7 +137,7 @@ class VLLMEngine:
                 self._starts_in_vain = 0
                 if (counted := await self._counted(calls, completion)) is not None:
                     return cut_off(self.tokenizer, counted, request.stop)
-                last = _WrongWeights("its tokens were sampled by weights that were refused")
+                last = WrongWeights("its tokens were sampled by weights that were refused")
             raise EngineFailed(f"vLLM did not answer a request in {TRIES} tries, last: {last}")
 
     def close(self) -> None:
@@ -160,8 +163,12 @@ class VLLMEngine:
     async def _usable(self, calls: _Calls) -> Server:
         """A server that lives and has weights that count. Starts it again if it died.
 
+        After a refused load, requests wait for another one. Those that hold all places of their explorer keep
+        it from loads, so they try the refused one again themselves.
+
         Raises:
-            EngineFailed: it does not start, dies again and again, or its checkpoint is gone.
+            EngineFailed: it does not start, dies again and again, its checkpoint is gone, or the version
+                stays refused.
         """
         while True:
             async with calls.changing:
@@ -176,8 +183,16 @@ class VLLMEngine:
                     except ConfigError as problem:  # pruned meanwhile: a fresh explorer takes a newer one
                         raise EngineFailed(f"vLLM ended, and does not start again: {problem}") from problem
                     continue
-                calls.loaded.clear()  # a version was refused, and the explorer loads another
-            await calls.loaded.wait()
+                refused = self._refused
+                if refused is not None and refused.seconds_left <= 0:
+                    logger.warning("vLLM tries version %d again", refused.load.version)
+                    with suppress(ConfigError):
+                        await self._start(calls, refused.load.checkpoint, refused.load.version)
+                    continue
+                calls.loaded.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if refused is None else refused.seconds_left):
+                    await calls.loaded.wait()
 
     async def _mend(self, calls: _Calls, server: Server, problem: ServerUnavailable) -> None:
         """Look after a server that has failed a request. The first of many requests that failed does it."""
@@ -216,20 +231,46 @@ class VLLMEngine:
         versions = [self._versions.get(load, -1) for load in completion.versions]
         return None if -1 in versions else replace(completion, versions=versions)
 
-    async def _reload(self, calls: _Calls, server: Server, path: Path, version: int) -> bool:
-        """Let the server load other weights in flight. False if it has to be started again for them.
+    def _check_refused(self, path: Path, version: int) -> None:
+        """Refuse a version at once that was refused before: to start the server for it takes long.
+
+        Raises:
+            ConfigError: it may be tried again later.
+        """
+        refused = self._refused
+        if refused is not None and refused.load == Load(path, version) and refused.seconds_left > 0:
+            raise refused.error
+
+    async def _shown(self, server: Server, path: Path) -> Path | None:
+        """A folder with a model that the server can load in flight. None if it has to be started again.
 
         Raises:
             ConfigError: the checkpoint is damaged. The server goes on with the weights of before.
         """
+        if not server.is_alive:
+            return None
         view = server.view()
-        if checkpoints.show(path, view) != self._tensors:
+        try:
+            found = await asyncio.to_thread(self._models.show, path, view)
+        except ConfigError:
+            if server is self._server and server.is_alive:
+                raise
+            return None  # its folder went with it
+        return view if found == self._tensors else None
+
+    async def _reload(self, calls: _Calls, server: Server, view: Path, path: Path, version: int) -> bool:
+        """Let the server load other weights in flight. False if it has to be started again for them.
+
+        Args:
+            view: what it loads of the checkpoint.
+        """
+        if not server.is_alive:
             return False
         load = self._next_load()
         try:
             await self._dialect.load(calls.session(server), URL, view, load, seconds=LOAD_SECONDS)
             await self._compare(calls, server, path)
-        except (ServerUnavailable, ServerUnusable, _WrongWeights) as problem:
+        except (ServerUnavailable, ServerUnusable, WrongWeights) as problem:
             logger.warning("vLLM is started again, since it did not take version %d: %s", version, problem)
             return False
         self._count(calls, load, path, version)
@@ -241,25 +282,25 @@ class VLLMEngine:
         Raises:
             ConfigError: the checkpoint is damaged, or its weights are not what the trainer had. No server is
                 left.
-            EngineFailed: the server does not start.
+            EngineFailed: the server does not start, or the same happened too often.
         """
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)
         self._server = self._loaded = None
-        found = await asyncio.to_thread(folder.read, path)
         server = Server(self._options, self._log)
         try:
+            found = await asyncio.to_thread(folder.read, path)
             view = server.view()
-            self._tensors = checkpoints.show(path, view)
+            self._tensors = await asyncio.to_thread(self._models.show, path, view)
             server.start(view)
             await self._answers(calls, server)
             load = self._next_load()
             await self._dialect.name(calls.session(server), URL, load)
             await self._compare(calls, server, path)
-        except _WrongWeights as problem:
+        except (WrongWeights, ConfigError) as problem:
             await asyncio.to_thread(server.stop)
-            self._refused = _Load(path, version), f"{path}: refused: {problem}"
-            raise ConfigError(self._refused[1]) from problem
+            self._refused = refusal(Load(path, version), self._refused, problem)
+            raise self._refused.error from problem
         except (ServerUnavailable, ServerUnusable) as problem:
             await asyncio.to_thread(server.stop)
             raise EngineFailed(f"vLLM does not start: {server.last_words()}") from problem
@@ -289,7 +330,7 @@ class VLLMEngine:
         """Ask the server what its weights say of the checkpoint's canary.
 
         Raises:
-            _WrongWeights: something else than the trainer's.
+            WrongWeights: something else than the trainer's.
         """
         canary = read_canary(path)
         token_ids = WARM_UP if canary is None else canary.token_ids
@@ -300,7 +341,7 @@ class VLLMEngine:
         differences = [abs(one - other) for one, other in zip(said, canary.logprobs, strict=True)]
         mean, limit = sum(differences) / len(differences), TOLERANCE[self._options.dtype]
         if not mean <= limit:  # also where it is no number
-            raise _WrongWeights(
+            raise WrongWeights(
                 "its weights are stale or garbled: log-probabilities of the canary differ from the trainer's "
                 f"by {mean:.3g} nats in the mean, and may differ by {limit} in {self._options.dtype}"
             )
@@ -312,5 +353,5 @@ class VLLMEngine:
     def _count(self, calls: _Calls, load: int, path: Path, version: int) -> None:
         """From now on, the tokens of a load are tokens of a version."""
         self._versions[load] = self.version = version
-        self._loaded, self._refused = _Load(path, version), None
+        self._loaded, self._refused = Load(path, version), None
         calls.loaded.set()

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import aiohttp
 
+from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import VLLMConfig
 from trinity_db.explorer.engines.vllm import environment, guardian
 from trinity_db.explorer.recording.command import variables
@@ -32,8 +33,10 @@ URL = "http://vllm"  # the name of the host does not matter: the connection is t
 INSIDE = Path(__file__).with_name("inside")
 """What vLLM's processes may import of this project."""
 CPU_CACHE_GIGABYTES = 1.0
+KEEP_SECONDS = 2.0  # that an idle connection is used again; vLLM closes it after 5, in the midst of a request
 KILL_SECONDS = 4 * guardian.END_SECONDS
 LINES = 3  # of the log that an error shows
+READ_BYTES = 2**18  # of the log's end, in which an error looks for them
 _SAYS_WHY = re.compile(r"\b\w*(Error|Exception)\b.*:|error:|Killed|out of memory", re.IGNORECASE)
 _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) ?)?((INFO|WARNING|ERROR) [\d-]+ [\d:]+ \[[^]]*\] ?)?")
 _numbers = count(1)
@@ -46,6 +49,8 @@ class Options:
     config: VLLMConfig
     python: Path
     has_gpu: bool
+    record_routing: bool = False
+    """Whether answers say which experts were chosen."""
 
     @property
     def dtype(self) -> str:
@@ -79,6 +84,8 @@ class Options:
         if not self.has_gpu:
             # On the CPU, a seeded request whose prompt is computed in parts ends the server.
             flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
+        if self.record_routing:
+            flags.append("--enable-return-routed-experts")
         return [*(word for pair in found.items() for word in pair), *flags, *config.arguments]
 
     def environment(self, key: str) -> dict[str, str]:
@@ -148,7 +155,11 @@ class Server:
     def open_session(self) -> aiohttp.ClientSession:
         """A session for requests: as many as the server samples at a time, and as many that wait there."""
         return aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(str(self._socket), limit=2 * self._options.config.max_sequences),
+            connector=aiohttp.UnixConnector(
+                str(self._socket),
+                limit=2 * self._options.config.max_sequences,
+                keepalive_timeout=KEEP_SECONDS,
+            ),
             timeout=aiohttp.ClientTimeout(total=None),
             headers={"Authorization": f"Bearer {self._key}"},
         )
@@ -174,7 +185,9 @@ class Server:
         """The last lines of its log that say what went wrong, and where the log is."""
         try:
             with self.log.open("rb") as file:
-                file.seek(self._said_before)
+                size = file.seek(0, os.SEEK_END)
+                begun = self._said_before if self._said_before <= size else 0  # it was shortened since
+                file.seek(max(begun, size - READ_BYTES))
                 lines = [
                     _PREFIX.sub("", line).strip()
                     for line in file.read().decode(errors="replace").splitlines()
@@ -186,13 +199,19 @@ class Server:
         return f"{' | '.join(line[:300] for line in shown)} (log: {self.log})"
 
 
-def options_of(config: VLLMConfig) -> Options:
+def options_of(config: VLLMConfig, record_routing: bool = False) -> Options:
     """The settings of a server here.
 
     Raises:
-        ConfigError: vLLM is not installed.
+        ConfigError: vLLM is not installed; or it is to record choices of experts, and there is no GPU.
     """
-    return Options(config, environment.find(config.python), environment.has_gpu())
+    has_gpu = environment.has_gpu()
+    if record_routing and not has_gpu:
+        raise ConfigError(
+            "explorer.record_routing: vLLM says only on a GPU which experts were chosen, and this machine "
+            "has none; leave it out, or take explorer: {engine: transformers}."
+        )
+    return Options(config, environment.find(config.python), has_gpu, record_routing)
 
 
 def _wait_for_group(group: int) -> None:

@@ -114,7 +114,8 @@ class OpenEnv:
         raise RuntimeError(f"{self._url}: {said.get('code')}: {_reasons(said)}")
 
     def _text(self, came: Mapping[str, Any]) -> str:
-        observation = came["observation"]
+        # Newer servers name `metadata` in each observation, mostly with nothing in it.
+        observation = {name: one for name, one in came["observation"].items() if one or name != "metadata"}
         if self._shown is None:
             return json.dumps(observation, ensure_ascii=False)
         if self._shown not in observation:

@@ -1,0 +1,171 @@
+"""How vLLM's server is asked."""
+
+import base64
+import io
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from trinity_db.arrays import check_routing
+from trinity_db.errors import ConfigError
+from trinity_db.explorer.engines.dialects.answers import (
+    AT_ONCE,
+    SEEDS,
+    ask,
+    check_confirmed,
+    completion,
+    field,
+    sampling_options,
+    scored,
+)
+from trinity_db.explorer.engines.dialects.dialect import (
+    CONNECT_SECONDS,
+    ServerUnavailable,
+    ServerUnusable,
+)
+from trinity_db.explorer.engines.engine import Completion, Request
+
+_HINTS: Mapping[str, str] = {
+    "/inference/v1/generate": "start vLLM with --enable-scale-out",
+    **dict.fromkeys(
+        ("/weight_info", "/pause", "/collective_rpc", "/update_weight_version", "/resume"),
+        "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment",
+    ),
+}
+
+
+class VLLM:
+    """vLLM's server, tried with 0.32.
+
+    It needs `--enable-scale-out` for the route that names the version of each token, and
+    VLLM_SERVER_DEV_MODE=1 in its environment for the routes that load weights.
+
+    Args:
+        model: the name under which the server serves the model; None: its only one.
+        reload: what each of the server's workers calls with `weights_path=`. A function of a worker extension
+            may answer with {"refused": "why"} before it has changed anything, or with {"failed": "why"}.
+        record_routing: whether answers have to say which experts were chosen. For that the server needs
+            `--enable-return-routed-experts`, which vLLM knows on GPUs alone.
+    """
+
+    def __init__(
+        self, model: str | None = None, reload: str = "reload_weights", *, record_routing: bool = False
+    ) -> None:
+        self._model = {} if model is None else {"model": model}
+        self._reload = reload
+        self._records_routing = record_routing
+
+    async def generate(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        request: Request,
+        *,
+        end_tokens: Collection[int],
+        version: int,
+    ) -> Completion:
+        sampling = {
+            **sampling_options(request, end_tokens),
+            "max_tokens": request.max_new_tokens,
+            "seed": request.seed % SEEDS,
+            "top_k": 0,
+            "logprobs": 0,
+            "detokenize": bool(request.stop),
+        }
+        body = {**self._model, "token_ids": [*request.prompt_ids], "sampling_params": sampling}
+        answer = await ask(session, "POST", url, "/inference/v1/generate", _HINTS, json=body)
+        choice = field(url, answer, "choices", 0)
+        content = (choice.get("logprobs") or {}).get("content") or []
+        found = completion(
+            url,
+            choice.get("token_ids"),
+            [entry.get("logprob") for entry in content],
+            choice.get("weight_versions"),
+            choice.get("finish_reason"),
+        )
+        if not self._records_routing:
+            return found
+        num_tokens = len(request.prompt_ids) + len(found.token_ids)
+        return replace(found, routing=_routing(url, choice.get("routed_experts"), num_tokens))
+
+    async def health(self, session: aiohttp.ClientSession, url: str) -> None:
+        await ask(session, "GET", url, "/health", timeout=AT_ONCE)
+
+    async def version(self, session: aiohttp.ClientSession, url: str) -> str:
+        answer = await ask(session, "GET", url, "/weight_info", _HINTS, timeout=AT_ONCE)
+        return str(field(url, answer, "weight_version"))
+
+    async def load(
+        self, session: aiohttp.ClientSession, url: str, path: Path, version: int, *, seconds: float
+    ) -> None:
+        # In this order, tokens before the pause are of the old weights and tokens after it of the new ones,
+        # over the whole context: what was computed from the prefix is thrown away by the pause.
+        async def post(route: str, **options: Any) -> Any:
+            limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+            return await ask(session, "POST", url, route, _HINTS, timeout=limit, **options)
+
+        await post("/pause", params={"mode": "keep"})
+        call = {"method": self._reload, "kwargs": {"weights_path": str(path)}}
+        results = (await post("/collective_rpc", json=call) or {}).get("results", [])
+        said = [one for one in results if isinstance(one, dict)]
+        refusals = [one["refused"] for one in said if "refused" in one]
+        failures = [one["failed"] for one in said if "failed" in one]
+        if failures or 0 < len(refusals) < len(results):  # then workers have different weights
+            raise ServerUnavailable(f"{url}: could not load {path}: {[*failures, *refusals][0]}")
+        if not refusals:
+            await self.name(session, url, version)
+        await post("/resume")
+        if refusals:
+            raise ConfigError(f"{url}: does not load {path}: {refusals[0]}")
+
+    async def name(self, session: aiohttp.ClientSession, url: str, version: int) -> None:
+        """Give the weights that the server has now a version, which its next tokens have."""
+        await ask(
+            session,
+            "POST",
+            url,
+            "/update_weight_version",
+            _HINTS,
+            json={"new_version": str(version)},
+            timeout=AT_ONCE,
+        )
+        check_confirmed(url, await self.version(session, url), version)
+
+    async def score(self, session: aiohttp.ClientSession, url: str, token_ids: Sequence[int]) -> list[float]:
+        """The log-probability of each token of a prompt but the first, at temperature 1."""
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        body = {**self._model, "token_ids": [*token_ids], "sampling_params": sampling}
+        answer = await ask(session, "POST", url, "/inference/v1/generate", _HINTS, json=body)
+        # The first token has none; each other has an object with one entry, named by its id.
+        entries = (field(url, answer, "prompt_logprobs") or [])[1:]
+        found = [
+            field(url, one, str(token), "logprob") for token, one in zip(token_ids[1:], entries, strict=False)
+        ]
+        return scored(url, found, token_ids)
+
+
+def _routing(url: str, said: Any, num_tokens: int) -> NDArray[Any]:
+    """[n - 1, layers, e] The experts of the tokens but the last, from a .npy file in base64. vLLM has all
+    layers of a model, with zeros where a layer has no experts."""
+    if not isinstance(said, str):
+        raise ServerUnusable(
+            f"{url}: does not say which experts were chosen; start vLLM with --enable-return-routed-experts, "
+            "which needs a GPU, or leave out explorer.record_routing"
+        )
+    try:
+        routing: NDArray[Any] = np.load(io.BytesIO(base64.b64decode(said, validate=True)), allow_pickle=False)
+        if routing.dtype.kind in "iu" and routing.size and routing.min() >= 0 and routing.max() < 2**16:
+            routing = routing.astype(np.uint8 if routing.max() < 2**8 else np.uint16)  # older servers: int32
+        check_routing(routing, num_tokens)
+    except ValueError as error:
+        raise ServerUnusable(f"{url}: says in another form which experts were chosen: {error}") from error
+    if len(routing) != num_tokens - 1:
+        raise ServerUnavailable(
+            f"{url}: says which experts were chosen for {len(routing)} tokens, not for {num_tokens - 1}"
+        )
+    return routing

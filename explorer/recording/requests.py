@@ -1,0 +1,117 @@
+"""Requests of programs as the endpoint reads them, and what programs are told of errors."""
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any
+
+from aiohttp import web
+
+from trinity_db.errors import DatabaseUnavailable, LeaseLost, TrinityError
+from trinity_db.explorer.engines.engine import EngineFailed
+from trinity_db.explorer.recording.dialects.dialect import Answered, Asked, Dialect, Refused
+from trinity_db.prompts import PromptTooLong, UntokenizableText
+from trinity_db.store.groups import named_rewards
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 64 * 2**20  # of a request: a conversation of some ten million tokens
+RETRY_COUNT = "x-stainless-retry-count"  # how often the OpenAI and Anthropic libraries repeated a request
+IDEMPOTENCY_KEY = "Idempotency-Key"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def guarded(complain: Callable[[Refused], dict[str, Any]], handler: Handler) -> Handler:
+    """The handler, with what goes wrong told in the dialect of the request."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            if "Origin" in request.headers:  # a page in a browser on this machine reaches loopback addresses
+                raise Refused(403, "Web pages are not answered.")
+            return await handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            problem = Refused(413, f"A request has at most {MAX_BYTES // 2**20} MiB.")
+        except web.HTTPException:
+            raise
+        except Exception as error:
+            problem = _problem(error)
+        headers = {"Retry-After": "1"} if problem.status in (429, 503) else {}
+        return web.json_response(complain(problem), status=problem.status, headers=headers)
+
+    return answer
+
+
+def _problem(error: Exception) -> Refused:
+    """What a program is told of an error."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, PromptTooLong):
+        return Refused(400, f"The context is too small: {error}", "context_length_exceeded")
+    if isinstance(error, UntokenizableText | ValueError | TypeError):
+        return Refused(400, str(error), "invalid_value")
+    if isinstance(error, LeaseLost):
+        return Refused(403, str(error))
+    if isinstance(error, EngineFailed | DatabaseUnavailable):
+        return Refused(503, str(error))
+    if isinstance(error, TrinityError):
+        return Refused(500, str(error))
+    logger.error("a call was not answered", exc_info=error)
+    return Refused(500, f"{type(error).__name__}: {error}")
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"The request is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Refused(400, "The request must be a JSON object.")
+    return value
+
+
+def key_of(request: web.Request) -> str:
+    kind, _, key = request.headers.get("Authorization", "").partition(" ")
+    return (key if kind.lower() == "bearer" else request.headers.get("x-api-key", "")).strip()
+
+
+def rewards_in(body: bytes) -> dict[str, float]:
+    """A number, or several by name.
+
+    Raises:
+        Refused: they are something else.
+    """
+    try:
+        rewards = named_rewards(json.loads(body))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Refused(400, f"A reward is a number, or an object of numbers by name: {error}") from None
+    if not rewards:
+        raise Refused(400, "A reward is a number, or an object of numbers by name.")
+    return rewards
+
+
+def digest_of(request: web.Request, body: bytes) -> bytes:
+    parts = request.path.encode(), request.headers.get(IDEMPOTENCY_KEY, "").encode(), body
+    return blake2b(b"\x00".join(parts), digest_size=16).digest()
+
+
+def retry_of(request: web.Request) -> int | None:
+    """Which repetition of a request it is, as `Agent.answer` takes it."""
+    if IDEMPOTENCY_KEY in request.headers:
+        return None
+    count = request.headers.get(RETRY_COUNT, "0")
+    return int(count) if count.isdecimal() else 0
+
+
+async def stream(
+    request: web.Request, dialect: Dialect, asked: Asked, answered: Answered
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    with suppress(ConnectionError):  # the program has left; its repetition gets the same answer
+        await response.prepare(request)
+        for event in dialect.events(asked, answered):
+            await response.write(event.encode())
+        await response.write_eof()
+    return response
