@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trinity_db.errors import ConfigError
+from trinity_db.processors.limits import Limits
 from trinity_db.processors.lists import LISTS
 from trinity_db.settings import Change, Kept, Settings
 
@@ -16,6 +17,8 @@ class StepConfig(Settings):
 
     name: str
     """A built-in step, or one of your own as path/to/file.py:name. The other keys are its options."""
+    limits: Limits | None = None
+    """Time, rows in flight, rates and retries of a step that is async def. None: the defaults."""
 
     @model_validator(mode="before")
     @classmethod
@@ -40,6 +43,13 @@ class ScoreStepConfig(StepConfig):
     """The reward is the sum of each step's value times its weight."""
 
 
+class PriorityStepConfig(StepConfig):
+    """A step of `priority`, with its share in the product."""
+
+    weight: float = Field(1.0, gt=0, le=100)
+    """The priority of a row is the product of each step's value to the power of its weight."""
+
+
 class GroupConfig(Settings):
     """When a rollout group is ready."""
 
@@ -55,17 +65,36 @@ class GroupConfig(Settings):
     """A rollout solved its task if its reward, the sum over its steps and functions, is at least this.
     task_stat.solved counts such rollouts, and the difficulty in drop_view follows from it. Set it if a right
     answer earns something else than 1, as with a weight of 0.5 or beside a penalty."""
+    keep: Annotated[Literal["all", "positives", "negatives"], Change.DATED] = "all"
+    """Which attempts are left to train on. positives: those that solved their task, by solved_reward.
+    negatives: those that have a reward and did not. The others are dropped and count in no mean, so a group
+    is compared among those that are left; min_size counts them. The counts of tasks are of all."""
     priority: Annotated[Literal["even", "reward_std"], Kept("the priorities of stored groups follow it")] = (
         "even"
     )
-    """The weight of a group in the prioritized sampler. even: 1 for all, unless you set it by SQL.
-    reward_std: the standard deviation of its rewards, at least 0.01; it changes when they change."""
+    """The weight of a group in the prioritized sampler. even: 1 for all, unless you set it by SQL, or
+    processors.priority computes it. reward_std: the standard deviation of its rewards, at least 0.01; it
+    changes when they change."""
 
     @model_validator(mode="after")
     def one_reward_is_equal_to_itself(self) -> Self:
         if self.drop_equal_rewards and self.min_size < 2:
             raise ValueError("drop_equal_rewards drops every group of one: set min_size to 2 or more")
         return self
+
+
+class MadeConfig(Settings):
+    """Where steps of `synthesis` put what they make, and how much there may be of it."""
+
+    taskset: str | None = None
+    """Taskset of the made tasks, which is created if need be. A run attempts it if its `taskset` names it.
+    None: the taskset of the source, so that explorers of this run go on with the made tasks."""
+    data: str | None = None
+    """Data set of the made responses, which is created if need be. None: RUN-made."""
+    per_source: int = Field(1, ge=1)
+    """Most things that are made of one task, however often it is attempted."""
+    total: int = Field(1000, ge=1)
+    """Most things that are made from the run's rows. Then no more groups are asked about."""
 
 
 class PairConfig(Settings):
@@ -84,6 +113,26 @@ class ArchiveConfig(Settings):
     which read slower. The rest is archived at the end of the run."""
 
 
+class PeopleConfig(Settings):
+    """What people are asked about rows and pairs of the run, and how long its groups wait for them."""
+
+    verdicts: int = Field(1, ge=1, le=1000)
+    """How many verdicts a row or pair is to have, each by another person. The reward is their mean."""
+    lowest: int = Field(0, ge=0, le=8)
+    """Worst grade of a row. A key of trinity-db label gives one grade."""
+    highest: int = Field(1, ge=1, le=9)
+    """Best grade. With 0 and 1 a row is bad or good."""
+    wait_seconds: float | None = Field(None, gt=0, le=31_536_000)
+    """How long a group waits for requires_reward, from the time at which it is complete. Then it goes on with
+    the verdicts that it has; a member without any reward is dropped. None: without end."""
+
+    @model_validator(mode="after")
+    def grades_differ(self) -> Self:
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest {self.lowest} is not below highest {self.highest}")
+        return self
+
+
 class ProcessorsConfig(Settings):
     """Which processors run, and how."""
 
@@ -99,6 +148,17 @@ class ProcessorsConfig(Settings):
     reward is read. The teacher cannot change during a run."""
     group: GroupConfig = GroupConfig()
     """Makes whole groups ready."""
+    priority: Annotated[list[PriorityStepConfig], Kept("the priorities of stored groups follow it")] = Field(
+        default_factory=list
+    )
+    """Steps that say how much there is to learn from each row of a ready group, for the prioritized sampler.
+    The group's priority is the mean of its rows'. It is computed again when a reward of the group changes.
+    []: as processors.group.priority says."""
+    synthesis: Annotated[list[StepConfig], Change.DATED] = Field(default_factory=list)
+    """Steps that make new tasks, or responses to learn from, of the row with the highest reward of each group
+    that is judged. `origin` says what each was made from. []: none."""
+    made: Annotated[MadeConfig, Change.DATED] = MadeConfig()
+    """Where they go, and how many."""
     pair: Annotated[PairConfig | None, Kept("the stored pairs were derived by it")] = None
     """Derives preference pairs. None: no pairs."""
     archive: Annotated[ArchiveConfig | None, Change.PER_PROCESS] = None
@@ -119,7 +179,7 @@ class ProcessorsConfig(Settings):
         defaults = LISTS[str(info.field_name)].defaults
         return [step for one in value for step in (defaults if one == "defaults" else (one,))]
 
-    @field_validator("clean", "score")
+    @field_validator("clean", "score", "priority", "synthesis")
     @classmethod
     def built_in_steps_take_their_options(
         cls, value: list[StepConfig], info: ValidationInfo
@@ -144,6 +204,15 @@ class ProcessorsConfig(Settings):
                     "join them in a function of your own, path/to/file.py:name"
                 )
         return value
+
+    @model_validator(mode="after")
+    def priorities_are_said_once(self) -> Self:
+        if self.priority and self.group.priority != "even":
+            raise ValueError(
+                "priority and group.priority both say how groups are weighed: leave group.priority out, and "
+                "name reward_spread in priority to have the same"
+            )
+        return self
 
     @property
     def has_teacher(self) -> bool:

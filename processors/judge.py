@@ -1,7 +1,8 @@
 """Rows on their way through a list of steps."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from trinity_db import arrays
 from trinity_db.functions import describe_error
 from trinity_db.processors.results import Reading, dropped, failed
-from trinity_db.processors.step import Drop, Step
+from trinity_db.processors.step import Drop, NotAnswered, Step
 from trinity_db.schema.states import Outcome
 from trinity_db.store.processing import ARRAYS, Verdict
 
@@ -19,44 +20,47 @@ Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """A row, and the verdict on it so far."""
 
     columns: Columns
     verdict: Verdict
+    due: Collection[str] | None = None
+    """Names of the steps that are to judge it; None: all of the list."""
 
     @property
     def passes(self) -> bool:
         return self.verdict.outcome == Outcome.PASSED
 
+    def awaits(self, step: Step) -> bool:
+        """Whether this step is to be asked about it."""
+        return self.passes and (self.due is None or step.name in self.due)
+
 
 def judge(
-    rows: Iterable[tuple[Columns, Verdict]],
+    rows: Iterable[Row],
     steps: Sequence[Step],
     reading: Reading,
     stopping: Callable[[], bool],
-) -> Iterator[Verdict]:
-    """Ask the steps in turn about each row; yield its verdict when it has one.
+) -> Iterator[Row]:
+    """Ask the steps in turn about each row; yield it when all have spoken.
 
-    A row that a step drops or cannot judge is not shown to the next. Once `stopping`, no further row
-    is judged, but the first one always is.
+    A row that a step drops or cannot judge is not shown to the next, and no row to a step that is not among
+    its due ones. Once `stopping`, no further row is judged, but the first one always is.
     """
-    has_arrays = any(name in ARRAYS for step in steps for name in step.columns)
-    on_the_way: Iterator[_Row] = (
-        _Row(_decoded(columns) if has_arrays else columns, verdict)
-        for columns, verdict in _until(stopping, rows)
+    on_the_way: Iterator[Row] = (
+        replace(row, columns=_decoded(row.columns)) if "data" in row.columns else row
+        for row in _until(stopping, rows)
     )
     for step in steps:
         on_the_way = (_ask_at_once if step.batch else _ask)(step, reading, on_the_way)
     for row in on_the_way:
-        yield row.verdict
+        yield row
         if stopping():
             return
 
 
-def _until(
-    stopping: Callable[[], bool], rows: Iterable[tuple[Columns, Verdict]]
-) -> Iterator[tuple[Columns, Verdict]]:
+def _until(stopping: Callable[[], bool], rows: Iterable[Row]) -> Iterator[Row]:
     for number, row in enumerate(rows):
         if number and stopping():
             return
@@ -69,29 +73,29 @@ def _decoded(columns: Columns) -> Columns:
     return {**columns, **found, "payload": payload}
 
 
-def _ask(step: Step, reading: Reading, rows: Iterable[_Row]) -> Iterator[_Row]:
-    """Ask a step about each row that passed so far."""
+def _ask(step: Step, reading: Reading, rows: Iterable[Row]) -> Iterator[Row]:
+    """Ask a step about each row that awaits it."""
     for row in rows:
-        yield _asked(step, reading, row) if row.passes else row
+        yield _asked(step, reading, row) if row.awaits(step) else row
 
 
-def _asked(step: Step, reading: Reading, row: _Row) -> _Row:
+def _asked(step: Step, reading: Reading, row: Row) -> Row:
     try:
         result = step(row.columns)
     except Exception as error:  # a user's function may raise anything; the row keeps the error
-        return _failed(step, row, error)
-    return _read(step, reading, row, result)
+        return raised(step, row, error)
+    return heard(step, reading, row, result)
 
 
-def _ask_at_once(step: Step, reading: Reading, rows: Iterable[_Row]) -> Iterator[_Row]:
+def _ask_at_once(step: Step, reading: Reading, rows: Iterable[Row]) -> Iterator[Row]:
     """Ask a step about several rows at once; where it fails, about each alone, so that one fails alone."""
     rows = iter(rows)
     while taken := list(islice(rows, step.batch)):
-        waiting = dict(enumerate(row for row in taken if row.passes))
-        yield from (row for row in taken if not row.passes)
+        waiting = dict(enumerate(row for row in taken if row.awaits(step)))
+        yield from (row for row in taken if not row.awaits(step))
         try:
             for place, result in _answers(step, list(waiting.values())):
-                yield _read(step, reading, waiting.pop(place), result)
+                yield heard(step, reading, waiting.pop(place), result)
         except Exception as error:  # what it raises for a row alone is that row's error
             what = describe_error(error)
             rest = len(waiting)
@@ -100,16 +104,16 @@ def _ask_at_once(step: Step, reading: Reading, rows: Iterable[_Row]) -> Iterator
             yield _asked_alone(step, reading, row)
 
 
-def _asked_alone(step: Step, reading: Reading, row: _Row) -> _Row:
+def _asked_alone(step: Step, reading: Reading, row: Row) -> Row:
     try:
         for _, result in _answers(step, [row]):
-            return _read(step, reading, row, result)
+            return heard(step, reading, row, result)
     except Exception as error:  # as in _asked
-        return _failed(step, row, error)
+        return raised(step, row, error)
     return replace(row, verdict=failed(row.verdict, step, f"{step.name} gave no result"))
 
 
-def _answers(step: Step, rows: Sequence[_Row]) -> Iterable[tuple[int, Any]]:
+def _answers(step: Step, rows: Sequence[Row]) -> Iterable[tuple[int, Any]]:
     if not rows:
         return ()
     answers: Iterable[tuple[int, Any]] = step(
@@ -118,13 +122,21 @@ def _answers(step: Step, rows: Sequence[_Row]) -> Iterable[tuple[int, Any]]:
     return answers
 
 
-def _read(step: Step, reading: Reading, row: _Row, result: Any) -> _Row:
-    if isinstance(result, Drop):
-        return replace(row, verdict=dropped(row.verdict, step, result))
-    if isinstance(result, Exception):
-        return replace(row, verdict=failed(row.verdict, step, str(result)))
-    return replace(row, verdict=reading(step, row.columns, row.verdict, result))
+def heard(step: Step, reading: Reading, row: Row, result: Any) -> Row:
+    """The row after a step's result. A result that cannot be read fails the row."""
+    try:
+        if isinstance(result, Drop):
+            return replace(row, verdict=dropped(row.verdict, step, result))
+        if isinstance(result, Exception):
+            return replace(row, verdict=failed(row.verdict, step, str(result)))
+        return replace(row, verdict=reading(step, row.columns, row.verdict, result))
+    except Exception as error:  # a result may hold anything
+        what = f"{step.name} returned {reprlib.repr(result)}, which cannot be read: {describe_error(error)}"
+        return replace(row, verdict=failed(row.verdict, step, what))
 
 
-def _failed(step: Step, row: _Row, error: Exception) -> _Row:
+def raised(step: Step, row: Row, error: BaseException) -> Row:
+    """The row after a step's exception, with the place of the error in the user's file."""
+    if isinstance(error, NotAnswered):
+        return replace(row, verdict=failed(row.verdict, step, f"{step.name}: {error}"))
     return replace(row, verdict=failed(row.verdict, step, f"{step.name} raised {describe_error(error)}"))

@@ -14,14 +14,18 @@ from psycopg.rows import DictRow
 from trinity_db.database import Database
 from trinity_db.errors import TrinityError
 from trinity_db.processors.archive import Archiver
+from trinity_db.processors.changed_files import ChangedFiles
 from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.processors.judge import judge
+from trinity_db.processors.flow import Flow
+from trinity_db.processors.judge import Row, judge
 from trinity_db.processors.lists import LISTS, Steps, stages
+from trinity_db.processors.priorities import PROCESSOR, Prioritiser
 from trinity_db.processors.scan_position import ScanPosition, Sweep
 from trinity_db.processors.step import Step
+from trinity_db.processors.synthesis import Synthesizer
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import evaluations, processing, runs
+from trinity_db.store import evaluations, processing, runs, settling
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +37,13 @@ class _Stage:
     """What this process knows of a stage."""
 
     stage: processing.Stage
+    all_steps: Sequence[Step]
+    """Of its list."""
     steps: Sequence[Step]
     first_try: int
     """Claims of a row that comes here for the first time and was never given back: one a stage so far."""
+    flow: Flow | None
+    """Its asynchronous steps at work; None if it has none. `steps` are the others, which come before them."""
     position: ScanPosition = field(default_factory=ScanPosition)
     failures_in_a_row: int = 0
 
@@ -44,6 +52,7 @@ class Processors(Service):
     """All configured processors of a run in one process.
 
     Args:
+        wait_seconds: How long a group waits for that source once it is complete; None: without end.
         only: it scores the rows of evaluations, and ends when these ones have ended.
     """
 
@@ -57,21 +66,35 @@ class Processors(Service):
         steps: Steps,
         drain: bool = False,
         requires_reward: str | None = None,
+        wait_seconds: float | None = None,
         only: Sequence[int] | None = None,
     ) -> None:
         super().__init__(database, run)
         self._config = config
         self._only = only
         self._stages = [
-            _Stage(stage, steps[stage.processor], first_try)
+            self._stage(stage, steps[stage.processor], first_try)
             for first_try, stage in enumerate(stages(steps), 1)
             if only is None or stage.processor == processing.SCORE.processor
         ]
+        self._prioritiser = None
+        if steps[PROCESSOR] and only is None:
+            self._prioritiser = Prioritiser(
+                database, run.id, steps[PROCESSOR], config.max_attempts, lambda: self.stopping
+            )
+        self._synthesizer = None
+        if steps["synthesis"] and only is None:
+            self._synthesizer = Synthesizer(
+                database, run, steps["synthesis"], config.made, config.max_attempts, self.wake
+            )
         self._archiver = None
         if config.archive is not None:
             self._archiver = Archiver(database, run, config.archive, lambda: self.stopping)
         self._drain = drain
-        self._requires_reward = requires_reward
+        self._rules = _rules(config, requires_reward, wait_seconds)
+        own = [step for of in self._stages for step in of.all_steps]
+        own += [step for name in ("priority", "synthesis") for step in steps[name]]
+        self._changed = ChangedFiles(own)
         self._all_groups = Sweep()
         self._judged_groups: set[int] = set()
         """Groups of rows that were judged since groups were last settled."""
@@ -79,17 +102,24 @@ class Processors(Service):
     def start(self) -> None:
         """Record by which steps the rows are judged; each record of a row names this version of them."""
         for of in self._stages:
-            record = [step.record() for step in of.steps]
+            record = [step.record() for step in of.all_steps]
             with self.database.transaction() as tx:
                 version = processing.record_steps(tx, self.run.id, of.stage.processor, record)
             of.stage = replace(of.stage, version=version)
+        if self._prioritiser is not None:
+            self._prioritiser.start()
+        if self._synthesizer is not None:
+            self._synthesizer.start()
 
     def work(self) -> bool:
         """One round over all processors; whether any had something to do."""
+        self._changed.say()
         judges = [partial(self._judge, of) for of in self._stages]
         turns: list[Callable[[], bool]] = [
             *judges,
             self._settle,
+            self._prioritise,
+            self._synthesize,
             self._end_evaluations,
             self._pair,
             self._archive,
@@ -100,6 +130,19 @@ class Processors(Service):
         moved = [not self.stopping and take_turn() for take_turn in turns]
         return any(moved)
 
+    def held(self) -> list[int]:
+        """Rows that asynchronous steps are judging."""
+        return [id for of in self._stages if of.flow is not None for id in of.flow.ids]
+
+    def release(self) -> None:
+        """Keep the verdicts that are there; the rows in flight are given back with the goodbye."""
+        for of in self._stages:
+            if of.flow is not None:
+                self._finish(of, of.flow.done())
+                of.flow.close()
+        if self._synthesizer is not None:
+            self._synthesizer.release(self.worker_id)
+
     def is_done(self) -> bool:
         """A drain ends when nothing is left to move; a daemon with the run."""
         if self._only is not None:
@@ -109,33 +152,52 @@ class Processors(Service):
             if self._settle_groups(None):  # also those that ended by what others did
                 return False
             with self.database.transaction() as tx:
-                is_done = not processing.count_unprocessed(tx, self.run.id, self._requires_reward)
+                is_done = not processing.count_unprocessed(tx, self.run.id, self._rules.requires_reward)
+            is_done = is_done and (self._prioritiser is None or self._prioritiser.is_done())
+            is_done = is_done and (self._synthesizer is None or self._synthesizer.is_done())
         else:
             is_done = super().is_done()
         return is_done and (self._archiver is None or self._archiver.finish(self.worker_id))
 
+    def _stage(self, stage: processing.Stage, steps: Sequence[Step], first_try: int) -> _Stage:
+        slow = [step for step in steps if step.is_async]
+        flow = Flow(slow, LISTS[stage.processor].reading, self.wake) if slow else None
+        return _Stage(stage, steps, [step for step in steps if not step.is_async], first_try, flow)
+
     def _judge(self, of: _Stage) -> bool:
         """Claim rows, judge them, finish. What a signal leaves unjudged is given back with the goodbye."""
-        claimed = of.position.look(partial(self._claim, of.stage))
-        self._judged_groups.update(row["group_id"] for row in claimed)
+        ended = of.flow.done() if of.flow is not None else []
+        self._finish(of, ended)
+        size = self._config.claim_size if of.flow is None else min(self._config.claim_size, of.flow.room)
+        if not size:
+            return bool(ended)
+        claimed = of.position.look(partial(self._claim, of.stage, size))
         reading = LISTS[of.stage.processor].reading
-        rows = ((row, self._first_verdict(of.stage, row)) for row in claimed)
-        if verdicts := list(judge(rows, of.steps, reading, lambda: self.stopping)):
-            self._finish(of, verdicts)
-        return bool(verdicts)
+        rows = (Row(row, self._first_verdict(of.stage, row)) for row in claimed)
+        judged = list(judge(rows, of.steps, reading, lambda: self.stopping))
+        if of.flow is not None:
+            of.flow.take([row for row in judged if row.passes])
+            self._finish(of, [row for row in judged if not row.passes])
+        else:
+            self._finish(of, judged)
+        return bool(ended or judged)
 
     def _first_verdict(self, stage: processing.Stage, row: DictRow) -> processing.Verdict:
         given_up = processing.give_up(stage, row, self._config.max_attempts)
         return given_up or processing.Verdict(row["id"], row["attempt"])
 
-    def _claim(self, stage: processing.Stage, after: int) -> list[DictRow]:
-        size, max_attempts = self._config.claim_size, self._config.max_attempts
+    def _claim(self, stage: processing.Stage, size: int, after: int) -> list[DictRow]:
+        max_attempts = self._config.max_attempts
         with self.database.transaction() as tx:
             return processing.claim(
                 tx, stage, self.run.id, self.worker_id, size, max_attempts, after, self._only is not None
             )
 
-    def _finish(self, of: _Stage, verdicts: list[processing.Verdict]) -> None:
+    def _finish(self, of: _Stage, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        verdicts = [row.verdict for row in rows]
+        self._judged_groups.update(row.columns["group_id"] for row in rows)
         stage, max_attempts = of.stage, self._config.max_attempts
         with self.database.transaction() as tx:
             held = processing.finish(tx, stage, self.run.id, self.worker_id, verdicts, max_attempts)
@@ -182,16 +244,15 @@ class Processors(Service):
 
     def _settle_groups(self, group_ids: Collection[int] | None) -> int:
         with self.database.transaction() as tx:
-            return processing.settle_groups(
-                tx,
-                self.run.id,
-                self._config.group.min_size,
-                self._config.claim_size,
-                self._requires_reward,
-                group_ids,
-                self._config.group.drop_equal_rewards,
-                self._config.group.solved_reward,
-            )
+            return settling.settle_groups(tx, self.run.id, self._rules, self._config.claim_size, group_ids)
+
+    def _synthesize(self) -> bool:
+        if self._synthesizer is None:
+            return False
+        return self._synthesizer.work(self.worker_id, lambda: self.stopping)
+
+    def _prioritise(self) -> bool:
+        return self._prioritiser is not None and self._prioritiser.work()
 
     def _end_evaluations(self) -> bool:
         with self.database.transaction() as tx:
@@ -211,3 +272,18 @@ class Processors(Service):
 
     def _archive(self) -> bool:
         return self._archiver is not None and self._archiver.work(self.worker_id)
+
+
+def _rules(
+    config: ProcessorsConfig, requires_reward: str | None, wait_seconds: float | None
+) -> settling.Rules:
+    """By which groups are settled."""
+    return settling.Rules(
+        min_size=config.group.min_size,
+        drop_equal_rewards=config.group.drop_equal_rewards,
+        keep=config.group.keep,
+        solved_reward=config.group.solved_reward,
+        requires_reward=requires_reward,
+        wait_seconds=wait_seconds,
+        are_sources=bool(config.synthesis),
+    )

@@ -16,13 +16,13 @@ NUMBER = re.compile(r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0
 @step()
 def exact_match(response: str, task: Mapping[str, Any]) -> float:
     """1 if the response is the answer, surrounding white space aside."""
-    return float(response.strip() == _answer(task).strip())
+    return float(response.strip() == answer_of(task).strip())
 
 
 @step()
 def position_match(response: str, task: Mapping[str, Any]) -> float:
     """Share of the characters that stand where the answer has them; 1 only for the answer itself."""
-    response, answer = response.strip(), _answer(task).strip()
+    response, answer = response.strip(), answer_of(task).strip()
     hits = sum(given == wanted for given, wanted in zip(response, answer, strict=False))
     return hits / max(len(response), len(answer), 1)
 
@@ -33,10 +33,10 @@ def regex_match(response: str, task: Mapping[str, Any], *, pattern: str) -> floa
 
     `{answer}` in the pattern stands for the task's answer.
     """
-    found = re.search(pattern.replace("{answer}", re.escape(_answer(task).strip())), response, re.DOTALL)
+    found = re.search(pattern.replace("{answer}", re.escape(answer_of(task).strip())), response, re.DOTALL)
     if found is None or not found.groups():
         return float(found is not None)
-    return float((found.group(1) or "").strip() == _answer(task).strip())
+    return float((found.group(1) or "").strip() == answer_of(task).strip())
 
 
 @step()
@@ -45,7 +45,7 @@ def number_match(response: str, task: Mapping[str, Any], *, after: str = "####")
 
     In both texts only what follows the last `after` counts, where it occurs (GSM8K's "#### 18").
     """
-    given, wanted = final_number(response, after), final_number(_answer(task), after)
+    given, wanted = final_number(response, after), final_number(answer_of(task), after)
     return float(given is not None and given == wanted)
 
 
@@ -65,7 +65,12 @@ def overlong_penalty(response_length: int, *, max_response_length: int, buffer_l
     return min(max(left / buffer_length - 1.0, -1.0), 0.0)
 
 
-def _answer(task: Mapping[str, Any]) -> str:
+def answer_of(task: Mapping[str, Any]) -> str:
+    """The answer that a task was imported with.
+
+    Raises:
+        ValueError: it has none.
+    """
     if "answer" not in task:
         raise ValueError(
             "the task has no 'answer'; import tasks with --map answer=COLUMN, under another --name"

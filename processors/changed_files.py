@@ -1,0 +1,40 @@
+"""Notices that a file changes by which a step judges: its code, or what its options name."""
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from trinity_db.processors.step import Step, digest_of
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 10.0  # between two looks at the files
+
+
+class ChangedFiles:
+    """The files of the steps that a process has loaded."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._known: dict[Path, str | None] = {
+            path: digest for step in steps for path, digest in step.files.items() if digest is not None
+        }
+        self._looked_at = -math.inf
+
+    def say(self) -> None:
+        """Log each change once. This process keeps what it has loaded, whose digest is stored."""
+        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        for path, known in self._known.items():
+            digest = digest_of(path)
+            if digest != known:
+                self._known[path] = digest
+                what = "changed" if digest else "is gone"
+                logger.warning(
+                    "%s %s; this process judges on by what it loaded. Stop it and start it again to "
+                    "judge by the file, as a new version of the list",
+                    path,
+                    what,
+                )

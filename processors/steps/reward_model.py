@@ -1,0 +1,149 @@
+"""A reward model: a checkpoint that says by one number what a response is worth."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity_db.config import ForwardConfig, ModelConfig
+from trinity_db.database import Database
+from trinity_db.errors import ConfigError
+from trinity_db.models import check_libraries, context_length, load_tokenizer
+from trinity_db.models.folder_digest import digest
+from trinity_db.processors.step import Answer, Context, Drop, step
+from trinity_db.prompts import UntokenizableText, encode, offered_tools, prompt_ids, prompt_text
+from trinity_db.replies import Replies
+from trinity_db.store import policies, runs
+
+_FORWARD = ForwardConfig()
+
+
+@step(batch=256)
+class RewardModel:
+    """What a reward model says of the whole conversation, response included.
+
+    The model is a checkpoint of the class AutoModelForSequenceClassification with one label, as algorithm:
+    reward_model makes it. It reads messages through its own chat template, and a plain prompt as the policy
+    was given it. A response that was not cut off ends as its template ends a turn. Rows that are longer than
+    its context are dropped. `reward_event.detail` has the digest of its folder.
+
+    Args:
+        path: Folder of the checkpoint in Hugging Face format, with its tokenizer. Each processor loads it.
+        run: Or the name of another run of this store, which trained a reward model. Its latest checkpoint is
+            taken when the processor starts.
+        forward: How rows go through it: micro_batch_size, micro_batch_tokens and dtype, as in trainer.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        path: Path | None = None,
+        run: str | None = None,
+        forward: ForwardConfig = _FORWARD,
+    ) -> None:
+        from trinity_db.models import reward_model
+
+        folder = _folder(context, path, run)
+        self._model = reward_model.RewardModel(folder, forward)
+        self._tokenizer = load_tokenizer(folder)
+        self._replies = Replies(self._tokenizer)
+        self._context = context_length(folder)
+        self.loaded_digest = _digest(folder)
+        self._detail = {"reward_model": self.loaded_digest}
+
+    @staticmethod
+    def model_digest(context: Context, *, path: Path | None, run: str | None, **options: Any) -> str:
+        """The digest of the folder that would be loaded now.
+
+        Raises:
+            ConfigError: the folder is missing, or the other run has no checkpoint.
+            NotFound: there is no such run.
+        """
+        return _digest(_folder(context, path, run))
+
+    @staticmethod
+    def check(model: ModelConfig, *, path: Path | None, run: str | None, **options: Any) -> None:
+        """Find mistakes before the run is created, without loading a model. Another run is looked up later.
+
+        Raises:
+            ConfigError: there is no reward model.
+        """
+        from trinity_db.models import reward_model
+
+        check_libraries("torch", "transformers")
+        if (path is None) == (run is None):
+            raise ConfigError("reward_model: give either path, a folder, or run, the name of another run.")
+        if path is not None:
+            reward_model.check_reward_model(path.expanduser())
+            load_tokenizer(path.expanduser())
+
+    def __call__(
+        self,
+        prompt: Sequence[str],
+        messages: Sequence[Sequence[Mapping[str, Any]] | None],
+        task: Sequence[Mapping[str, Any]],
+        response: Sequence[str],
+        finish_reason: Sequence[str | None],
+    ) -> Iterator[tuple[int, Answer | Drop | Exception]]:
+        """What each row is worth, or why that cannot be told."""
+        places, rows = [], []
+        for place, row in enumerate(zip(prompt, messages, task, response, finish_reason, strict=True)):
+            try:
+                tokens = self._tokens(*row)
+            except UntokenizableText as error:
+                yield place, error
+                continue
+            if len(tokens) > self._context:
+                yield place, self._too_long(tokens)
+            else:
+                places.append(place)
+                rows.append(tokens)
+        for number, reward in self._model.rewards(rows):
+            if math.isfinite(reward):
+                yield places[number], Answer(reward, self._detail)
+            else:
+                yield places[number], ValueError(f"the reward model says {reward}, which is not finite")
+
+    def _tokens(
+        self,
+        prompt: str,
+        messages: Sequence[Mapping[str, Any]] | None,
+        task: Mapping[str, Any],
+        response: str,
+        finish_reason: str | None,
+    ) -> list[int]:
+        """The tokens of a conversation, as the trainer tokenises an imported one."""
+        tools = offered_tools(task)
+        asked = {"messages": messages, "tools": tools} if messages else {"prompt": prompt}
+        if finish_reason == "length":  # nothing ends it
+            text = prompt_text(asked, "{prompt}", self._tokenizer, tools)
+            return [*prompt_ids(text, self._tokenizer), *encode(response, self._tokenizer)]
+        return [token for tokens, _ in self._replies.parts(asked, response) for token in tokens]
+
+    def _too_long(self, tokens: Sequence[int]) -> Drop:
+        return Drop("too_long_for_reward_model", {"tokens": len(tokens), "context": self._context})
+
+
+def _folder(context: Context, path: Path | None, run: str | None) -> Path:
+    return path.expanduser().absolute() if path else _checkpoint(context.database, run or "")
+
+
+def _digest(folder: Path) -> str:
+    if not folder.is_dir():  # such as a checkpoint that was pruned meanwhile
+        raise ConfigError(f"reward_model: {folder} is missing; restore it, or start again.")
+    return digest(folder)
+
+
+def _checkpoint(database: Database, name: str) -> Path:
+    """The folder of another run's latest checkpoint.
+
+    Raises:
+        ConfigError: it has none.
+        NotFound: there is no such run.
+    """
+    with database.transaction() as tx:
+        policy = policies.newest(tx, runs.find(tx, name).id)
+    if policy is None:
+        raise ConfigError(f"reward_model: run {name} has no checkpoint yet; train it first.")
+    return policy.checkpoint
