@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from trinity_db.models.canary import Canary
-from trinity_db.trainer.checkpoints import checkpoint
+from trinity_db.trainer.checkpoints import checkpoint, writing
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.distribution.ranks import Ranks
 from trinity_db.trainer.learner.gathered_columns import Batch
-from trinity_db.trainer.learner.learner import Abandoned, Learner, NonFiniteLoss
+from trinity_db.trainer.learner.learner import Learner, NonFiniteLoss
+from trinity_db.trainer.learner.memory import model_has_to_fit
+from trinity_db.trainer.learner.micro_batches import Abandoned
 
 AnyLearner = TypeVar("AnyLearner", bound=Learner)
 
@@ -30,9 +32,9 @@ class LearnerSetup:
     config: TrainerConfig
     algorithm: AlgorithmConfig
     model: Path
-    """Folder of the starting model, or of the checkpoint that training continues from."""
-    resumes: bool
-    """Whether `model` is a checkpoint whose optimizer, counters and random state are loaded."""
+    """Folder of the starting model, or of the version that training continues from."""
+    checkpoint: Path | None
+    """Folder of the checkpoint that training continues from; None at the run's start."""
     total_steps: int
     seed: int
     """Seed of weights that start at random, such as an adapter's."""
@@ -40,24 +42,32 @@ class LearnerSetup:
     """Folder of the run's starting model, if the learner loads it."""
     temperature: float
     """Temperature at which the tokens were sampled."""
+    reference_digest: str | None = None
+    """The digest of the reference's files. None: it is computed if it is needed."""
 
     def build(
         self, kind: type[AnyLearner], ranks: Ranks, should_stop: Callable[[], bool] = lambda: False
     ) -> AnyLearner:
-        """Build the learner of this rank, and load its state if it resumes."""
+        """Build the learner of this rank, and load its state if it resumes.
+
+        Raises:
+            TrinityError: the model does not fit into memory.
+        """
         torch.manual_seed(self.seed)
-        learner = kind(
-            self.config,
-            self.algorithm,
-            self.model,
-            total_steps=self.total_steps,
-            reference=self.reference,
-            temperature=self.temperature,
-            should_stop=should_stop,
-            ranks=ranks,
-        )
-        if self.resumes:
-            checkpoint.load_state(self.model, learner)
+        with model_has_to_fit(self.config, ranks.size):
+            learner = kind(
+                self.config,
+                self.algorithm,
+                self.model,
+                total_steps=self.total_steps,
+                reference=self.reference,
+                reference_digest=self.reference_digest,
+                temperature=self.temperature,
+                should_stop=should_stop,
+                ranks=ranks,
+            )
+            if self.checkpoint is not None:
+                checkpoint.load_state(self.checkpoint, learner)
         return learner
 
 
@@ -73,10 +83,50 @@ class Leader(Learner):
         return super().evaluate(batch)
 
     @contextmanager
-    def ready_to_save(self) -> Iterator[tuple[dict[str, Any], Canary | None]]:
+    def ready_to_save(self) -> Iterator[Canary | None]:
         self.ranks.broadcast(("ready_to_save",))
-        with super().ready_to_save() as parts:
-            yield parts
+        with super().ready_to_save() as canary:
+            yield canary
+
+    def begin_checkpoint(self, folder: Path) -> "Saving":
+        """Have every rank copy its part of a checkpoint, and write it beside the next steps.
+
+        Raises:
+            ConfigError: the optimizer's state has what is not read again.
+        """
+        aside = writing.aside_of(folder)
+        part = checkpoint.begin_part(folder, aside, self)
+        self.ranks.broadcast(("begin_part", folder, aside))
+        return Saving(folder, aside, part, self.ranks)
+
+
+class Saving:
+    """A checkpoint that all ranks are writing. The calls of its methods are the first rank's."""
+
+    def __init__(self, folder: Path, aside: Path, part: writing.Writing | None, ranks: Ranks) -> None:
+        self.folder = folder
+        self._aside, self._part, self._ranks = aside, part, ranks
+        self._outcomes: list[checkpoint.Outcome] = []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the first rank has written its part. The others' parts are as large."""
+        return self._part is None or self._part.has_ended
+
+    def wait(self) -> None:
+        """Wait until no rank writes any more."""
+        if not self._outcomes:
+            self._ranks.broadcast(("end_part",))
+            self._outcomes = self._ranks.gather(checkpoint.outcome(self._part))
+
+    def finish(self) -> str:
+        """Wait for all parts, and give the checkpoint its name. Returns its hash.
+
+        Raises:
+            TrinityError: a rank could not write its part. Nothing of the checkpoint is left.
+        """
+        self.wait()
+        return checkpoint.finish(self.folder, self._aside, self._outcomes)
 
 
 def lead(setup: LearnerSetup, ranks: Ranks, should_stop: Callable[[], bool]) -> Leader:
@@ -93,6 +143,7 @@ def dismiss(ranks: Ranks) -> None:
 def follow(ranks: Ranks) -> None:
     """Repeat the first rank's calls until it calls `dismiss`."""
     learner: Learner
+    part: writing.Writing | None = None
     while (call := ranks.broadcast(None)) is not None:
         with suppress(Abandoned, NonFiniteLoss):  # the first rank handles them
             match call:
@@ -106,3 +157,7 @@ def follow(ranks: Ranks) -> None:
                 case ("ready_to_save",):
                     with learner.ready_to_save():
                         pass
+                case "begin_part", folder, aside:
+                    part = checkpoint.begin_part(folder, aside, learner)
+                case ("end_part",):
+                    ranks.gather(checkpoint.outcome(part))

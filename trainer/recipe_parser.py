@@ -17,6 +17,7 @@ from trinity_db.trainer.recipes import (
     MixConfig,
     PolicyGradientConfig,
     PreferenceConfig,
+    RewardModelConfig,
 )
 
 Parts = dict[str, Any]
@@ -57,6 +58,8 @@ def composition_of(value: Any) -> str:
         return "policy_gradient"
     if isinstance(recipe, LabelsConfig):
         return "labels"
+    if isinstance(recipe, RewardModelConfig):
+        return "reward_model"
     return "preference" if isinstance(recipe, PreferenceConfig) else "supervised"
 
 

@@ -1,4 +1,4 @@
-"""The named algorithms, each a few lines that name its parts, and the five ways to compose parts.
+"""The named algorithms, each a few lines that name its parts, and the six ways to compose parts.
 
 A composition says what kinds of parts there are and how batches are drawn; a recipe is one with its
 parts chosen. In the configuration any part of a recipe can be replaced and any option changed.
@@ -164,6 +164,23 @@ class PreferenceConfig(Settings):
         return "pairs"
 
 
+class RewardModelConfig(Settings):
+    """Learns a reward model from pairs: it gives the chosen response a higher number than the rejected one. A
+    version is a checkpoint of the class AutoModelForSequenceClassification with one label."""
+
+    name: str = "reward_model"
+    """The recipe that these settings started from."""
+    margin: Annotated[float, Change.DATED] = Field(0.0, ge=0)
+    """By how much the rewards of a pair are to differ, as a multiple of the pair's own margin in the store
+    (preference.margin, 0 where there is none). Held-out pairs are measured without it."""
+    center_coefficient: Annotated[float, Change.DATED] = Field(0.0, ge=0)
+    """Cost of the squared sum of the two rewards of a pair, by which rewards lie around 0. 0.01 is usual."""
+
+    @property
+    def draws(self) -> Draws:
+        return "pairs"
+
+
 class LabelsConfig(Settings):
     """Learns from single responses that are good or bad. One with a reward above zero is good."""
 
@@ -204,7 +221,9 @@ class SupervisedConfig(Settings):
         return "rows" if self.reward_above is None else "groups"
 
 
-Composition = PolicyGradientConfig | MixConfig | PreferenceConfig | LabelsConfig | SupervisedConfig
+Composition = (
+    PolicyGradientConfig | MixConfig | PreferenceConfig | RewardModelConfig | LabelsConfig | SupervisedConfig
+)
 
 RECIPES: dict[str, Composition] = {
     "policy_gradient": PolicyGradientConfig(),
@@ -254,6 +273,7 @@ RECIPES: dict[str, Composition] = {
     "orpo": PreferenceConfig(loss=(_pairs("odds_ratio"), _pairs("chosen_nll"))),
     "simpo": PreferenceConfig(loss=(_pairs("simpo"),)),
     "cpo": PreferenceConfig(loss=(_pairs("cpo"), _pairs("chosen_nll"))),
+    "reward_model": RewardModelConfig(),
     "kto": LabelsConfig(),
     "sft": SupervisedConfig(),
     "dft": SupervisedConfig(loss=_tokens("dft")),

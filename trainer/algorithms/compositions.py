@@ -5,9 +5,16 @@ from trinity_db.trainer.algorithms.labels import Labels
 from trinity_db.trainer.algorithms.mixed import Mixed
 from trinity_db.trainer.algorithms.policy_gradient import PolicyGradient
 from trinity_db.trainer.algorithms.preference import Preference
+from trinity_db.trainer.algorithms.reward_model import RewardModel
 from trinity_db.trainer.algorithms.supervised import Supervised
 from trinity_db.trainer.config import AlgorithmConfig
-from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientConfig, PreferenceConfig
+from trinity_db.trainer.recipes import (
+    LabelsConfig,
+    MixConfig,
+    PolicyGradientConfig,
+    PreferenceConfig,
+    RewardModelConfig,
+)
 
 
 def create(config: AlgorithmConfig) -> Algorithm:
@@ -22,4 +29,6 @@ def create(config: AlgorithmConfig) -> Algorithm:
         return PolicyGradient(config)
     if isinstance(config, LabelsConfig):
         return Labels(config)
+    if isinstance(config, RewardModelConfig):
+        return RewardModel(config)
     return Preference(config) if isinstance(config, PreferenceConfig) else Supervised(config)

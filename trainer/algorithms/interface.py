@@ -19,9 +19,9 @@ Columns = Mapping[str, Tensor]
 """Tensors by their names. `trainer/parts/columns.py` declares them."""
 
 Shares = dict[str, Tensor]
-"""Scalars by name, with "loss" among them. Each is a micro-batch's share of a mean over the whole step: a sum
-over the micro-batch, divided by a count of the step. The learner adds the shares up. So the size of a
-micro-batch does not change a result."""
+"""Scalars by name, with "loss" among them. Each is a micro-batch's share of a mean over the rows of an
+update: a sum over the micro-batch, divided by a count of them. The learner adds the shares up. So the
+size of a micro-batch does not change a result."""
 
 
 class Algorithm(ABC):
@@ -29,6 +29,9 @@ class Algorithm(ABC):
 
     width = 1
     """Sequences of an item: 2 for pairs (chosen, rejected, chosen, rejected, ...), else 1."""
+    reads_ends = False
+    """Whether it reads one number at the end of each row, of a reward head, in place of the trained tokens.
+    Then `values` [B, 1] has it in `shares`."""
 
     @property
     @abstractmethod
@@ -42,6 +45,16 @@ class Algorithm(ABC):
     def compares(self) -> frozenset[str]:
         """The columns that its advantages read beyond rewards and groups: rollouts, steps, states, greedy."""
         return frozenset()
+
+    @property
+    def compares_start(self) -> bool:
+        """Whether `prepare` needs the column `proximal`.
+
+        If not, a step with one update has no pass for it. `prepare` and `shares` get rows without it, and
+        `shares` takes `logprobs`, which are the same numbers until the weights change. Before several updates
+        there is always such a pass.
+        """
+        return False
 
     def advantages(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         """[n] Compute the advantages of rows of rollout groups. The draw calls it and records the result.

@@ -31,17 +31,14 @@ class Labels(Algorithm):
         return columns
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
-        """Add `desirable` [N], `divergence` [N], and the weight of each row in the means of its side.
+        """Add `desirable` [N] and `divergence` [N].
 
         The divergence is max(0, mean of `mismatched`): an estimate of KL(policy ‖ reference) over the whole
         step, one number for all rows, KTO's z. TRL computes it for each micro-batch and takes the mean over
         the devices, so that the size of a micro-batch changes the result. Here it does not.
         """
-        desirable, trains = rows["rewards"] > 0, rows["mask"].any(dim=1)
+        desirable = rows["rewards"] > 0
         prepared = {**rows, "desirable": desirable}
-        for side, chosen in (("chosen", desirable & trains), ("rejected", ~desirable & trains)):
-            if chosen.any():  # a side without rows has no mean
-                prepared[_share_of(side)] = chosen.to(rows["rewards"]) / chosen.sum()
         if "mismatched" not in rows:
             return prepared, {}
         divergence = rows["mismatched"].mean().clamp(min=0)
@@ -58,11 +55,13 @@ class Labels(Algorithm):
         }
         logps = columns["response"].detach()
         rewards = self._loss.options.get("beta", 1.0) * (logps - columns.get("response_reference", 0.0))
-        sides = [side for side in self._weights if _share_of(side) in rows]
-        for side in sides:
-            shares[f"rewards/{side}"] = (rewards * rows[_share_of(side)]).sum()
-            shares[f"logps/{side}"] = (logps * rows[_share_of(side)]).sum()
-        if len(sides) == 2:
+        sizes = {"chosen": totals.desirable_items, "rejected": totals.items - totals.desirable_items}
+        sides = {"chosen": rows["desirable"], "rejected": ~rows["desirable"]}
+        for side, size in sizes.items():
+            if size:  # a side without rows has no mean
+                shares[f"rewards/{side}"] = (rewards * sides[side]).sum() / size
+                shares[f"logps/{side}"] = (logps * sides[side]).sum() / size
+        if all(sizes.values()):
             shares["rewards/margins"] = shares["rewards/chosen"] - shares["rewards/rejected"]
         return shares
 
@@ -74,8 +73,3 @@ class Labels(Algorithm):
             tokens["response_reference"] = rows["reference"]
         sums = {name: values.masked_fill(~mask, 0.0).sum(dim=1) for name, values in tokens.items()}
         return sums | {name: rows[name] for name in ("desirable", "divergence") if name in rows}
-
-
-def _share_of(side: str) -> str:
-    """The name of the column [N] with each row's weight in the mean over one side: chosen or rejected."""
-    return f"share_of_{side}"

@@ -103,18 +103,22 @@ def _with_experts(before: Tensor | None, live: Tensor, is_live: Tensor) -> Tenso
     """
     shape = (len(is_live), *live.shape[1:])
     is_known = before is not None and before.shape == shape
-    values = before.clone() if before is not None and is_known else live.new_zeros(shape)
-    values[is_live] = live.to(values.dtype)
+    values = before.to(live.dtype, copy=True) if before is not None and is_known else live.new_zeros(shape)
+    values[is_live] = live
     return values
 
 
 def _by_kind(totals: Totals) -> tuple[Totals, Totals]:
-    """The counts of the live rows, and the counts of the expert rows."""
-    expert = Totals(totals.expert_tokens, totals.expert_sequences, totals.expert_sequences)
+    """The counts of the live rows, and the counts of the expert rows.
+
+    A part of a batch may have no row of a kind. The kind's loss is then 0, over a count of 1.
+    """
+    tokens, sequences = totals.expert_tokens, totals.expert_sequences
+    expert = Totals(max(tokens, 1), max(sequences, 1), max(sequences, 1))
     live = Totals(
-        totals.tokens - expert.tokens,
-        totals.sequences - expert.sequences,
-        totals.items - expert.items,
+        max(totals.tokens - tokens, 1),
+        max(totals.sequences - sequences, 1),
+        max(totals.items - sequences, 1),
         same_version_tokens=totals.same_version_tokens,
     )
     return live, expert

@@ -49,6 +49,7 @@ class PolicyGradient(Algorithm):
         self._old = "proximal" if reads_proximal else "behaviour"
         self._interpolates = reads_proximal and getattr(config.correction, "proximal", None) == "interpolated"
         self._penalises = config.kl is not None and config.kl.applies_to == "reward"
+        self._reads_start = self._correction is not None or "proximal" in self._loss.columns
         if self._value and not self._advantage.properties.rewards_themselves:
             raise ConfigError(
                 f"algorithm.value: a reward is compared with its value, not by {self._advantage} as well; "
@@ -78,6 +79,13 @@ class PolicyGradient(Algorithm):
         return {name: reader for name, reader in readers.items() if name not in names_of(Origin.FORWARD)}
 
     @property
+    def compares_start(self) -> bool:
+        if self._correction is None:
+            return False
+        early = self._penalises or (self._distillation is not None and self._config.whiten)
+        return not self._correction.properties.row_by_row or (self._old == "proximal" and early)
+
+    @property
     def compares(self) -> frozenset[str]:
         return names_of(Origin.ATTEMPT).intersection(self._advantage.columns)
 
@@ -91,30 +99,33 @@ class PolicyGradient(Algorithm):
         return values
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
-        """Add `old`, the correction's weights, and the advantages that this step uses."""
+        """Add `old`, the correction's weights, and the advantages that this step uses.
+
+        Advantages are computed in float64, and get the dtype of the loss at the end.
+        """
         rows, metrics = dict(rows), {}
         if "greedy" in self.compares:  # greedy rows have weight 0: other rows are only compared with them
             rows["mask"] = rows["mask"] & (rows["weight"] > 0)[:, None]
         start = rows.get("proximal")
-        if self._interpolates:
-            rows["proximal"] = interpolated_proximal(rows["proximal"], rows["behaviour"], rows["staleness"])
-        if self._old in rows:
-            rows["old"] = rows[self._old]
+        self._add_old(rows)
         if self._penalises:
             metrics["kl"] = self._penalise(rows)
         if self._value:
             metrics |= self._estimate_advantages(rows)
-        if self._distillation:
-            assert self._config.distillation is not None
-            from_teacher = self._config.distillation.coefficient * self._distillation(rows)
-            rows["advantages"] = rows["advantages"] + from_teacher
+        if start is not None or self._old != "proximal":
+            self._distil(rows)
         if self._config.whiten:
             rows["advantages"] = _whitened(rows["advantages"], rows["mask"])
         if self._correction and start is not None:
             rows["correction"] = self._correction(rows | {"logprobs": start})
+        if "advantages" in rows:
+            dtype = rows["old_values"].dtype if self._value else torch.float32
+            rows["advantages"] = rows["advantages"].to(dtype)
         return rows, metrics
 
     def shares(self, rows: Columns, totals: Totals) -> Shares:
+        if self._reads_start and "proximal" not in rows:
+            rows = self._with_start(rows)
         mask = rows["mask"]
         terms = self._loss(rows)
         values, shares = terms["loss"], _distances(rows, totals)
@@ -145,6 +156,8 @@ class PolicyGradient(Algorithm):
             shares["teacher_kl"] = token_mean(rows["old"] - rows["teacher"], mask, totals)
         if "clip_ratio" in terms:
             shares |= _clip_ratios(terms["clip_ratio"], rows["advantages"], mask, totals)
+        if "unmasked_ratio" in terms:
+            shares["unmasked_ratio"] = token_mean(terms["unmasked_ratio"], mask, totals)
         return shares | {"loss": loss, "entropy": token_mean(rows["entropy"], mask, totals)}
 
     def after_step(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
@@ -165,6 +178,31 @@ class PolicyGradient(Algorithm):
         if self._config.kl is not None and self._config.kl.target is not None:
             self._coefficient = state["kl_coefficient"]
 
+    def _with_start(self, rows: Columns) -> Columns:
+        """Add what `prepare` left out without `proximal`. The weights are those of the start of the step."""
+        start = rows["logprobs"].detach()
+        rows = {**rows, "proximal": start}
+        self._add_old(rows)
+        if self._old == "proximal":
+            self._distil(rows)
+        if self._correction:
+            rows["correction"] = self._correction(rows | {"logprobs": start})
+        return rows
+
+    def _add_old(self, rows: dict[str, Tensor]) -> None:
+        """Add the policy that ratios are relative to, if its log-probabilities are there."""
+        if self._interpolates and "proximal" in rows:
+            rows["proximal"] = interpolated_proximal(rows["proximal"], rows["behaviour"], rows["staleness"])
+        if self._old in rows:
+            rows["old"] = rows[self._old]
+
+    def _distil(self, rows: dict[str, Tensor]) -> None:
+        """Add the advantages that come from a teacher, if there is one."""
+        if self._distillation:
+            assert self._config.distillation is not None
+            from_teacher = self._config.distillation.coefficient * self._distillation(rows)
+            rows["advantages"] = rows["advantages"] + from_teacher
+
     def _penalise(self, rows: dict[str, Tensor]) -> float:
         """Take the divergence at the start of the step off the rewards. Return its mean over sequences."""
         assert self._kl is not None
@@ -180,8 +218,8 @@ class PolicyGradient(Algorithm):
                 rows["rewards"], estimates, mask, coefficient=self._coefficient, attempts=attempts
             )
             compared = {name: rows[name].cpu().numpy() for name in ("groups", *self.compares)}
-            advantages = self.advantages(compared | {"rewards": rewards.double().cpu().numpy()})
-            rows["advantages"] = torch.from_numpy(advantages).to(estimates)[:, None]
+            advantages = self.advantages(compared | {"rewards": rewards.cpu().numpy()})
+            rows["advantages"] = torch.from_numpy(advantages).to(mask.device)[:, None]
         lengths = mask.sum(dim=1)
         sequences = int((lengths > 0).sum())
         return seq_mean_token_mean(estimates, mask, Totals(int(lengths.sum()), sequences, sequences)).item()
@@ -190,13 +228,14 @@ class PolicyGradient(Algorithm):
         """Add the advantage and return of each token, by the values at the step's start."""
         assert self._value is not None
         # On the CPU, because the estimate runs over the tokens one by one; in float64 for accuracy.
+        device = rows["mask"].device
         mask, values, rewards = (rows[name].cpu() for name in ("mask", "values", "rewards"))
         penalties = rows.pop("penalties", torch.zeros(mask.shape)).cpu()
-        earned = token_rewards(rewards.double(), penalties.double(), mask)
+        earned = token_rewards(rewards, penalties.double(), mask)
         advantages = self._value({"token_rewards": earned, "values": values.double(), "mask": mask})
         returns = advantages + values
         rows["old_values"] = rows.pop("values")
-        rows |= {"advantages": advantages.to(rows["old_values"]), "returns": returns.to(rows["old_values"])}
+        rows |= {"advantages": advantages.to(device), "returns": returns.to(rows["old_values"])}
         return value_metrics(values.double(), returns, mask)
 
     def _value_shares(self, rows: Columns, totals: Totals) -> Shares:
@@ -246,17 +285,16 @@ def _returns(rewards: Tensor, penalties: Tensor, mask: Tensor) -> Tensor:
     """[B, K] The reward less the penalties from each token on; see `returns_to_go`."""
     lengths = mask.sum(dim=1).tolist()
     each = zip(rewards.tolist(), penalties.double().cpu().numpy(), lengths, strict=True)
-    return _rectangle([returns_to_go(reward, row[:length]) for reward, row, length in each], penalties, mask)
+    return _rectangle([returns_to_go(reward, row[:length]) for reward, row, length in each], mask)
 
 
 def _whitened(advantages: Tensor, mask: Tensor) -> Tensor:
     """[B, K] from [B, 1] or [B, K], normalised over the trained tokens; see `whiten`."""
     rows = advantages.expand_as(mask).double().cpu().numpy()
-    return _rectangle(
-        whiten([row[kept] for row, kept in zip(rows, mask.cpu().numpy(), strict=True)]), advantages, mask
-    )
+    return _rectangle(whiten([row[kept] for row, kept in zip(rows, mask.cpu().numpy(), strict=True)]), mask)
 
 
-def _rectangle(rows: list[NDArray[np.float64]], like: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] The numbers of each row put where its mask is True, in the dtype and on the device of `like`."""
-    return like.new_zeros(mask.shape).masked_scatter(mask, torch.from_numpy(np.concatenate(rows)).to(like))
+def _rectangle(rows: list[NDArray[np.float64]], mask: Tensor) -> Tensor:
+    """[B, K] The numbers of each row put where its mask is True, in float64 on the mask's device."""
+    values = torch.from_numpy(np.concatenate(rows)).to(mask.device)
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)

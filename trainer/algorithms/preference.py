@@ -22,6 +22,14 @@ class Preference(Algorithm):
         of_reference = [reader for name, reader in readers.items() if name.endswith("_reference")]
         return {"reference": of_reference[0]} if of_reference else {}
 
+    def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
+        """Clear the masks of both rows of a pair where one has no trained token.
+
+        Nothing can be compared with it: losses that divide by its length would be NaN.
+        """
+        is_whole = rows["mask"].any(dim=1).reshape(-1, 2).all(dim=1).repeat_interleave(2)
+        return {**rows, "mask": rows["mask"] & is_whole[:, None]}, {}
+
     def shares(self, rows: Columns, totals: Totals) -> Shares:
         pairs = _pair_columns(rows)
         losses = [(loss, weight, loss(pairs)) for loss, weight in self._losses]

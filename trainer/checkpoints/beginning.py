@@ -10,7 +10,7 @@ from trinity_db.errors import LeaseLost
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import policies, runs, workers
-from trinity_db.trainer.checkpoints import recovery
+from trinity_db.trainer.checkpoints import run_files, starting_model
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ def _publish(
     database: Database, run: runs.Run, place: int, model: ModelConfig, seed: int, checkpoints: Path
 ) -> None:
     try:
-        files = recovery.own_folder(database, run, place, checkpoints)
-        recovery.publish_first_version(files, model, seed)
+        files = run_files.own_folder(database, run, place, checkpoints)
+        starting_model.publish_first_version(files, model, seed)
     except LeaseLost:
         logger.info("a trainer publishes version 0")
     finally:

@@ -1,9 +1,9 @@
 """The run's own folder of checkpoints: the only place where the trainer renames or deletes files.
 
 The file `run.json` in a folder names its owner: a store instance and a run. The trainer only reads a folder
-that names another owner, or that holds versions and names no owner. The run then gets a folder of its own
-beside it. Paths from the database are not trusted: `delete` and `set_aside` change a version's folder in
-this folder, and nothing else.
+that names another owner, or that holds versions or checkpoints and names no owner. The run then gets a folder
+of its own beside it. Paths from the database are not trusted: `delete` and `set_aside` change a version's
+folder or that of its checkpoint in this folder, and nothing else.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Container
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Iterable
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,18 @@ from uuid import uuid4
 
 from trinity_db import durable
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.models.folder_digest import verify
-from trinity_db.trainer.checkpoints import checkpoint
+from trinity_db.models.adapter_folder import BASE_FILE, Base
+from trinity_db.models.folder_digest import verify, verify_checkpoint
+from trinity_db.trainer.checkpoints import checkpoint, writing
 
 logger = logging.getLogger(__name__)
 
 OWNER_FILE = "run.json"
 PUBLISHED_FILE = "published.json"
-_NAME = re.compile(r"version-(\d{6,})(-\d+)?")
+_NAME = re.compile(r"(?:version|checkpoint)-(\d{6,})(-\d+)?")
 _LATER = re.compile(_NAME.pattern + r"\.later(-\d+)?")
 _ASIDE = re.compile(_NAME.pattern + r"\.\w+\.tmp")
+_DAMAGED = re.compile(_NAME.pattern + r"\.damaged(-\d+)?")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Publication:
     version: int
     step: int
     hash: str
+    resume_hash: str | None = None
+    """Of its checkpoint; None before the store has recorded one."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +54,29 @@ class Folder:
     owner: str
 
     def version_folder(self, version: int) -> Path:
-        """The folder for a version's new checkpoint. If the usual name is taken, the name ends in -2, -3, ...
+        """The folder for a version's weights. If the usual name is taken, the name ends in -2, -3, ...
 
         A replaced trainer may have left a folder of that name, or may still be writing one.
 
         Raises:
             TrinityError: the folder names another owner now.
         """
+        return self._free(f"version-{version:06d}")
+
+    def checkpoint_folder(self, version: int) -> Path:
+        """The folder for a version's checkpoint, chosen as `version_folder` does."""
+        return self._free(f"checkpoint-{version:06d}")
+
+    def _free(self, name: str) -> Path:
         self._check_owner()
-        folder = self.path / f"version-{version:06d}"
+        folder = self.path / name
         others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
         return next(path for path in chain([folder], others) if not path.is_dir())
 
     def holds(self, version: int, path: Path) -> bool:
-        """Whether a path is the folder of this version in this folder, and not a link."""
+        """Whether a path is a folder of this version or its checkpoint in this folder, and not a link."""
         name = _NAME.fullmatch(path.name)
-        if name is None or f"version-{version:06d}" != f"version-{name[1]}":
+        if name is None or f"{version:06d}" != name[1]:
             return False
         try:
             is_child = path.is_absolute() and path.parent.resolve() == self.path.resolve()
@@ -73,13 +84,20 @@ class Folder:
         except OSError:
             return False
 
+    def names_among(self, paths: Iterable[Path]) -> set[str]:
+        """The names of those paths that are folders of versions in this folder."""
+        versions = [path for path in paths if _NAME.fullmatch(path.name)]
+        own = os.path.realpath(self.path)
+        parents = {parent for parent in {path.parent for path in versions} if os.path.realpath(parent) == own}
+        return {path.name for path in versions if path.parent in parents}
+
     def delete(self, version: int, path: Path) -> None:
-        """Delete the checkpoint of a version that is no longer needed."""
+        """Delete a folder of a version or its checkpoint that is no longer needed."""
         if self._may_change(version, path):
             shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, version: int, path: Path) -> None:
-        """Rename a version's damaged checkpoint to *.damaged, which nothing loads or deletes.
+        """Rename a folder of a damaged version or checkpoint to *.damaged, which nothing loads or deletes.
 
         Raises:
             TrinityError: the folder cannot be renamed.
@@ -92,7 +110,6 @@ class Folder:
 
         With this note a later trainer finds out if the server has lost the version.
         """
-        self._check_owner()
         files = [path.name for path in self.path.glob("version-*")]
         kept = [
             known
@@ -100,8 +117,29 @@ class Folder:
             if known.version != publication.version
             and any(name.startswith(f"version-{known.version:06d}") for name in files)
         ]
-        content = json.dumps([asdict(known) for known in [*kept, publication]])
+        self._note([*kept, publication])
+
+    def acknowledge_checkpoint(self, version: int, resume_hash: str) -> None:
+        """Note in `published.json` that the store has recorded a version's checkpoint."""
+        self._note(
+            [
+                replace(known, resume_hash=resume_hash) if known.version == version else known
+                for known in self.publications()
+            ]
+        )
+
+    def _note(self, publications: list[Publication]) -> None:
+        self._check_owner()
+        content = json.dumps([asdict(known) for known in publications])
         _write_whole(self.path / PUBLISHED_FILE, content)
+
+    def note_base(self, base: Base) -> None:
+        """Note in `base.json` where the model lies that the run's adapters are on.
+
+        Explorers look there if it moved after an adapter was written.
+        """
+        self._check_owner()
+        _write_whole(self.path / BASE_FILE, base.content)
 
     def publications(self) -> list[Publication]:
         """The noted versions: those that still have files here, and the newest one at the end."""
@@ -115,47 +153,68 @@ class Folder:
             return []
 
     def set_lost_aside(self, newest: int) -> list[int]:
-        """Rename checkpoints of versions that the server has lost to *.later; return these versions' numbers.
+        """Rename the folders of versions that the server has lost to *.later; return these versions' numbers.
 
         Args:
             newest: the highest version that the store knows, -1 before the first. A crash before the record
-                leaves at most the checkpoint of version newest + 1. It counts as lost only if it was noted.
+                leaves at most the folders of version newest + 1. They count as lost only if it was noted.
         """
         self._check_owner()
         paths = [(path, _NAME.fullmatch(path.name)) for path in _version_paths(self.path)]
         numbers = {path: int(name[1]) for path, name in paths if name}
         aside = [int(later[1]) for path, _ in paths if (later := _LATER.fullmatch(path.name))]
         acknowledged = [known.version for known in self.publications()]
-        beyond = [number for number in numbers.values() if number > newest + 1]
+        # Of versions alone: other trainers name their checkpoints by the step, such as checkpoint-120000.
+        beyond = [
+            number
+            for path, number in numbers.items()
+            if path.name.startswith("version-") and number > newest + 1
+        ]
         last = max([newest, *acknowledged, *beyond, *aside])
         for path, number in numbers.items():
             if newest < number <= last:
                 _rename(path, "later")
         return list(range(newest + 1, last + 1))
 
-    def lost_checkpoint(self, version: int) -> tuple[Publication, Path] | None:
-        """The *.later checkpoint of a version whose files match its noted hash, or None."""
-        known = [publication for publication in self.publications() if publication.version == version]
-        paths = [path for path in self.path.glob(f"version-{version:06d}*") if _LATER.fullmatch(path.name)]
-        found = (path for path in sorted(paths) if known and verify(path, known[-1].hash))
-        place = next(found, None)
-        return None if place is None else (known[-1], place)
+    def lost_checkpoint(self, version: int) -> tuple[Publication, Path, Path] | None:
+        """What was noted of a lost version, its *.later weights, and its *.later checkpoint.
+
+        None if one of them is not there whole, or was never recorded.
+        """
+        known = next((one for one in self.publications() if one.version == version), None)
+        if known is None:
+            return None
+        weights = next((path for path in self._later("version", version) if verify(path, known.hash)), None)
+        if weights is None:
+            return None
+        if known.resume_hash is None:  # of before checkpoints had folders, or without one
+            is_both = (weights / checkpoint.STATE_FILE).is_file()
+            return (known, weights, weights) if is_both else None
+        places = self._later("checkpoint", version)
+        place = next((path for path in places if verify_checkpoint(path, known.resume_hash)), None)
+        return None if place is None else (known, weights, place)
+
+    def _later(self, kind: str, version: int) -> list[Path]:
+        paths = sorted(self.path.glob(f"{kind}-{version:06d}*"))
+        return [path for path in paths if _LATER.fullmatch(path.name)]
 
     def clear_leftovers(self, published: Container[str]) -> None:
-        """Delete unfinished checkpoints, and whole ones that no version names. Crashes leave both.
+        """Delete unfinished folders, and whole ones that no version names. Crashes leave both.
 
-        Call it after `set_lost_aside`, which saves the checkpoints of lost versions.
+        Call it after `set_lost_aside`, which saves the folders of lost versions.
 
         Args:
-            published: the folder names of the recorded versions.
+            published: the folder names of the recorded versions and their checkpoints, of this run and of
+                others that start from one.
         """
         self._check_owner()
         for path in _version_paths(self.path):
             name = _NAME.fullmatch(path.name)
             if (name and path.name not in published) or _ASIDE.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
-        for path in self.path.glob(f"{PUBLISHED_FILE}.*.tmp"):
-            path.unlink(missing_ok=True)
+        for file in (PUBLISHED_FILE, BASE_FILE):
+            for path in self.path.glob(f"{file}.*.tmp"):
+                path.unlink(missing_ok=True)
 
     def _may_change(self, version: int, path: Path) -> bool:
         """Whether the trainer may rename or delete a version's folder. Warns about one that it may not."""
@@ -215,7 +274,7 @@ def clear(path: Path, identity: dict[str, Any]) -> bool:
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)
     # Else a later run of the same name would take these versions for its own.
-    for file in path.glob(f"{PUBLISHED_FILE}*"):
+    for file in [*path.glob(f"{PUBLISHED_FILE}*"), *path.glob(f"{BASE_FILE}*")]:
         file.unlink()
     (path / OWNER_FILE).unlink()
     if not any(path.iterdir()):
@@ -233,8 +292,15 @@ def is_owned_by(folder: Path, owner: str) -> bool:
 
 
 def _version_paths(folder: Path) -> list[Path]:
-    """The paths in a folder that are named like versions, without folders of runs that have such a name."""
-    return [path for path in sorted(folder.glob("version-*")) if not _has_owner(path)]
+    """The paths in a folder that this module names so, whole or not, without folders of runs so named.
+
+    Other trainers' folders, such as checkpoint-500 and checkpoint-best, are not among them.
+    """
+    paths = (path for kind in ("version", "checkpoint") for path in sorted(folder.glob(f"{kind}-*")))
+    forms = (_NAME, _LATER, _ASIDE, _DAMAGED)
+    return [
+        path for path in paths if any(form.fullmatch(path.name) for form in forms) and not _has_owner(path)
+    ]
 
 
 def _has_owner(path: Path) -> bool:
@@ -247,15 +313,16 @@ def _claim(folder: Path, owner: str) -> bool:
     file = folder / OWNER_FILE
     try:
         # Versions without an owner's file belong to a run whose file was lost. Its store may have a copy, and
-        # both would claim them.
-        if not file.exists() and not any(folder.glob("version-*")):
+        # both would claim them. Checkpoints alone are another trainer's, such as transformers'.
+        kinds = ("version", "checkpoint")
+        if not file.exists() and not any(path for kind in kinds for path in folder.glob(f"{kind}-*")):
             _write_once(file, owner)
         is_owners = file.is_file() and file.read_bytes() == owner.encode()
         if is_owners:
             durable.flush(folder)  # each time: the trainer that wrote the file may have crashed before it
         return is_owners
     except OSError as error:
-        raise checkpoint.unwritable(str(folder), error) from error
+        raise writing.unwritable(str(folder), error) from error
 
 
 def _write_whole(file: Path, content: str) -> None:
@@ -271,7 +338,7 @@ def _write_whole(file: Path, content: str) -> None:
         aside.replace(file)
         durable.flush(file.parent)
     except OSError as error:
-        raise checkpoint.unwritable(str(file), error) from error
+        raise writing.unwritable(str(file), error) from error
     finally:
         aside.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """Gradients, weights and optimizer state of sharded parameters (PyTorch's FSDP2), in parts and whole.
 
-A sharded parameter is a DTensor, of which each rank holds a part. The functions also take plain parameters:
-of these each rank has a copy (as in DDP), or there is one process.
+A sharded parameter is a DTensor, and each rank holds a part of it. The functions also take plain parameters:
+each rank has a copy of them (as in DDP), or there is one process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,10 +50,14 @@ def whole_tensors(state: Any, ranks: Ranks) -> Any:
 
 
 def sharded_state(state: dict[str, Any], parameters: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
-    """In an optimizer's state, replace each whole tensor of a sharded parameter by this rank's part."""
+    """In an optimizer's state, replace each whole tensor of a sharded parameter by this rank's part.
+
+    Tensors that are parts already stay.
+    """
 
     def part(value: Any, parameter: torch.nn.Parameter) -> Any:
-        if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        is_like_it = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or not is_like_it:
             return value
         return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
 

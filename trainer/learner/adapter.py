@@ -1,37 +1,33 @@
 """LoRA: the trainer trains two small matrices beside the frozen weight of a layer (arXiv 2106.09685).
 
-    y = W·x + alpha / rank · B·(A·x)        W [out, in], A [rank, in], B [out, rank]
-
-A starts random and B starts at 0, so that at first the adapted model equals its base. peft puts its layers
-into the model itself, which remains the transformers model that it was: attention, the chunked
-log-probabilities and gradient checkpointing (`trinity_db/models/`) see no difference. The adapter is never
-merged into the live weights, because unmerging would not restore the same bits.
+A starts random and B starts at 0, so that at first the adapted model equals its base. The model remains the
+transformers model that it was: attention, the chunked log-probabilities and gradient checkpointing
+(`trinity_db/models/`) see no difference.
 """
 
-import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from trinity_db.errors import ConfigError
 from trinity_db.models import check_libraries
+from trinity_db.models.adapter_folder import WEIGHTS_FILE
+from trinity_db.models.lora import Lora
+from trinity_db.models.weights_file import WeightsFile
 from trinity_db.settings import hint
 from trinity_db.trainer.config import LoraConfig
 
 ADAPTER_FOLDER = "adapter"
-"""The folder in a checkpoint that peft loads onto the starting model."""
+"""The folder in a version of merged weights that peft loads onto the starting model."""
 EVERYWHERE = "all-linear"  # peft's name for all linear layers but the output embedding
-_WEIGHTS_FILE = "adapter_model.safetensors"  # peft's name for it
-_NAME = "default"  # peft's name for a model's only adapter
+_LINEAR = {"FalconLinear"}  # computes what its base class does
+_READ_BY_KERNELS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}  # as peft has them
 
 
-class Adapter:
-    """Adds the two matrices to layers of a model, in place, and freezes all other weights.
+class Adapter(Lora):
+    """Adds the two matrices to layers of the policy's model, in place, and freezes all other weights.
 
     Raises:
         ConfigError: the model has no layer that a target names, or a target names its output embedding.
@@ -41,7 +37,6 @@ class Adapter:
     def __init__(self, model: Any, config: LoraConfig) -> None:
         check_libraries("peft")
         import peft
-        from peft.tuners.lora import LoraLayer
 
         is_everywhere = config.targets == (EVERYWHERE,)
         if not is_everywhere:
@@ -50,57 +45,54 @@ class Adapter:
             r=config.rank,
             lora_alpha=config.alpha,
             target_modules=EVERYWHERE if is_everywhere else list(config.targets),
+            exclude_modules=_without_adapter(model) or None,
             task_type=peft.TaskType.CAUSAL_LM,
         )
-        self._model = model
-        with warnings.catch_warnings():
-            # peft uses a name that transformers has deprecated.
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-            self._wrapped = peft.get_peft_model(model, settings, adapter_name=_NAME)
-        # peft makes a set of it. The order of a set in the file would differ from process to process.
+        try:
+            super().__init__(model, settings)
+        except ValueError as error:  # peft found no layer; its own kind of error is newer than 0.20
+            reason = str(error).partition(". ")[0]
+            raise ConfigError(
+                f"trainer.lora.targets: peft puts no adapter on {type(model).__name__} ({reason}); leave out "
+                "trainer.lora, and the whole model is trained."
+            ) from error
+        # peft makes sets of them. The order of a set in the file would differ from process to process.
         settings.target_modules = sorted(settings.target_modules)
+        settings.target_parameters = sorted(settings.target_parameters or ()) or None
         self._settings = settings
-        self._layers = {name: one for name, one in model.named_modules() if isinstance(one, LoraLayer)}
-        model.eval()  # the new layers begin in training mode
 
-    def disabled(self) -> AbstractContextManager[None]:
-        """Within this `with`, the model computes what it computes without the adapter, bit for bit."""
-        without: AbstractContextManager[None] = self._wrapped.disable_adapter()
-        return without
+    def write(self, folder: Path, base: Path) -> dict[Path, WeightsFile]:
+        """Write what `peft.PeftModel.from_pretrained(base, folder)` reads.
 
-    @torch.no_grad()
-    def merged(self) -> dict[str, Tensor]:
-        """All weights with the adapter merged in, W + alpha / rank · B·A, under the model's own names.
+        Returns the file of the matrices, which is not written, by its path in the folder. It has copies on
+        the CPU, which do not change.
 
-        Adapted weights are copies on the CPU. The live weights stay as they are.
+        Args:
+            base: the folder of the model that the adapter lies on.
         """
-        weights = {}
-        for name, weight in self._model.state_dict().items():
-            layer, _, rest = name.partition(".base_layer.")
-            if layer in self._layers:
-                weights[f"{layer}.{rest}"] = weight
-            elif name.partition(".lora_")[0] not in self._layers:
-                weights[name] = weight
-        for name, layer in self._layers.items():
-            weights[f"{name}.weight"] = (layer.get_base_layer().weight + layer.get_delta_weight(_NAME)).cpu()
-        return weights
-
-    def save(self, folder: Path) -> None:
-        """Write what `peft.PeftModel.from_pretrained(starting_model, folder)` reads."""
-        import peft
-
-        weights = peft.get_peft_model_state_dict(
-            self._wrapped, adapter_name=_NAME, save_embedding_layers=False
-        )
-        folder.mkdir()
+        self._settings.base_model_name_or_path = str(base.absolute())
         self._settings.save_pretrained(folder)
-        save_file(weights, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+        copies = {name: one.detach().to("cpu", copy=True) for name, one in self.matrices().items()}
+        return {Path(WEIGHTS_FILE): WeightsFile(copies)}
 
-    def load(self, folder: Path) -> None:
-        """Load the matrices that `save` wrote."""
-        import peft
 
-        peft.set_peft_model_state_dict(self._wrapped, load_file(folder / _WEIGHTS_FILE), adapter_name=_NAME)
+def _without_adapter(model: Any) -> list[str]:
+    """The linear layers that no adapter can be on.
+
+    Other subclasses compute something else, such as a router's choice of experts. The kernels of Mamba read
+    the weight of `out_proj` themselves, so that an adapter beside it would have no effect. Frozen layers read
+    no text.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    linear = {name: one for name, one in model.named_modules() if isinstance(one, (torch.nn.Linear, Conv1D))}
+    return sorted(
+        name
+        for name, one in linear.items()
+        if (type(one) not in (torch.nn.Linear, Conv1D) and type(one).__name__ not in _LINEAR)
+        or not one.weight.requires_grad
+        or (model.config.get_text_config().model_type in _READ_BY_KERNELS and name.endswith(".out_proj"))
+    )
 
 
 def _check_targets(model: Any, targets: Sequence[str]) -> None:
@@ -114,8 +106,14 @@ def _check_targets(model: Any, targets: Sequence[str]) -> None:
     names = {module: name for name, module in model.named_modules()}
     linear = {name for module, name in names.items() if isinstance(module, (torch.nn.Linear, Conv1D))}
     head = names.get(model.get_output_embeddings(), "")
+    without = set(_without_adapter(model))
     for target in targets:
         found = {name for name in linear if f".{name}".endswith(f".{target}")}
+        if found and found <= without:
+            raise ConfigError(
+                f"trainer.lora.targets: '{target}' of {type(model).__name__} is read by more than its own "
+                "layer, so it cannot have an adapter; leave it out."
+            )
         if head in found:
             raise ConfigError(
                 f"trainer.lora.targets: '{target}' is the output embedding, which cannot have an adapter; "

@@ -4,7 +4,7 @@
 tokens of one sequence.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +17,14 @@ from trinity_db.arrays import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.models.forward import trained_mask, trained_values
 from trinity_db.trainer.algorithms.interface import Algorithm, Columns
+from trinity_db.trainer.learner.micro_batches import MicroBatches
 from trinity_db.trainer.learner.policy import Policy
 from trinity_db.trainer.parts.columns import COLUMNS, STORED, Origin
-
-MicroBatches = Callable[[Sequence[Payload]], Iterator[tuple[list[int], bool]]]
-"""Splits rows into this rank's micro-batches. It yields the indices of each, and whether its results count.
-Over all ranks each row counts once. Between two micro-batches it may raise `Abandoned`."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one optimizer step. Pairs stand in the order chosen, rejected, chosen, rejected, ..."""
+    """The rows of one step. Pairs stand in the order chosen, rejected, chosen, rejected, ..."""
 
     payloads: Sequence[Payload]
     """The arrays of each row. Each row has at least one trained token."""
@@ -43,19 +40,37 @@ class Batch:
 
 @torch.no_grad()
 def gather_columns(
-    batch: Batch, algorithm: Algorithm, policy: Policy, micro_batches: MicroBatches
+    batch: Batch,
+    algorithm: Algorithm,
+    policy: Policy,
+    micro_batches: MicroBatches,
+    later: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """Return the columns that the rows have, and those that the algorithm needs from models.
+
+    A model is asked in one pass for all columns that come from it.
+
+    Args:
+        later: columns of models that the algorithm takes from the pass with gradient.
 
     Raises:
         ConfigError: the rows lack a column that the algorithm needs.
     """
     columns = _stored(batch, policy.device)
     _check_has(columns, algorithm.needs)
-    for name, column in COLUMNS.items():  # every rank uses the same order, because all ranks sum together
-        if column.origin is Origin.MODEL and name in algorithm.needs and name not in columns:
-            score = getattr(policy, column.source)
-            columns[name] = _scores(score, batch.payloads, columns["mask"], policy, micro_batches)
+    missing = {
+        name: column.source  # every rank uses the same order, because all ranks sum together
+        for name, column in COLUMNS.items()
+        if column.origin is Origin.MODEL and name in algorithm.needs and name not in columns
+    }
+    asked: dict[str, tuple[str, ...]] = {
+        source: (name,) for name, source in missing.items() if name not in later
+    }
+    if asked.keys() >= {"logprobs", "values"}:
+        asked["logprobs_and_values"] = (*asked.pop("logprobs"), *asked.pop("values"))
+    for source, names in asked.items():
+        found = _scores(getattr(policy, source), batch.payloads, columns["mask"], policy, micro_batches)
+        columns |= zip(names, found, strict=True)
     if "mismatched" in algorithm.needs:
         columns["mismatched"] = _mismatched_ratios(batch.payloads, policy, micro_batches)
     return columns
@@ -85,7 +100,11 @@ def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
     """The columns that the batch holds, as tensors on the device."""
     found = {"weight": np.ones(len(batch.payloads)), **batch.columns}
     columns = {name: torch.from_numpy(values) for name, values in found.items()}
-    columns = {name: one.float() if one.is_floating_point() else one for name, one in columns.items()}
+    # Rewards and advantages stay in float64: where rewards are large, their differences are small.
+    columns = {
+        name: one.float() if one.is_floating_point() and name not in ("rewards", "advantages") else one
+        for name, one in columns.items()
+    }
     if "advantages" in columns:
         columns["advantages"] = columns["advantages"][:, None]
     # Expert rows have no log-probabilities of sampling. They get 0, and no part reads it.
@@ -107,20 +126,25 @@ def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
 
 
 def _scores(
-    score: Callable[[Sequence[Payload]], Tensor],
+    score: Callable[[Sequence[Payload]], Tensor | tuple[Tensor, ...]],
     payloads: Sequence[Payload],
     mask: Tensor,
     policy: Policy,
     micro_batches: MicroBatches,
-) -> Tensor:
-    """[N, K] The numbers that `score` returns for the trained tokens, from all ranks."""
-    scores = torch.zeros(mask.shape, device=policy.device)
+) -> tuple[Tensor, ...]:
+    """For each column that `score` returns, [N, K] its numbers for the trained tokens, from all ranks."""
+    scores: list[Tensor] = []
     # The second phase uses the same micro-batches. So an unchanged policy gives exactly equal numbers.
-    for chosen, counts in micro_batches(payloads):
+    for chosen, counts, _ in micro_batches(payloads):
         found = score([payloads[i] for i in chosen])
-        if counts:
-            scores[chosen, : found.shape[1]] = found
-    return policy.ranks.sum(scores)
+        columns = found if isinstance(found, tuple) else (found,)
+        scores = scores or [
+            mask.new_zeros(mask.shape, dtype=torch.promote_types(one.dtype, torch.float32)) for one in columns
+        ]
+        for whole, column in zip(scores, columns, strict=True):
+            if counts:
+                whole[chosen, : column.shape[1]] = column.to(whole.dtype)
+    return tuple(policy.ranks.sum(one) for one in scores)
 
 
 def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, micro_batches: MicroBatches) -> Tensor:
@@ -136,7 +160,7 @@ def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, micro_batche
     chosen = [rows[number] for number in kept]
     mask = torch.from_numpy(trained_mask(chosen))
     sums = [
-        _scores(score, chosen, mask, policy, micro_batches).sum(dim=1)
+        _scores(score, chosen, mask, policy, micro_batches)[0].sum(dim=1)
         for score in (policy.logprobs, policy.reference_logprobs)
     ]
     ratios[kept] = sums[0] - sums[1]

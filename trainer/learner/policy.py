@@ -1,13 +1,13 @@
 """The policy: the model that is trained, and the reference that it is compared with.
 
 The policy knows which weights are trained. It loads them from a checkpoint, saves them into one, and
-computes log-probabilities and values. `learner.py` uses these in a step. A checkpoint always holds the whole
-model, even if only an adapter is trained. So `transformers` and explorers load every checkpoint alike.
+computes log-probabilities and values. `learner.py` uses these in a step. A version holds the whole model, or,
+if an adapter is trained and `trainer.publish` is adapter, that adapter and the name of its base.
 """
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,36 @@ import torch
 from torch import Tensor
 
 from trinity_db.arrays import Payload
-from trinity_db.models import context_of, default_device, load_model
+from trinity_db.models import context_of, default_device, folder_digest, load_model, model_folder
+from trinity_db.models.adapter_folder import BASE_FILE, Base
 from trinity_db.models.canary import Canary, sequence
 from trinity_db.models.forward import Forward
-from trinity_db.models.layers import recompute
+from trinity_db.models.layers import Root, Sharding, compile_layers, recompute
+from trinity_db.models.unread import UnreadModel
+from trinity_db.models.weights_file import WeightsFile
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.distribution.ranks import ALONE, Ranks
 from trinity_db.trainer.distribution.sharding import whole_weights
+from trinity_db.trainer.learner import published_weights
 from trinity_db.trainer.learner.adapter import ADAPTER_FOLDER, Adapter
+from trinity_db.trainer.learner.recorded_routing import RecordedRouting, without
 from trinity_db.trainer.learner.reference import Reference
-from trinity_db.trainer.learner.value_head import load_value_head
+from trinity_db.trainer.learner.reward_head import RewardHead, classifier_of, ended
+from trinity_db.trainer.learner.router_loss import router_loss_of
+from trinity_db.trainer.learner.value_head import ValueHead, load_head
 
 
 class Policy:
-    """A model with gradient, and if needed a value head and a frozen reference.
+    """A model with gradient, and if needed a value head or a reward head, and a frozen reference.
 
     Args:
-        folder: the folder of the starting model, or of the checkpoint that training continues from.
+        folder: the folder of the starting model, or of the version that training continues from.
         start: the folder of the run's starting model. Adapters are added to it, and references begin as it.
             None: the same as `folder`.
+        start_digest: the digest of its files, which published adapters name. None: it is computed.
         has_reference: whether the algorithm compares the policy with a reference.
         has_values: whether the algorithm reads the values of a value head.
+        says_rewards: whether the algorithm learns a reward head. It is then in the place of the value head.
         temperature: of the run that sampled the tokens; payloads may have others.
         ranks: the processes that hold the same weights. Each has a copy, or a part (`trainer.sharding`).
     """
@@ -46,8 +55,10 @@ class Policy:
         config: TrainerConfig,
         *,
         start: Path | None = None,
+        start_digest: str | None = None,
         has_reference: bool = False,
         has_values: bool = False,
+        says_rewards: bool = False,
         temperature: float = 1.0,
         device: str | None = None,
         ranks: Ranks = ALONE,
@@ -55,34 +66,78 @@ class Policy:
         self.ranks = ranks
         self.device = device or default_device()
         start = start or folder
-        checkpoint = None if folder == start else folder
+        sharding = _sharding(config, ranks, self.device)
         # The model stays in evaluation mode. Dropout would move the ratio of unchanged weights away from 1.
-        self.model: Any = load_model(start if config.lora else folder, self.device)
-        self._adapter = Adapter(self.model, config.lora) if config.lora else None
-        if self._adapter and checkpoint:
-            self._adapter.load(checkpoint / ADAPTER_FOLDER)
-        self.value_head = load_value_head(folder, self.model) if has_values else None
-        self.forward = Forward(self.model, config, temperature=temperature, value_head=self.value_head)
+        source = start if config.lora else folder
+        unread = UnreadModel(source) if sharding else None
+        self.model: Any = unread.model if unread else load_model(source, self.device)
+        self._classifier = classifier_of(self.model) if says_rewards else None
+        self.adapter = Adapter(self.model, config.lora) if config.lora else None
+        self._base = _base(config, start, start_digest)
+        self._start = start
+        head: type[ValueHead] = RewardHead if says_rewards else ValueHead
+        self.value_head = load_head(head, folder, self.model) if has_values or says_rewards else None
+        self._root: Root | None = None
+        if sharding and unread:
+            self._root = sharding.of(unread, *([self.value_head] if self.value_head else []))
+        self.forward = Forward(
+            self.model,
+            config,
+            temperature=temperature,
+            value_head=self.value_head,
+            device=self.device,
+            **({"with_weights": self._root} if self._root else {}),
+        )
+        self.router_loss = router_loss_of(self.model, config, self._root)
+        self.routing = RecordedRouting(self.model, self.forward, config, self._root)
+        if config.compile:
+            compile_layers(self.model)
         if config.gradient_checkpointing:
             recompute(self.model)
-        self.max_length = min(config.max_length or sys.maxsize, context_of(self.model.config))
+        self.max_length = _max_length(config, self.model, says_rewards)
         """Longest sequence that the policy takes, in tokens."""
         self._reference: Reference | None = None
-        if has_reference and not self._adapter:
+        if has_reference and not self.adapter:
             self._reference = Reference(
-                start, checkpoint, config, temperature=temperature, device=self.device
+                start, config, temperature=temperature, device=self.device, sharding=sharding
             )
+        self._published: torch.dtype = getattr(torch, config.publish_dtype)
+        self._sums_at_the_end = config.sum_gradients == "step"
 
-        self._sharded: list[torch.nn.Module] = []
-        if config.sharding == "full" and ranks.size > 1:
-            self._sharded.append(self.forward.shard(ranks.mesh))
-            if self._reference:
-                self._sharded.append(self._reference.shard(ranks.mesh))
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of the weights."""
+        return self._root is not None
+
+    def trained(self) -> dict[str, Tensor]:
+        """What training changes, by names of its own: weights, those of the value head, and of the reference.
+
+        Frozen weights are among them if a version rounds them.
+        """
+        weights = self.weights if self.adapter else dict(self.model.named_parameters())
+        reference = self._reference.followed() if self._reference else {}
+        parts = {"model": weights, "value_head": self.head_weights, "reference": reference}
+        return {f"{part}.{name}": one for part, named in parts.items() for name, one in named.items()}
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that are trained, those of the value head last."""
-        of_head = self.value_head.parameters() if self.value_head else ()
-        return [one for one in (*self.model.parameters(), *of_head) if one.requires_grad]
+        return [*self.weights.values(), *self.head_weights.values()]
+
+    @property
+    def weights(self) -> dict[str, torch.nn.Parameter]:
+        """The trained parameters of the model, by name."""
+        return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+
+    @property
+    def head_weights(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters of the value head, by name. Empty without one."""
+        return dict(self.value_head.named_parameters()) if self.value_head else {}
+
+    @property
+    def embeddings(self) -> list[Tensor]:
+        """The matrices of the model's tokens, at its input and at its output."""
+        ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        return [end.weight for end in ends if end is not None]
 
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
         """[B, K] Log-probabilities of the trained tokens under the policy as it is now, without gradient."""
@@ -92,19 +147,49 @@ class Policy:
         """[B, K] The value head's expectation before each trained token, without gradient."""
         return self.forward.values(payloads)
 
+    def logprobs_and_values(self, payloads: Sequence[Payload]) -> tuple[Tensor, Tensor]:
+        """What `logprobs` and `values` return, from one pass."""
+        return self.forward.logprobs_and_values(payloads)
+
+    def ends(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """The rows as a reward head reads them: see `reward_head.ended`."""
+        pad = self.model.config.get_text_config().pad_token_id
+        return [ended(payload, pad) for payload in payloads]
+
     def reference_logprobs(self, payloads: Sequence[Payload]) -> Tensor:
         """[B, K] Log-probabilities of the trained tokens under the reference, without gradient.
 
-        With an adapter, the reference is the model with its adapter switched off.
+        With an adapter, the reference is the model with its adapter switched off. A reference chooses its
+        experts itself.
         """
-        if self._adapter:
-            with self._adapter.disabled():
-                return self.forward.logprobs(payloads)
+        if self.adapter:
+            with self.adapter.disabled():
+                return self.forward.logprobs(without(payloads))
         assert self._reference is not None, "the algorithm asks for a reference"
         return self._reference.logprobs(payloads)
 
+    def sum_gradients_after(self, is_last: bool) -> None:
+        """Say before each backward pass of a step whether it is the step's last one.
+
+        Ranks with parts of the weights exchange gradients in the backward pass.
+        """
+        if self._root:
+            self._root.sum_gradients_after(is_last or not self._sums_at_the_end)
+
+    def forget_gradients(self, payload: Payload) -> None:
+        """Drop the gradients of a step that ends before its last backward pass. All ranks call it together.
+
+        Args:
+            payload: any. Gradients that the ranks have not summed yet are dropped by one more pass.
+        """
+        if self._root:
+            self._root.sum_gradients_after(True)
+            torch.autograd.backward(0.0 * self.forward([payload]).logprobs.sum())
+        for parameter in self.parameters():
+            parameter.grad = None
+
     def canary(self) -> Canary | None:
-        """What the weights say of a fixed sequence now. All ranks call it together.
+        """What the weights, as a version has them, say of a fixed sequence now. All ranks call it together.
 
         None if the model takes too short sequences.
         """
@@ -112,7 +197,8 @@ class Policy:
         payload = sequence(self.model.get_input_embeddings().num_embeddings, context)
         if payload is None:
             return None
-        logprobs = self.forward.canary_logprobs([payload])[0]
+        with self._as_published():
+            logprobs = self.forward.canary_logprobs([payload])[0]
         return Canary(payload.token_ids.tolist(), logprobs.tolist())
 
     def after_step(self, steps_done: int) -> None:
@@ -122,14 +208,71 @@ class Policy:
 
     def whole_weights(self) -> AbstractContextManager[None]:
         """Within this `with`, the first rank has all weights and can save them. All ranks enter together."""
-        return whole_weights(self._sharded, self.ranks)
+        return whole_weights([self._root] if self._root else [], self.ranks)
 
-    def save(self, folder: Path) -> None:
-        """Write the model that `transformers` loads, and adapter, reference and value head beside it."""
-        self.model.save_pretrained(folder, state_dict=self._adapter.merged() if self._adapter else None)
-        if self._adapter:
-            self._adapter.save(folder / ADAPTER_FOLDER)
-        if self._reference:
-            self._reference.save(folder)
-        if self.value_head:
+    @property
+    def publishes_adapter(self) -> bool:
+        """Whether a version is an adapter, whose tokenizer lies with its base."""
+        return self._base is not None
+
+    def save(self, folder: Path) -> dict[Path, WeightsFile]:
+        """Write the model that `transformers` loads, with its adapter beside it, or the adapter alone.
+
+        Returns the large files of it that are not written, by their paths in the folder. They have copies of
+        the weights, which may change meanwhile.
+        """
+        unwritten = self._write_weights(folder)
+        if self.value_head and not self._classifier:
             self.value_head.save(folder)
+        return unwritten
+
+    def _write_weights(self, folder: Path) -> dict[Path, WeightsFile]:
+        if self.adapter and self._base:
+            unwritten = self.adapter.write(folder, self._start)
+            (folder / BASE_FILE).write_text(self._base.content)
+            return unwritten
+        state = self.adapter.merged() if self.adapter else self.model.state_dict()
+        beside: dict[str, Tensor] = {}
+        if isinstance(self.value_head, RewardHead):
+            beside = self.value_head.weights
+            self.value_head.save(folder)
+        unwritten = model_folder.write(self.model, state, folder, self._published, self._classifier, beside)
+        if self.adapter:
+            files = self.adapter.write(folder / ADAPTER_FOLDER, self._start)
+            unwritten |= {ADAPTER_FOLDER / path: file for path, file in files.items()}
+        return unwritten
+
+    @contextmanager
+    def _as_published(self) -> Iterator[None]:
+        """Within this `with`, the model computes what a version of it computes."""
+        if self._published == torch.float32 or self.publishes_adapter:
+            yield
+        elif self.adapter:
+            with (
+                self.adapter.disabled(),
+                published_weights.rounded(self.model, self._published, self.adapter.merged_weights()),
+            ):
+                yield
+        else:
+            with published_weights.rounded(self.model, self._published):
+                yield
+
+
+def _sharding(config: TrainerConfig, ranks: Ranks, device: str) -> Sharding | None:
+    """How the ranks share weights. None: each has all of them."""
+    if config.sharding == "full" and ranks.size > 1:
+        return Sharding(ranks.mesh, device, config.offload)
+    return None
+
+
+def _base(config: TrainerConfig, start: Path, digest: str | None) -> Base | None:
+    """The model that published adapters name as their base. None: a version is a whole model."""
+    if config.lora and config.publish == "adapter":
+        return Base(start, digest or folder_digest.digest(start))
+    return None
+
+
+def _max_length(config: TrainerConfig, model: Any, says_rewards: bool) -> int:
+    """Tokens of the longest sequence. A reward head reads at one more token, behind the last one."""
+    context = context_of(model.config) - (1 if says_rewards else 0)
+    return min(config.max_length or sys.maxsize, context)

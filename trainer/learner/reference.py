@@ -9,15 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from trinity_db.arrays import Payload
-from trinity_db.models import load_model
+from trinity_db.models import computing_dtype, load_model
 from trinity_db.models.forward import Forward
+from trinity_db.models.layers import Root, Sharding, store_in
+from trinity_db.models.unread import UnreadModel
 from trinity_db.trainer.config import SynchronisedReference, TrainerConfig
-
-REFERENCE_FOLDER = "reference"
-"""The folder in a checkpoint that holds a synchronised reference."""
 
 
 class Reference:
@@ -25,21 +23,37 @@ class Reference:
 
     Args:
         start: the folder of the run's starting model.
-        checkpoint: the folder of the checkpoint that training continues from; None at the run's start.
+        sharding: how ranks share its weights. None: each has all.
     """
 
     def __init__(
-        self, start: Path, checkpoint: Path | None, config: TrainerConfig, *, temperature: float, device: str
+        self,
+        start: Path,
+        config: TrainerConfig,
+        *,
+        temperature: float,
+        device: str,
+        sharding: Sharding | None = None,
     ) -> None:
         kind = config.reference
         self._synchronised = kind if isinstance(kind, SynchronisedReference) else None
-        folder = checkpoint / REFERENCE_FOLDER if self._synchronised and checkpoint else start
-        self._model = load_model(folder, device).requires_grad_(False)
-        self._forward = Forward(self._model, config, temperature=temperature)
-
-    def shard(self, mesh: DeviceMesh) -> torch.nn.Module:
-        """Shard the weights over the ranks. Returns the module that holds this rank's part."""
-        return self._forward.shard(mesh)
+        self.root: Root | None = None
+        """The module that holds this rank's part, if the weights are sharded."""
+        if sharding:
+            unread = UnreadModel(start)
+            self._model = unread.model.requires_grad_(False)
+            self.root = sharding.of(unread)
+        else:
+            self._model = load_model(start, device).requires_grad_(False)
+            if self._synchronised is None:
+                store_in(self._model, computing_dtype(config.dtype, device))
+        self._forward = Forward(
+            self._model,
+            config,
+            temperature=temperature,
+            device=device,
+            **({"with_weights": self.root} if self.root else {}),
+        )
 
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
         """[B, K] Log-probabilities of the trained tokens."""
@@ -58,7 +72,6 @@ class Reference:
         for own, new in zip(self._model.parameters(), policy.parameters(), strict=True):
             own.mul_(1.0 - mix).add_(new, alpha=mix)
 
-    def save(self, folder: Path) -> None:
-        """Write a synchronised reference into a checkpoint. A frozen one is the starting model, on disk."""
-        if self._synchronised is not None:
-            self._model.save_pretrained(folder / REFERENCE_FOLDER)
+    def followed(self) -> dict[str, Tensor]:
+        """The weights of a synchronised reference, by name. A frozen one has none that a checkpoint needs."""
+        return {} if self._synchronised is None else dict(self._model.named_parameters())

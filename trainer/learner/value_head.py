@@ -4,7 +4,7 @@ In a checkpoint it is a file beside the model's files. transformers ignores that
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,10 +21,13 @@ class ValueHead(torch.nn.Linear):
     the head alone, because the gradient reaches the model through w.
     """
 
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__(hidden_size, 1)
-        torch.nn.init.zeros_(self.weight)
-        torch.nn.init.zeros_(self.bias)
+    file: ClassVar[str] = FILE
+    """Where a checkpoint has it."""
+
+    def __init__(self, hidden_size: int, bias: bool = True) -> None:
+        super().__init__(hidden_size, 1, bias)
+        for parameter in self.parameters():
+            torch.nn.init.zeros_(parameter)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[N] from [N, H], computed in the head's own dtype."""
@@ -32,12 +35,15 @@ class ValueHead(torch.nn.Linear):
 
     def save(self, folder: Path) -> None:
         """Write the head into the folder of its model."""
-        save_file(self.state_dict(), folder / FILE)
+        save_file(self.state_dict(), folder / self.file)
 
 
-def load_value_head(folder: Path, model: Any) -> ValueHead:
-    """Load the value head beside a model onto the model's device. Without a file, make a new one."""
-    head = ValueHead(model.config.get_text_config().hidden_size)
-    if (folder / FILE).is_file():
-        head.load_state_dict(load_file(folder / FILE))
+Head = TypeVar("Head", bound=ValueHead)
+
+
+def load_head(kind: type[Head], folder: Path, model: Any) -> Head:
+    """Load the head beside a model onto the model's device. Without a file, make a new one."""
+    head = kind(model.config.get_text_config().hidden_size)
+    if (folder / head.file).is_file():
+        head.load_state_dict(load_file(folder / head.file))
     return head.to(next(model.parameters()).device)

@@ -153,7 +153,7 @@ def asymre(rewards: ArrayLike, groups: ArrayLike, *, baseline_shift: float = -0.
 
 @built_in()
 def zero(rewards: ArrayLike) -> Floats:
-    """Advantage 0 for every reward. What is learned comes from elsewhere, for example from a teacher.
+    """Advantage 0 for every reward. The policy learns from something else, for example from a teacher.
 
     A = 0. Rewards may be NaN.
     """

@@ -1,7 +1,8 @@
-"""Aggregation: how the losses of tokens are averaged over an optimizer step.
+"""Aggregation: how the losses of tokens are averaged over all rows of an update.
 
-Each function returns a micro-batch's share of a mean over the whole step: a sum over the micro-batch, divided
-by a count of the step from `Totals`. So the shares add up to the same mean for any size of micro-batch. With
+Each function returns a micro-batch's share of a mean over the rows of one update of the weights: all rows of
+the step, unless `trainer.minibatches` divides them. It is a sum over the micro-batch, divided by a count from
+`Totals`. So the shares add up to the same mean for any size of micro-batch. With
 counts of the micro-batch alone (TRL's `grpo` and `bnpo`, Trinity-RFT), the weight of a token would depend on
 how rows are split.
 

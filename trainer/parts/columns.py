@@ -171,6 +171,9 @@ _DECLARED = (
         "staleness",
         readers=("policy loss", "correction"),
     ),
+    Column(
+        "margins", "[B]", "the margin of a row's pair, as it was derived or imported", Origin.DRAW, "margin"
+    ),
     Column("weight", "[B]", "how much a row counts in the loss", Origin.DRAW, "weight"),
     Column("is_expert", "[B] bool", "True for an imported row beside those of rollout groups", Origin.DRAW),
     # The place of each row among the attempts of its group.

@@ -1,7 +1,7 @@
 """Corrections for rows that an older policy or another engine has sampled: weights of the policy loss.
 
 There are three policies. `behaviour` sampled the tokens and is stored with the row. `proximal` is the policy
-at the start of the optimizer step. `logprobs` is the policy being trained. A correction that reads `proximal`
+at the start of the step. `logprobs` is the policy being trained. A correction that reads `proximal`
 weighs a token by w = proximal/behaviour, and the loss takes its ratios to `proximal`. This is decoupled PPO,
 arXiv 2110.00641, and for language models AReaL, 2505.24298. A correction that does not read `proximal` is
 only a mask. Ratios then stay relative to `behaviour`, which is a correction in itself.
@@ -23,6 +23,7 @@ from pydantic import Field
 from trinity_db.trainer.parts.aggregation import token_mean
 from trinity_db.trainer.parts.built_in import built_in
 from trinity_db.trainer.parts.options import ImportanceWeight
+from trinity_db.trainer.parts.properties import having
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,7 @@ MAX_LOG_RATIO = 20.0  # nats, as in verl: e^20 is far above any bound, and finit
 
 
 @built_in(ImportanceWeight)
+@having(row_by_row=True)
 def truncated_importance_sampling(
     proximal: Tensor,
     behaviour: Tensor,
@@ -66,6 +68,7 @@ def _range_is_not_empty(options: Any) -> None:
 
 
 @built_in(ImportanceWeight, check=_range_is_not_empty)
+@having(row_by_row=True)
 def masked_importance_sampling(
     proximal: Tensor,
     behaviour: Tensor,
@@ -95,6 +98,7 @@ def masked_importance_sampling(
 
 
 @built_in()
+@having(row_by_row=True)
 def off_policy_sequence_masking(
     logprobs: Tensor,
     behaviour: Tensor,
@@ -139,15 +143,15 @@ def m2po(
     *,
     threshold: Annotated[float, Field(gt=0)] = 0.04,
 ) -> Tensor:
-    """Weighs each token by proximal/behaviour, and leaves out the tokens that stray most (M2PO). A batch
-    makes one step, so the remaining tokens are not clipped, as in the paper.
+    """Weighs each token by proximal/behaviour, and leaves out the tokens that stray most (M2PO). With one
+    update by a batch, the remaining tokens are not clipped, as in the paper.
 
     [B, K] w = proximal/behaviour, and 0 for the largest (log w)² until the mean of the rest is low enough.
 
     Only tokens that an update would move farther away are considered (A > 0 and w > 1, or A < 0 and w < 1).
     Of these, the tokens with the largest (log w)² are left out until the mean over the others is at most
     `threshold`. Equal ones are left out together, so the order of rows does not matter. B is the whole
-    optimizer step. AReaL masks within micro-batches, where the result depends on how rows are split.
+    step. AReaL masks within micro-batches, where the result depends on how rows are split.
 
     Args:
         threshold: Largest mean of squared log-ratios, in nats², over the tokens that the update moves
@@ -204,9 +208,9 @@ def sampling_difference(
 ) -> dict[str, Tensor]:
     """Share of the mean, and the maximum, of |log p - log behaviour|: the effect of staleness and of engines.
 
-    p is the policy at the start of the step. `logprobs` has its weights, because weights change only after
-    all micro-batches of a step. As in TRL, but a token that is not finite counts as 0 here, and not at all
-    there.
+    p is the policy at the start of the step. `logprobs` has its weights in the first update, because weights
+    change only after all its micro-batches. As in TRL, but a token that is not finite counts as 0 here, and
+    not at all there.
     """
     difference = _log_ratios(logprobs, behaviour).abs()
     name = "sampling/sampling_logp_difference"

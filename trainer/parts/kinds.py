@@ -37,7 +37,7 @@ from trinity_db.trainer.parts.properties import Properties, properties_of
 
 @dataclass(frozen=True)
 class Kind:
-    """What the parts of a kind have in common."""
+    """A kind of part."""
 
     file: str
     """The module where they are, each under its name."""
@@ -93,7 +93,7 @@ KINDS = {
 
 
 def readable(kind: str) -> tuple[str, ...]:
-    """What the parts of a kind may read."""
+    """The names that parts of a kind may read."""
     columns = tuple(name for name, column in COLUMNS.items() if kind in column.readers)
     return (*KINDS[kind].made, *columns)
 
@@ -110,16 +110,16 @@ class Part:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What it reads."""
+        """The names that it reads."""
         return tuple(positional(self.function))
 
     @property
     def properties(self) -> Properties:
-        """What a composition has to know about it beyond its signature."""
+        """The facts about it that a composition needs beyond its signature."""
         return properties_of(self.function)
 
     def __call__(self, columns: Mapping[str, Any]) -> Any:
-        """What the function makes of those of the columns that it reads.
+        """Call the function with the columns that it reads, and return its result.
 
         Raises:
             TrinityError: the function is a user's own, and failed or returned something else.

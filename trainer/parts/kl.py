@@ -127,12 +127,12 @@ def penalised_rewards(
 
     Sources: arXiv 1909.08593 equation 2; RLOO, 2402.14740.
     """
-    penalties = coefficient * estimates.detach().masked_fill(~mask, 0.0).sum(dim=1)
+    penalties = coefficient * estimates.detach().masked_fill(~mask, 0.0).double().sum(dim=1)
     if attempts is not None:
         import torch
 
         of = torch.unique(attempts.cpu(), return_inverse=True)[1]
-        sums = of.bincount(penalties.double().cpu())  # on the CPU: a GPU adds in an arbitrary order
+        sums = of.bincount(penalties.cpu())  # on the CPU: a GPU adds in an arbitrary order
         penalties = sums[of].to(penalties)
     return rewards - penalties
 

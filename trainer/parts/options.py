@@ -1,4 +1,4 @@
-"""What compositions read of the sections that choose parts, beside the options of the parts themselves.
+"""Options of parts that compositions read, beside the options of the parts themselves.
 
 The options of a built-in part stand in the signature of its function (`built_in.py`), those of the
 user's own part under `options`.
@@ -47,7 +47,7 @@ class Values(Part):
     """Weight of the value loss, half the squared error, beside the policy loss."""
     clip_range: float | None = Field(0.2, gt=0)
     """How far an update may move a value from what it was at the start of the step, in units of reward. None:
-    any distance. A batch makes one step, so values have not moved when it is computed."""
+    any distance. With one update by a batch, values have not moved when it is computed."""
 
 
 class OwnValues(Own, Values):

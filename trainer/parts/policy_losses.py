@@ -1,7 +1,8 @@
 """Policy losses: compute one loss per token from log-probabilities and advantages.
 
 Each is a pure function of the columns that its parameters name. It returns "loss" [B, K]. If it limits the
-influence of tokens, it also returns "clip_ratio" [B, K], which is 1.0 for limited tokens. A micro-batch has B
+influence of tokens, it also returns "clip_ratio" [B, K], which is 1.0 for limited tokens, and if it leaves
+tokens out by choice, "unmasked_ratio" [B, K], which is 1.0 for those that it keeps. A micro-batch has B
 sequences and K token columns. Advantages are [B, 1] or [B, K]. Numbers outside the mask are set to 0 first,
 so that they reach neither loss nor gradient. In the formulas r is the ratio of probabilities now/old, A the
 advantage, and sg(.) stops the gradient.
@@ -150,6 +151,7 @@ def cispo(
     *,
     clip_low: Annotated[float, Field(gt=0, le=1)] = 1.0,
     clip_high: Annotated[float, Field(gt=0)] = 0.28,
+    mask_clipped: bool = False,
 ) -> dict[str, Tensor]:
     """Policy gradient weighed by a clipped ratio; every token keeps its gradient (CISPO).
 
@@ -159,16 +161,26 @@ def cispo(
     1 + clip_high, as in the paper, verl and Trinity-RFT. TRL's epsilon_high is the bound itself, so its 5.0
     is clip_high = 4.0 here. clip_low = 1.0 means no lower bound, as in the paper and TRL.
 
+    With `mask_clipped` it is the paper's unified form: tokens whose ratio has left the range in the direction
+    of their advantage are left out, as by PPO's clipping. "unmasked_ratio" is 1.0 for the others; Trinity-RFT
+    calls their share masked_frac.
+
     Args:
         clip_low: The weight is at least 1 - clip_low. 1: no lower bound.
         clip_high: The weight is at most 1 + clip_high.
+        mask_clipped: Leave out tokens with a positive advantage above the range, and those with a negative
+            one below it.
 
-    Source: CISPO, MiniMax-M1, arXiv 2506.13585 equations 4 and 5.
+    Source: CISPO, MiniMax-M1, arXiv 2506.13585 equations 4 and 5; with the mask, equations 6 and 7.
     """
-    ratio = log_ratio(logprobs, old, mask).exp().detach()
+    ratio, advantages = log_ratio(logprobs, old, mask).exp().detach(), _masked(advantages, mask)
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -weight * _masked(advantages, mask) * _masked(logprobs, mask)
-    return {"loss": loss, "clip_ratio": (weight != ratio).float()}
+    loss = -weight * advantages * _masked(logprobs, mask)
+    terms = {"loss": loss, "clip_ratio": (weight != ratio).float()}
+    if not mask_clipped:
+        return terms
+    cut = _beyond(ratio, advantages, clip_low, clip_high)
+    return terms | {"loss": loss.masked_fill(cut, 0.0), "unmasked_ratio": (~cut).float()}
 
 
 @built_in()
@@ -317,13 +329,9 @@ def rec(
 ) -> dict[str, Tensor]:
     """REINFORCE with a choice of clipping, weights and regularisers (REC).
 
-    -sg(w)·A·log p for some of the tokens, plus a regulariser: REINFORCE with clipping.
-
-    `weight` sets w: 1, r, s = exp(mean_t log r_t), or exp(A/temperature). `clip_mode` sets which tokens
-    count: none, all; two_side, those with r in [1 - clip_low, 1 + clip_high]; one_side, those where r has not
-    left this range in the direction of A; sequence_one_side, the same with s for r; ring, those in the range,
-    and those far beyond it against A: r < 1 - outer_low with A > 0, r > 1 + outer_high with A < 0.
-    `regularizer` adds for all tokens coefficient·(log r)² (k2), or -coefficient·log p (forward_kl).
+    -sg(w)·A·log p for the tokens that are not left out, plus a regulariser for all tokens. w is 1, r,
+    s = exp(mean_t log r_t), or exp(A/temperature). Tokens are left out by r, or by s (sequence_one_side). The
+    regulariser is coefficient·(log r)² (k2), or -coefficient·log p (forward_kl).
 
     Trinity-RFT aggregates sequence_one_side by seq_mean_token_mean, and all others by token_mean.
     Source: REC, arXiv 2509.24203, as in Trinity-RFT.
@@ -346,25 +354,45 @@ def rec(
     change = log_ratio(logprobs, old, mask)
     trained, advantages = _masked(logprobs, mask), _masked(advantages, mask)
     ratio, sequence_ratio = change.detach().exp(), _mean_log_ratio(logprobs, old, mask).exp()
-    outside = (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
-    cut = {
-        "none": mask.new_zeros(mask.shape),
-        "two_side": outside,
-        "one_side": _beyond(ratio, advantages, clip_low, clip_high),
-        "sequence_one_side": _beyond(sequence_ratio, advantages, clip_low, clip_high),
-        "ring": outside & ~_beyond(ratio, -advantages, outer_low, outer_high),
-    }[clip_mode]
-    weights = {
-        "none": ratio.new_ones(ratio.shape),
-        "ratio": ratio,
-        "sequence_ratio": sequence_ratio,
-        "advantage": (advantages / temperature).exp(),
-    }[weight]
-    penalty = {"none": change.new_zeros(change.shape), "k2": change.square(), "forward_kl": -trained}[
-        regularizer
-    ]
-    loss = (-weights * advantages * trained).masked_fill(cut, 0.0) + coefficient * penalty
+    compared = sequence_ratio if clip_mode == "sequence_one_side" else ratio
+    cut = _left_out_by_rec(clip_mode, compared, advantages, (clip_low, clip_high), (outer_low, outer_high))
+    weights = _weights_of_rec(weight, ratio, sequence_ratio, advantages / temperature)
+    penalties = {"none": change.new_zeros(change.shape), "k2": change.square(), "forward_kl": -trained}
+    loss = (-weights * advantages * trained).masked_fill(cut, 0.0) + coefficient * penalties[regularizer]
     return {"loss": loss, "clip_ratio": cut.float()}
+
+
+def _left_out_by_rec(
+    clip_mode: str,
+    ratio: Tensor,
+    advantages: Tensor,
+    inner: tuple[float, float],
+    outer: tuple[float, float],
+) -> Tensor:
+    """[B, K] True for tokens that are left out. The ratio is [B, K], or [B, 1] for whole sequences."""
+    outside = (ratio < 1 - inner[0]) | (ratio > 1 + inner[1])
+    match clip_mode:
+        case "two_side":
+            return outside
+        case "one_side" | "sequence_one_side":
+            return _beyond(ratio, advantages, *inner)
+        case "ring":
+            return outside & ~_beyond(ratio, -advantages, *outer)
+        case _:
+            return outside.new_zeros(outside.shape)
+
+
+def _weights_of_rec(weight: str, ratio: Tensor, sequence_ratio: Tensor, tempered: Tensor) -> Tensor:
+    """[B, K] or [B, 1] The weight of each token. `tempered` are the advantages over the temperature."""
+    match weight:
+        case "ratio":
+            return ratio
+        case "sequence_ratio":
+            return sequence_ratio
+        case "advantage":
+            return tempered.exp()
+        case _:
+            return ratio.new_ones(ratio.shape)
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:

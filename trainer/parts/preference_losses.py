@@ -392,8 +392,8 @@ def chosen_nll(chosen: Tensor, chosen_length: Tensor) -> Tensor:
 
     Sources: ORPO, arXiv 2403.07691 equation 6; CPO, arXiv 2401.08417 section 3; DPO with it, arXiv
     2404.19733. Only the response counts, as in TRL's CPO and in the paper of ORPO. TRL's ORPO counts the
-    chosen prompt too, of which rows have no log-probabilities. All pairs weigh the same. TRL takes the mean
-    over the tokens of a micro-batch, which is the same for one pair.
+    chosen prompt too, but rows have no log-probabilities of their prompts. All pairs weigh the same. TRL
+    takes the mean over the tokens of a micro-batch, which is the same for one pair.
     """
     return -chosen / chosen_length
 

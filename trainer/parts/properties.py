@@ -25,6 +25,9 @@ class Properties:
     rewards_themselves: bool = False
     """For an advantage that is the reward itself and compares nothing. If the divergence is taken off the
     reward, it is taken off token by token. A value part may be the baseline."""
+    row_by_row: bool = False
+    """For a correction: the weights of a row follow from that row alone. A step with one update then has the
+    policy at its start from the pass with gradient, unless another part compares rows by that policy."""
     metrics: Metrics | None = None
     """For a preference loss: computes further metrics from its losses."""
 
@@ -33,13 +36,20 @@ _DEFAULT = Properties()
 
 
 def having(
-    *, last_rewards: bool = False, rewards_themselves: bool = False, metrics: Metrics | None = None
+    *,
+    last_rewards: bool = False,
+    rewards_themselves: bool = False,
+    row_by_row: bool = False,
+    metrics: Metrics | None = None,
 ) -> Callable[[Function], Function]:
     """Mark a part with `Properties`."""
 
     def mark(function: Function) -> Function:
         function.properties = Properties(  # type: ignore[attr-defined]
-            last_rewards=last_rewards, rewards_themselves=rewards_themselves, metrics=metrics
+            last_rewards=last_rewards,
+            rewards_themselves=rewards_themselves,
+            row_by_row=row_by_row,
+            metrics=metrics,
         )
         return function
 

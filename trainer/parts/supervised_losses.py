@@ -1,7 +1,7 @@
 """Losses of demonstrated tokens: pure functions of log-probabilities, one loss per token.
 
 Shapes: B sequences, K token columns. `aggregation.py` takes the mean; usually `token_mean`, over all tokens
-of the optimizer step.
+of an update.
 """
 
 from __future__ import annotations

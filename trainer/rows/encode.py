@@ -1,16 +1,22 @@
-"""Tokenises adopted rows: the trainer turns their imported text into tokens once, before the first draw.
+"""Gives adopted rows their tokens, once, before the first draw.
 
-A row that the model cannot take is dropped with the reason, and so are the pairs that contain it. Each
-chunk is committed. After a crash the next start continues with the remaining rows.
+They follow from the text, or are those of an imported trace or of the other run. A row that the model cannot
+take is dropped with the reason, and so are the pairs that contain it. Each chunk is committed. After a crash
+the next start continues with the remaining rows.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import takewhile
 
-from trinity_db.arrays import Payload
+import numpy as np
+
+from trinity_db.arrays import NO_VERSION, Payload
 from trinity_db.database import Database
-from trinity_db.prompts import PromptTooLong, Tokenizer, UntokenizableText, prompt_text, tokenize
-from trinity_db.store import offline, workers
+from trinity_db.prompts import PromptTooLong, Tokenizer, UntokenizableText
+from trinity_db.replies import EmptyResponse, Replies
+from trinity_db.store import offline, payloads, workers
 
 logger = logging.getLogger(__name__)
 
@@ -22,48 +28,110 @@ def encode_adopted(
     run_id: int,
     worker_id: int,
     tokenizer: Tokenizer,
+    vocabulary: int,
     template: str,
     max_length: int,
     should_stop: Callable[[], bool],
+    keeps_temperature: bool = False,
 ) -> None:
-    """Tokenise every adopted row that has no tokens yet.
+    """Give tokens to every adopted row that has none yet.
 
     Args:
+        vocabulary: how many tokens the model knows.
         max_length: prompt and response together are cut to so many tokens.
-        should_stop: called between two chunks. If it returns True, the next start does the rest.
+        should_stop: called between two rows. If it returns True, the next start does the rest.
+        keeps_temperature: whether tokens keep the temperature of the run that sampled them.
 
     Raises:
         LeaseLost: another trainer has this one's place, and tokenises the rest.
     """
     with database.transaction() as tx:
         total = offline.count_unencoded(tx, run_id)
+    replies = Replies(tokenizer, template)
     done = dropped = after = 0
     while done < total and not should_stop():
         with database.transaction() as tx:
             texts = offline.unencoded(tx, run_id, after, CHUNK_ROWS)
         if not texts:
             return
-        encoded, refused = _encode(texts, tokenizer, template, max_length)
+        traced = payloads.read(database, [text.traced for text in texts if text.traced is not None])
+        if keeps_temperature:
+            traced = {
+                text.traced: _tempered(traced[text.traced], text.temperature)
+                for text in texts
+                if text.traced is not None
+            }
+        rows = takewhile(lambda _: not should_stop(), texts)
+        encoded, refused = _encode(rows, traced, replies, vocabulary, max_length)
+        if not encoded and not refused:
+            break
         with database.transaction() as tx:
             workers.hold_place(tx, worker_id)
             offline.write_tokens(tx, encoded)
             offline.drop(tx, run_id, refused)
-        after, done, dropped = texts[-1].id, done + len(texts), dropped + len(refused)
+        num_rows = len(encoded) + len(refused)
+        after, done, dropped = texts[num_rows - 1].id, done + num_rows, dropped + len(refused)
         logger.info("tokenised %d of %d rows", done, total)
     if dropped:
         logger.warning("%d rows do not fit this model and were dropped; see drop_view", dropped)
 
 
 def _encode(
-    texts: list[offline.Text], tokenizer: Tokenizer, template: str, max_length: int
+    texts: Iterable[offline.Text],
+    traced: Mapping[int, Payload],
+    replies: Replies,
+    vocabulary: int,
+    max_length: int,
 ) -> tuple[list[tuple[int, Payload]], list[tuple[int, str, str]]]:
     encoded, refused = [], []
     for text in texts:
         try:
-            prompt = prompt_text(text.task, template, tokenizer)
-            encoded.append((text.id, tokenize(prompt, text.response, tokenizer, max_length)))
+            if text.traced is not None:
+                payload = _taken_over(traced[text.traced], vocabulary, max_length)
+            else:
+                payload = replies.payload(text.task, text.said, max_length)
+            encoded.append((text.id, payload))
         except PromptTooLong as error:
             refused.append((text.id, "prompt_too_long", str(error)))
+        except EmptyResponse as error:
+            refused.append((text.id, "empty_response", str(error)))
         except UntokenizableText as error:
             refused.append((text.id, "untokenizable", str(error)))
     return encoded, refused
+
+
+def _tempered(payload: Payload, temperature: float | None) -> Payload:
+    """A payload that says at which temperature each token was sampled, where its run alone said it.
+
+    Args:
+        temperature: of the run; None if it is not known.
+    """
+    if payload.logprobs is None or payload.temperatures is not None or temperature in (None, 1.0):
+        return payload
+    return replace(payload, temperatures=np.full(payload.num_trained, temperature, np.float32))
+
+
+def _taken_over(payload: Payload, vocabulary: int, max_length: int) -> Payload:
+    """The tokens of a trace or of another run, as far as they fit, with their log-probabilities.
+
+    Its versions count in another run: as numbers of this one they would say that its policy sampled them.
+
+    Raises:
+        PromptTooLong: no trained token is left.
+        UntokenizableText: the model has no such token.
+    """
+    if (highest := int(payload.token_ids.max())) >= vocabulary:
+        raise UntokenizableText(
+            f"The row has token {highest}, and the model has {vocabulary}: it is of another model."
+        )
+    mask = payload.action_mask[:max_length]
+    trained = int(np.count_nonzero(mask))
+    if not trained:
+        raise PromptTooLong(f"A row leaves no room for a trained token in {max_length}.")
+    return Payload(
+        payload.token_ids[:max_length],
+        mask,
+        None if payload.logprobs is None else payload.logprobs[:trained],
+        None if payload.versions is None else np.full(trained, NO_VERSION, np.int32),
+        None if payload.temperatures is None else payload.temperatures[:trained],
+    )

@@ -9,15 +9,16 @@ from collections.abc import Callable
 
 from trinity_db.models.frozen_model import FrozenModel
 from trinity_db.store import payloads, scores, workers
-from trinity_db.trainer.checkpoints import recovery
+from trinity_db.trainer.checkpoints import run_files, starting_model
 from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.learner.memory import model_has_to_fit, rows_have_to_fit
 
 logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 256  # rows of a transaction; a crash loses the work on at most so many
 
 
-def score_adopted(files: recovery.RunFiles, config: TrainerConfig, should_stop: Callable[[], bool]) -> None:
+def score_adopted(files: run_files.RunFiles, config: TrainerConfig, should_stop: Callable[[], bool]) -> None:
     """Store the starting model's log-probabilities of every adopted row that has tokens and no scores yet.
 
     Args:
@@ -26,22 +27,25 @@ def score_adopted(files: recovery.RunFiles, config: TrainerConfig, should_stop: 
     Raises:
         ConfigError: rows remain to be scored, and the starting model has changed or is gone.
         LeaseLost: another trainer has this one's place, and scores the rest.
+        TrinityError: the model or a row does not fit into memory.
     """
     database, run = files.database, files.run
-    model = scores.Model("reference", recovery.first_digest(database, run))
+    model = scores.Model("reference", starting_model.first_digest(database, run))
     with database.transaction() as tx:
         total = scores.count_unscored(tx, run.id, model)
     done = after = 0
-    frozen = FrozenModel(recovery.first_model(files), config) if total else None
+    with model_has_to_fit(config, keys=()):  # one rank loads all of it
+        frozen = FrozenModel(starting_model.first_model(files), config) if total else None
     while frozen and done < total:
         with database.transaction() as tx:
             ids = scores.unscored(tx, run.id, model, after, CHUNK_ROWS)
         found = payloads.read(database, ids)
-        scored = []
-        for place, logprobs in frozen.scores([found[experience_id] for experience_id in ids]):
-            scored.append(scores.scored(ids[place], model, found[ids[place]], logprobs))
-            if should_stop():
-                return
+        rows, scored = [found[experience_id] for experience_id in ids], []
+        with rows_have_to_fit(config, rows, keys=()):
+            for place, logprobs in frozen.scores(rows):
+                scored.append(scores.scored(ids[place], model, rows[place], logprobs))
+                if should_stop():
+                    return
         with database.transaction() as tx:
             workers.hold_place(tx, files.worker_id)
             scores.write(tx, scored)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trinity_db.models.computing import peak_bytes
 from trinity_db.store.metrics import Outcomes
 from trinity_db.trainer.learner.gathered_columns import Batch
 
@@ -47,6 +48,17 @@ def of_time(batch: Batch, *, waited: float, computed: float, ranks: int) -> dict
         "step_time": waited + computed,
         "perf/throughput": num_tokens / (waited + computed) / ranks,
     }
+
+
+def of_memory(device: str) -> dict[str, float]:
+    """The most memory of this rank's GPU that tensors took since the last call. Nothing on a CPU."""
+    most = peak_bytes(device)
+    return {} if most is None else {"memory/peak_gigabytes": most / 1e9}
+
+
+def short(metrics: dict[str, float]) -> str:
+    """Metrics in one line of the log."""
+    return ", ".join(f"{name} {value:.3g}" for name, value in metrics.items())
 
 
 def _of_rewards(rewards: NDArray[np.float64], groups: NDArray[np.int64]) -> dict[str, float]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trinity_db.models.layout import decoder_of
+
 Entropy = Literal["none", "value", "gradient"]
 """Whether to compute entropies, and whether with their gradient."""
 Scores = tuple[Tensor, Tensor, Tensor]
@@ -30,7 +32,7 @@ def is_plain(model: Any) -> bool:
         return False
     tokens = torch.arange(8, device=head.weight.device)[None] * 7 % head.out_features
     with torch.no_grad():
-        hidden = model.get_decoder()(input_ids=tokens, use_cache=False)[0]
+        hidden = decoder_of(model)(input_ids=tokens, use_cache=False)[0]
         return torch.equal(head(hidden), model(input_ids=tokens, use_cache=False).logits)
 
 

@@ -1,10 +1,24 @@
-"""Computes a digest of a model's folder. With it, roles notice damaged or exchanged files."""
+"""Computes a digest of a model's folder, or a checkpoint's. By it roles notice damaged or exchanged files."""
 
 import hashlib
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
+from typing import Protocol
 
+PART = "part-"
+"""How the name begins of the folder that a rank writes in a checkpoint; its number follows."""
 BLOCK_BYTES = 1 << 24  # of a file in memory at a time; an optimizer's state may be larger than memory
+
+
+class Unwritten(Protocol):
+    """A file of known size that is written block by block."""
+
+    size: int
+
+    def blocks(self) -> Iterator[memoryview]:
+        """Its bytes, in order."""
 
 
 def digest(folder: Path) -> str:
@@ -13,12 +27,34 @@ def digest(folder: Path) -> str:
     Raises:
         OSError: a file cannot be read.
     """
+    return complete(folder, {})
+
+
+def complete(folder: Path, unwritten: Mapping[Path, Unwritten]) -> str:
+    """Write the files that a folder still lacks, and return its `digest`.
+
+    These files are hashed on their way to the disk, and not read again.
+
+    Args:
+        unwritten: the files by their paths in the folder.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
     sha = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            sha.update(f"{path.relative_to(folder)}\0{os.fstat(file.fileno()).st_size}\0".encode())
-            while block := file.read(BLOCK_BYTES):
-                sha.update(block)
+    written = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    for path in sorted(written | unwritten.keys()):
+        if path in unwritten:
+            _begin(sha, path, unwritten[path].size)
+            with (folder / path).open("xb", buffering=0) as file:
+                for block in unwritten[path].blocks():
+                    sha.update(block)
+                    _write(file, block)
+            continue
+        with (folder / path).open("rb") as file:
+            _begin(sha, path, os.fstat(file.fileno()).st_size)
+            while content := file.read(BLOCK_BYTES):
+                sha.update(content)
     return sha.hexdigest()
 
 
@@ -28,3 +64,31 @@ def verify(folder: Path, expected: str) -> bool:
         return folder.is_dir() and digest(folder) == expected
     except OSError:  # the disk cannot be read, or the folder is being deleted
         return False
+
+
+def parts_of(checkpoint: Path) -> list[Path]:
+    """The folders of what ranks have written, the first rank's first. One alone writes no parts."""
+    return sorted(checkpoint.glob(f"{PART}*")) or [checkpoint]
+
+
+def together(digests: Sequence[str]) -> str:
+    """The hash of a checkpoint from the digests of its parts."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def verify_checkpoint(folder: Path, expected: str) -> bool:
+    """Whether a checkpoint exists and its files have exactly the expected hash."""
+    try:
+        return folder.is_dir() and together([digest(part) for part in parts_of(folder)]) == expected
+    except OSError:
+        return False
+
+
+def _begin(sha: "hashlib._Hash", path: Path, size: int) -> None:
+    sha.update(f"{path}\0{size}\0".encode())
+
+
+def _write(file: FileIO, block: memoryview) -> None:
+    """Write a whole block: a file without a buffer may take a part of it."""
+    while len(block):
+        block = block[file.write(block) :]

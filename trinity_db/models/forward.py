@@ -8,13 +8,15 @@
 Shapes: B sequences, K the most trained tokens of one sequence. A row's trained tokens stand at its left, in
 order, and the mask marks them. The first token of a sequence is never trained, because nothing predicts it.
 
-Sequences lie end to end without padding if the model computes the same so (`attention.py` tries it). Else
-they are padded to the right. If the output embedding alone makes the logits, these exist for a part of the
-trained tokens at a time (`chunked_logprobs.py`).
+Sequences lie end to end without padding if the model computes the same so (`layout.py` tries it). Else they
+are padded to the right, or if that changes what it computes too, each has a call of its own. If the output
+embedding alone makes the logits, these exist for a part of the trained tokens at a time
+(`chunked_logprobs.py`).
 """
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,13 +25,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from trinity_db.arrays import Payload
 from trinity_db.config import ForwardConfig
-from trinity_db.models.attention import can_pack, pack
+from trinity_db.models.attention import pack
 from trinity_db.models.chunked_logprobs import ChunkedHead, Entropy, Scores, from_logits, is_plain
-from trinity_db.models.layers import layers_of, shard
+from trinity_db.models.computing import Computing, name_of
+from trinity_db.models.layout import Layout, decoder_of, layout_of
+from trinity_db.models.libraries import computing_dtype
+from trinity_db.models.packed_kernels import noting
+from trinity_db.models.router import recorded
+from trinity_db.models.routing import Replay, Routers
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,10 @@ class Scored:
     """[B, K] bool, True where no token is likelier."""
     values: Tensor | None = None
     """[B, K] The value head's expectation before each token, with gradient. None without a value head."""
+    load: Tensor | None = None
+    """[2, E] The load of the experts, as `router.py` has it. None if it was not asked for."""
+    differing: Tensor | None = None
+    """[] At how many tokens and layers a router's own choice is not the recorded one. None if none is."""
 
     @property
     def columns(self) -> dict[str, Tensor]:
@@ -63,6 +73,8 @@ class Forward:
         model: a causal language model of transformers, in evaluation mode.
         temperature: the logits are divided by it, where a payload does not have other temperatures.
         value_head: maps hidden states [N, H] to values [N]. None: values are not computed.
+        device: that the model computes on. None: the one of its weights.
+        with_weights: calls a function while the weights outside of layers are whole. Sharded weights need it.
     """
 
     def __init__(
@@ -72,28 +84,49 @@ class Forward:
         *,
         temperature: float = 1.0,
         value_head: torch.nn.Module | None = None,
+        device: str | None = None,
+        with_weights: Callable[[Callable[[], Any]], Any] = lambda compute: compute(),
     ) -> None:
         self._model = model
         self._value_head = value_head
-        self._device = next(model.parameters()).device
-        self._dtype = torch.bfloat16 if config.dtype == "bfloat16" else next(model.parameters()).dtype
+        self._with_weights = with_weights
+        self._device = torch.device(device) if device else next(model.parameters()).device
+        is_half = computing_dtype(config.dtype, self._device.type) == torch.bfloat16
+        self._dtype = torch.bfloat16 if is_half else next(model.parameters()).dtype
         self._temperature = temperature
         self._max_sequences = config.micro_batch_size
         self._max_tokens = config.micro_batch_tokens
-        self._packs = can_pack(model)
-        self._plain = is_plain(model)
+        self.routers: Routers | None = None
+        """By which recorded choices of experts are compared, and replayed. None: payloads are taken to have
+        none."""
+        self.replays = True
+        """Whether they are replayed, and not only compared."""
+        self._replay: Replay | None = None
+        """What was given to the routers last."""
+        self.layout: Layout = with_weights(lambda: layout_of(model))
+        self._packs = self.layout == "packed"
+        self._plain: bool = with_weights(lambda: is_plain(model))
+        self.computing = Computing(
+            name_of(self._device),
+            str(self._dtype).removeprefix("torch."),
+            self.layout,
+            with_weights(self._attention),
+        )
         if not self._packs:
-            logger.warning("%s cannot take sequences end to end: they are padded", type(model).__name__)
+            how = "are padded" if self.layout == "padded" else "go through it one by one"
+            logger.warning("%s cannot take sequences end to end: they %s", type(model).__name__, how)
         if not self._plain:
             logger.info("%s changes its logits: they are computed whole", type(model).__name__)
-        self._with_weights: Callable[[Callable[[], Any]], Any] = lambda compute: compute()
-        """Calls a function while the weights outside of layers are whole. `shard` replaces it."""
 
-    def shard(self, mesh: DeviceMesh) -> torch.nn.Module:
-        """Shard the weights over the ranks. Returns the module that holds this rank's part."""
-        modules = [self._model] if self._value_head is None else [self._model, self._value_head]
-        self._with_weights = shard(modules, layers_of(self._model), mesh)
-        return self._with_weights
+    @torch.no_grad()
+    def _attention(self) -> tuple[str, ...]:
+        """The kernels of the attention. They are chosen here, by trials, and not within the first step."""
+        if not self._packs:
+            return (str(self._model.config._attn_implementation),)
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=self._device)
+        with noting() as kernels, self._autocast():
+            decoder_of(self._model)(input_ids=tokens, use_cache=False, **pack([1, 1], self._device))
+        return tuple(sorted(kernels))
 
     def micro_batches(self, payloads: Sequence[Payload], width: int = 1) -> list[list[int]]:
         """The indices of the payloads of each micro-batch. Each `width` neighbours stay together.
@@ -112,24 +145,67 @@ class Forward:
         return [[item * width + member for item in items for member in range(width)] for items in batches]
 
     def _fits(self, lengths: NDArray[np.int64]) -> bool:
+        if self.layout == "alone":  # sharded ranks have to call the model equally often
+            return False
         tokens = lengths.sum() if self._packs else lengths.max() * lengths.size
         return bool(tokens <= self._max_tokens)
 
-    def __call__(self, payloads: Sequence[Payload], *, entropy_gradient: bool = False) -> Scored:
-        """Score the trained tokens. `entropy_gradient`: whether a loss reads the entropy."""
+    def __call__(
+        self, payloads: Sequence[Payload], *, entropy_gradient: bool = False, routed: int | None = None
+    ) -> Scored:
+        """Score the trained tokens.
 
-        def compute() -> tuple[Tensor, ...]:
-            mask, scores, hidden = self._scores(payloads, "gradient" if entropy_gradient else "value")
-            values = [] if self._value_head is None else [self._value_head(hidden)]
-            return mask, *(_rectangle(one, mask) for one in (*scores, *values))
+        Args:
+            entropy_gradient: whether a loss reads the entropy.
+            routed: experts that a layer chooses for a token, where a loss reads their load.
+        """
+
+        def compute() -> tuple[Tensor | None, ...]:
+            with self._recorded(payloads, routed) as loads:
+                mask, scores, hidden = self._scores(payloads, "gradient" if entropy_gradient else "value")
+            values = None if self._value_head is None else _rectangle(self._value_head(hidden), mask)
+            load = torch.stack(loads).sum(0) if loads else None
+            differing = self._replay.differing() if self._replay else None
+            return mask, *(_rectangle(one, mask) for one in scores), values, load, differing
 
         return Scored(*self._with_weights(compute))
+
+    @torch.no_grad()
+    def load(self, payloads: Sequence[Payload], routed: int) -> Tensor:
+        """[2, E] Only the load of the experts, without gradient. No logits are computed."""
+
+        def compute() -> Tensor:
+            with self._recorded(payloads, routed) as loads:
+                for part in self._parts(payloads):
+                    self._hidden(*self._inputs(part)[:2])
+            return torch.stack(loads).sum(0)
+
+        load: Tensor = self._with_weights(compute)
+        return load
+
+    def _recorded(
+        self, payloads: Sequence[Payload], routed: int | None
+    ) -> AbstractContextManager[list[Tensor]]:
+        return recorded(decoder_of(self._model), routed, [payload.num_tokens for payload in payloads])
 
     @torch.no_grad()
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
         """[B, K] Only the log-probabilities, without gradient."""
         mask, scores, _ = self._with_weights(lambda: self._scores(payloads, "none"))
         return _rectangle(scores[0], mask)
+
+    @torch.no_grad()
+    def logprobs_and_values(self, payloads: Sequence[Payload]) -> tuple[Tensor, Tensor]:
+        """[B, K] and [B, K] The log-probabilities and the values, without gradient, from one pass."""
+        head = self._value_head
+        assert head is not None, "the algorithm asks for values"
+
+        def compute() -> tuple[Tensor, Tensor, Tensor]:
+            mask, scores, hidden = self._scores(payloads, "none")
+            return mask, scores[0], head(hidden)
+
+        mask, logprobs, values = self._with_weights(compute)
+        return _rectangle(logprobs, mask), _rectangle(values, mask)
 
     def canary_logprobs(self, payloads: Sequence[Payload]) -> Tensor:
         """[B, K] As `logprobs`, at temperature 1 and in the weights' own dtype, whatever training uses."""
@@ -142,14 +218,26 @@ class Forward:
         """[B, K] Only the values, without gradient. No logits are computed."""
         head = self._value_head
         assert head is not None, "the algorithm asks for values"
-        inputs, places, _ = self._inputs(payloads)
-        values: Tensor = self._with_weights(lambda: head(self._hidden(inputs, places)))
-        return _rectangle(values, self._mask(payloads))
+
+        def compute() -> Tensor:
+            values = [head(self._hidden(*self._inputs(part)[:2])) for part in self._parts(payloads)]
+            return torch.cat(values)
+
+        return _rectangle(self._with_weights(compute), self._mask(payloads))
 
     def _scores(self, payloads: Sequence[Payload], entropy: Entropy) -> tuple[Tensor, Scores, Tensor]:
         """The mask [B, K]; scores [N] and hidden states [N, H] of the N trained tokens, row after row."""
+        found = [self._scores_of(part, entropy) for part in self._parts(payloads)]
+        joined = found[0] if len(found) == 1 else [torch.cat(values) for values in zip(*found, strict=True)]
+        return self._mask(payloads), (joined[0], joined[1], joined[2]), joined[3]
+
+    def _parts(self, payloads: Sequence[Payload]) -> list[Sequence[Payload]]:
+        """The payloads of each call of the model."""
+        return [[payload] for payload in payloads] if self.layout == "alone" else [payloads]
+
+    def _scores_of(self, payloads: Sequence[Payload], entropy: Entropy) -> tuple[Tensor, ...]:
+        """Scores and hidden states, by one call of the model."""
         inputs, places, targets = self._inputs(payloads)
-        mask = self._mask(payloads)
         if self._plain:
             hidden = self._hidden(inputs, places)
             head = self._model.get_output_embeddings()
@@ -157,11 +245,11 @@ class Forward:
             scores: Scores = ChunkedHead.apply(  # type: ignore[no-untyped-call]
                 hidden, head.weight, head.bias, targets, *how
             )
-            return mask, scores, hidden
+            return *scores, hidden
         logits, hidden = self._whole_logits(inputs, places)
         if (temperatures := self._temperatures(payloads)) is not None:
             logits = logits / temperatures[:, None]
-        return mask, from_logits(logits, targets, entropy), hidden
+        return *from_logits(logits, targets, entropy), hidden
 
     def _temperatures(self, payloads: Sequence[Payload]) -> Tensor | None:
         """[N] The temperature of each trained token, in float32 or better; None: all are 1."""
@@ -179,7 +267,7 @@ class Forward:
         rows, columns = places // width, places % width
         kept, columns = torch.unique(columns, return_inverse=True)
         captured: list[Tensor] = []
-        capture = self._model.get_decoder().register_forward_hook(
+        capture = decoder_of(self._model).register_forward_hook(
             lambda module, arguments, output: captured.append(output[0])
         )
         with self._autocast(), capture:
@@ -188,17 +276,26 @@ class Forward:
         return logits, captured[0].flatten(0, 1)[places]
 
     def _inputs(self, payloads: Sequence[Payload]) -> tuple[dict[str, Any], Tensor, Tensor]:
-        """The model's arguments; the flat places [N] that predict trained tokens; these tokens [N]."""
-        tokens, places, targets = (array.to(self._device) for array in _laid_out(payloads, self._packs))
+        """The model's arguments; the flat places [N] that predict trained tokens; these tokens [N].
+
+        The routers get the choices of these payloads.
+        """
+        tokens, places, targets = (
+            array.to(self._device) for array in _laid_out(payloads, self.layout == "packed")
+        )
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
         if self._packs:
             inputs |= pack([payload.num_tokens for payload in payloads], self._device)
+        if self.routers is not None:
+            choice = self.routers.recorded(payloads, *_starts(payloads, self._packs))
+            given = None if choice is None else choice.to(self._device)
+            self._replay = self.routers.replay(given, forces=self.replays)
         return inputs, places, targets
 
     def _hidden(self, inputs: dict[str, Any], places: Tensor) -> Tensor:
         """[N, H] The decoder's last hidden states at the places."""
         with self._autocast():
-            hidden: Tensor = self._model.get_decoder()(**inputs)[0].flatten(0, 1)[places]
+            hidden: Tensor = decoder_of(self._model)(**inputs)[0].flatten(0, 1)[places]
         return hidden
 
     def _mask(self, payloads: Sequence[Payload]) -> Tensor:
@@ -234,21 +331,27 @@ def _laid_out(payloads: Sequence[Payload], packs: bool) -> tuple[Tensor, Tensor,
 
     Padding needs no attention mask: it stands on the right, and attention looks to the left.
     """
-    lengths = [payload.num_tokens for payload in payloads]
-    width = max(lengths)
-    starts = np.cumsum([0, *lengths[:-1]]) if packs else np.arange(len(lengths)) * width
-    tokens = np.zeros(sum(lengths) if packs else len(lengths) * width, np.int64)
+    starts, total = _starts(payloads, packs)
+    tokens = np.zeros(total, np.int64)
     where = []
-    for start, payload in zip(starts.tolist(), payloads, strict=True):
+    for start, payload in zip(starts, payloads, strict=True):
         tokens[start : start + payload.num_tokens] = payload.token_ids
         where.append(start + np.flatnonzero(payload.action_mask[1:]))
     places = np.concatenate(where)
-    rows = 1 if packs else len(lengths)
+    rows = 1 if packs else len(payloads)
     return (
         torch.from_numpy(tokens.reshape(rows, -1)),
         torch.from_numpy(places),
         torch.from_numpy(tokens[places + 1]),
     )
+
+
+def _starts(payloads: Sequence[Payload], packs: bool) -> tuple[list[int], int]:
+    """The flat place of the first token of each payload, and the number of places."""
+    lengths = [payload.num_tokens for payload in payloads]
+    if packs:
+        return np.cumsum([0, *lengths[:-1]]).tolist(), sum(lengths)
+    return [row * max(lengths) for row in range(len(lengths))], len(lengths) * max(lengths)
 
 
 def _rectangle(values: Tensor, mask: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from trinity_db.arrays import Payload
 from trinity_db.config import ForwardConfig
 from trinity_db.models.forward import Forward
+from trinity_db.models.layers import store_in
+from trinity_db.models.libraries import computing_dtype, default_device
 from trinity_db.models.loading import load_model
 
 
@@ -26,7 +28,9 @@ class FrozenModel:
     def __init__(
         self, folder: Path, config: ForwardConfig, *, temperature: float = 1.0, device: str | None = None
     ) -> None:
+        device = device or default_device()
         model = load_model(folder, device).requires_grad_(False)
+        store_in(model, computing_dtype(config.dtype, device))
         self._forward = Forward(model, config, temperature=temperature)
 
     def scores(self, payloads: Sequence[Payload]) -> Iterator[tuple[int, NDArray[np.float32]]]:

@@ -1,14 +1,16 @@
 """The layers of a model: recompute them in the backward pass, or shard their weights over ranks."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from trinity_db.errors import ConfigError
+from trinity_db.models.unread import UnreadModel
 
 T = TypeVar("T")
 
@@ -37,6 +39,36 @@ def recompute(model: Any) -> None:
         layer.forward = _recomputed(layer.forward)
 
 
+def compile_layers(model: Any) -> None:
+    """Let `torch.compile` fuse what each layer computes outside of its attention.
+
+    All layers share what is compiled, for any number of tokens. Call it before `recompute`, and after the
+    trials of `Forward`, which change the attention.
+
+    Raises:
+        ConfigError: transformers does not mark the layers of this model.
+    """
+    layers = layers_of(model)
+    if not layers:
+        raise ConfigError(f"trainer.compile: {type(model).__name__} has no marked layers; leave it out.")
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def store_in(model: Any, dtype: torch.dtype) -> None:
+    """Keep the weights of a frozen model's linear layers in the dtype that products are computed in.
+
+    In bfloat16 this is half the memory, and the same bits come out: autocast rounds a weight at each use. The
+    embeddings stay in float32, because a vector that is looked up in them is not rounded.
+    """
+    if dtype == torch.float32:
+        return
+    embedded = model.get_input_embeddings().weight
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight is not embedded:
+            module.weight.data = module.weight.data.to(dtype)
+
+
 class Root(torch.nn.Module):
     """The outermost module of sharded modules. Its call runs a function while the outer weights are whole.
 
@@ -52,18 +84,43 @@ class Root(torch.nn.Module):
     def forward(self, compute: Callable[[], T]) -> T:
         return compute()
 
+    def sum_gradients_after(self, is_last: bool) -> None:
+        """Before a backward pass: whether the ranks sum their gradients of the passes so far after it.
 
-def shard(modules: Sequence[torch.nn.Module], layers: Sequence[torch.nn.Module], mesh: DeviceMesh) -> Root:
-    """Shard the modules' weights over the ranks (PyTorch's FSDP2). Each rank keeps its part.
+        Until then each rank adds up the gradients of whole weights, 4 bytes a parameter.
+        """
+        sharded = cast(FSDPModule, self)  # which fully_shard makes of it
+        sharded.set_is_last_backward(is_last)
+        sharded.set_requires_gradient_sync(is_last)
 
-    The forward pass gathers one layer at a time, and the backward pass does so again. Between two calls no
-    rank has whole weights.
+
+@dataclass(frozen=True)
+class Sharding:
+    """How weights are shared among ranks (PyTorch's FSDP2). Each rank keeps its part.
+
+    Weights are gathered and gradients are summed in float32. So the ranks compute what one process computes.
     """
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    root = Root(modules)
-    fully_shard(root, mesh=mesh, reshard_after_forward=True)
-    return root
+
+    mesh: DeviceMesh
+    device: str
+    offloads: bool
+    """Whether the parts lie in the memory of the CPU, with gradients and optimizer, which steps there."""
+
+    def of(self, unread: UnreadModel, *others: torch.nn.Module) -> Root:
+        """Read a model, and shard it and the other modules, layer by layer.
+
+        The forward pass gathers one layer at a time, and the backward pass does so again. Between two calls
+        no rank has whole weights.
+        """
+        offload = CPUOffloadPolicy(self.mesh.device_type == "cuda") if self.offloads else OffloadPolicy()
+        how: dict[str, Any] = {"mesh": self.mesh, "offload_policy": offload}
+        for layer in layers_of(unread.model):
+            unread.read(layer, self.device)
+            fully_shard(layer, **how)
+        unread.read(unread.model, self.device)
+        root = Root([unread.model, *others])
+        fully_shard(root, reshard_after_forward=True, **how)
+        return root
 
 
 def _recomputed(forward: Any) -> Any:

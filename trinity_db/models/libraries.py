@@ -12,6 +12,22 @@ def default_device() -> str:
     return "cuda" if library("torch").cuda.is_available() else "cpu"
 
 
+def computing_dtype(name: str, device: str) -> Any:
+    """The torch dtype that a `dtype` key means on a device.
+
+    Args:
+        name: float32, bfloat16 or auto: bfloat16 on a GPU that computes in it, else float32.
+    """
+    torch = library("torch")
+    if name != "auto":
+        return getattr(torch, name)
+    # Older GPUs only emulate it, which is slower than float32.
+    is_native = torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(
+        including_emulation=False
+    )
+    return torch.bfloat16 if is_native else torch.float32
+
+
 def check_libraries(*names: str) -> None:
     """Check early that libraries of the extra are installed.
 

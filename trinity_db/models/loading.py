@@ -4,43 +4,77 @@ Loading never uses the network, and writes nothing to stderr, which is for logs.
 `train`; importing this module does not.
 """
 
+import importlib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from trinity_db.config import ModelConfig
 from trinity_db.errors import ConfigError
+from trinity_db.models.adapter_folder import is_adapter, whole_model
+from trinity_db.models.families import check_experts, check_family
 from trinity_db.models.libraries import check_libraries, default_device, library
 from trinity_db.models.scratch import scratch_tokenizer
+from trinity_db.models.time_steps import limit_as_configured
+
+_PADDING_IS_ZEROED = {"youtu"}
+"""Families whose row of the padding token transformers sets to 0 after it has read the weights."""
 
 
-def check_source(config: ModelConfig) -> None:
+def check_source(config: ModelConfig, is_decoded: bool = False, has_experts: bool = False) -> None:
     """Check early, without loading anything, that a starting model can be loaded.
 
+    Args:
+        is_decoded: whether the engine `transformers` is to sample from it.
+        has_experts: whether its choice of experts is to be recorded.
+
     Raises:
-        ConfigError: there is no model in the folder.
+        ConfigError: there is no model in the folder, or one of a family that cannot be used so.
         MissingExtra: torch or transformers is not installed.
     """
     check_libraries("torch", "transformers")
+    if has_experts and config.scratch is not None:
+        raise ConfigError("explorer.record_routing: a model from scratch has no experts; leave it out.")
     if config.path is not None:
-        _check_folder(config.path.expanduser())
+        check_folder(config.path.expanduser())
+        check_family(whole_model(config.path.expanduser()), is_decoded)
+        if has_experts:
+            check_experts(whole_model(config.path.expanduser()))
 
 
 def load_model(path: Path, device: str | None = None) -> Any:
     """Load a causal language model onto the device, in float32 and in evaluation mode (no dropout).
 
+    An adapter is merged into its base. A model that sees as well is loaded whole, so that a version has all
+    of its weights. Those that read no text are frozen.
+
     Raises:
-        ConfigError: there is no such folder, or no model in it that transformers can read.
+        ConfigError: there is no such folder, or no model in it that transformers can read, or an adapter
+            whose base has changed or is gone.
         MissingExtra: torch or transformers is not installed.
     """
     torch, transformers = library("torch"), library("transformers")
     safetensors = library("safetensors")
-    _check_folder(path)
+    check_folder(path)
+    if is_adapter(path):
+        from trinity_db.models.lora import load_merged  # which imports this module
+
+        return load_merged(path).to(device or default_device())
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype=torch.float32
-        )
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        sees = sees_as_well(config)
+        kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+        own = {"config": _without_padding(config)} if config.model_type in _PADDING_IS_ZEROED else {}
+        model = kind.from_pretrained(path, local_files_only=True, dtype=torch.float32, **own)
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{path}: is no causal language model: {_one_line(error)}") from error
+    if own:
+        model.config.pad_token_id = model.get_input_embeddings().padding_idx = config.pad_token_id
+    limit_as_configured(model)
+    if sees:
+        model.requires_grad_(False)
+        model.get_decoder().requires_grad_(True)
+        model.get_output_embeddings().requires_grad_(True)
     return model.to(device or default_device()).eval()
 
 
@@ -52,7 +86,8 @@ def load_tokenizer(path: Path) -> Any:
         MissingExtra: transformers is not installed.
     """
     tokenizers, transformers = library("tokenizers"), library("transformers")
-    _check_folder(path)
+    check_folder(path)
+    path = whole_model(path)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
@@ -90,30 +125,61 @@ def context_length(path: Path) -> int:
         ConfigError: there is no model in the folder, or its configuration does not say it.
     """
     transformers = library("transformers")
-    _check_folder(path)
-    return context_of(transformers.AutoConfig.from_pretrained(path, local_files_only=True))
+    check_folder(path)
+    return context_of(transformers.AutoConfig.from_pretrained(whole_model(path), local_files_only=True))
 
 
 def context_of(config: Any) -> int:
     """`context_length` from a model's configuration. For a vision-language model, its language model counts.
 
+    Beyond it the log-probability of a token would depend on how many tokens follow, or on rounding. LongRoPE
+    turns all positions by other factors as soon as one lies beyond the original context. Sparse attention
+    picks `index_topk` tokens, by scores that are often equal.
+
     Raises:
         ConfigError: the configuration does not say it, such as those of BLOOM, MPT and Mamba.
     """
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    text = config.get_text_config()
+    context = getattr(text, "max_position_embeddings", None)
     if context is None:
         raise ConfigError(
             f"{config.name_or_path}: its config.json does not say how many tokens a sequence may have; add "
             f"max_position_embeddings there, with what this {config.model_type} takes."
         )
-    return int(context)
+    rope = getattr(text, "rope_parameters", None) or {}
+    ropes = [
+        one for one in (rope, *rope.values()) if isinstance(one, dict)
+    ]  # by kind of layer in some models
+    switches = [
+        one["original_max_position_embeddings"] for one in ropes if one.get("rope_type") == "longrope"
+    ]
+    return int(min([context, *switches, getattr(text, "index_topk", None) or context]))
 
 
-def _check_folder(path: Path) -> None:
+def sees_as_well(config: Any) -> bool:
+    """Whether the files are of a model that takes images, and has a language model of its own."""
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    whole = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    is_causal = type(config) in auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    return is_causal and whole is not None and whole.__name__ in (config.architectures or ())
+
+
+def check_folder(path: Path) -> None:
+    """Check that a folder may hold a model.
+
+    Raises:
+        ConfigError: there is no such folder, or it has neither config.json nor an adapter.
+    """
     if not path.is_dir():
         raise ConfigError(f"{path}: no such model folder.")
-    if not (path / "config.json").is_file():
+    if not (path / "config.json").is_file() and not is_adapter(path):
         raise ConfigError(f"{path}: is no model folder, it has no config.json.")
+
+
+def _without_padding(config: Any) -> Any:
+    other = deepcopy(config)
+    other.pad_token_id = None
+    return other
 
 
 def _one_line(error: Exception) -> str:

@@ -1,0 +1,130 @@
+"""Version 0 of a run: its starting model, recorded by the trainer, and found again later."""
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from trinity_db.config import ModelConfig
+from trinity_db.database import Database, Transaction
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.models import build_scratch, check_source, folder_digest
+from trinity_db.models.adapter_folder import is_adapter
+from trinity_db.store import policies, runs, workers
+from trinity_db.trainer.checkpoints import writing
+from trinity_db.trainer.checkpoints.run_files import RunFiles
+from trinity_db.trainer.learner import value_head
+
+
+def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> None:
+    """Record the starting model as policy version 0, unless the run has versions.
+
+    Raises:
+        ConfigError: there is no such model.
+        TrinityError: the model cannot be written, or it is another run's checkpoint and was pruned meanwhile.
+            Nothing is published then.
+        LeaseLost: another trainer has this one's place.
+    """
+    with files.database.transaction() as tx:
+        if policies.latest_version(tx, files.run.id) is not None:
+            return
+        source = _starting_model(tx, model)
+    own = files.folder.version_folder(0)
+    if source is None:
+        scratch = model.scratch
+        assert scratch is not None
+        folder, digest = own, writing.write_folder(own, lambda aside: build_scratch(scratch, seed, aside))
+    else:
+        folder, recorded = source
+        digest = _digest(folder, recorded, model)
+        if is_adapter(folder):
+            folder, digest = own, _write_merged(folder, own, model)
+    with files.database.transaction() as tx:
+        workers.hold_place(tx, files.worker_id)
+        if model.run is not None and folder != own:
+            other = runs.find(tx, model.run)
+            if not policies.hold_checkpoint(tx, other.id, folder):
+                raise _pruned(model.run)
+        policies.publish(tx, files.run.id, policies.PolicyVersion(0, 0, folder, digest))
+
+
+def _write_merged(adapter: Path, folder: Path, model: ModelConfig) -> str:
+    """Write the whole model that an adapter makes of its base, which may go with the other run.
+
+    The adapter's value head comes along, as it does where a run starts from a whole model.
+    """
+    from trinity_db.models.lora import AdaptedModel
+
+    try:
+        adapted = AdaptedModel(adapter)
+    except ConfigError as error:
+        if model.run is None or adapter.is_dir():
+            raise
+        raise _pruned(model.run) from error
+
+    def write(aside: Path) -> None:
+        adapted.write(aside, torch.float32)
+        if (adapter / value_head.FILE).is_file():
+            shutil.copyfile(adapter / value_head.FILE, aside / value_head.FILE)
+
+    return writing.write_folder(folder, write)
+
+
+def first_digest(database: Database, run: runs.Run) -> str:
+    """The digest of the starting model's files, as recorded when the run began."""
+    with database.transaction() as tx:
+        return policies.with_checkpoint(tx, run.id)[-1].checkpoint_hash
+
+
+def first_model(files: RunFiles) -> Path:
+    """The folder of the run's starting model. The policy is compared with it, or is an adapter on it.
+
+    Raises:
+        ConfigError: the files have changed or are gone.
+    """
+    with files.database.transaction() as tx:
+        oldest = policies.with_checkpoint(tx, files.run.id)[-1]
+    place = files.locate(oldest) if oldest.version == 0 else None
+    if place is None:
+        raise ConfigError(
+            f"Run '{files.run.name}': its starting model has changed or is gone, and the policy is compared "
+            "with it, or is an adapter on it; restore it."
+        )
+    return place
+
+
+def _starting_model(tx: Transaction, model: ModelConfig) -> tuple[Path, str | None] | None:
+    """The starting model's folder, with the digest if another run recorded it; None for a scratch model."""
+    if model.path is not None:
+        check_source(model)
+        return model.path.expanduser().absolute(), None
+    if model.run is not None:
+        other = runs.find(tx, model.run)
+        # Not of a later version: the other run's trainer may withdraw it, and deletes its files then.
+        policy = next((one for one in policies.with_checkpoint(tx, other.id) if one.is_start), None)
+        if policy is None:
+            raise ConfigError(f"model.run: run '{model.run}' has no checkpoint yet; train it first.")
+        return policy.checkpoint, policy.checkpoint_hash
+    return None
+
+
+def _digest(folder: Path, expected: str | None, model: ModelConfig) -> str:
+    """Compute the digest of the starting model's files. It must equal the one that another run recorded."""
+    try:
+        found = folder_digest.digest(folder)
+    except FileNotFoundError as error:
+        if model.run is None:
+            raise
+        raise _pruned(model.run) from error
+    if expected not in (None, found):
+        raise TrinityError(
+            f"model.run: the checkpoint of '{model.run}' at {folder} is damaged, or is being deleted because "
+            "a newer version replaced it; start again."
+        )
+    return found
+
+
+def _pruned(run_name: str) -> TrinityError:
+    return TrinityError(
+        f"model.run: the checkpoint of '{run_name}' was replaced by a newer version meanwhile; start again."
+    )

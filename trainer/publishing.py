@@ -1,0 +1,236 @@
+"""Publishes policy versions, and saves checkpoints.
+
+Threads write the files of a version and of a checkpoint while the trainer makes its next steps. When they are
+safe, the trainer records them in the store, and deletes those that are no longer kept.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trinity_db.database import Transaction
+from trinity_db.store import policies
+from trinity_db.trainer.checkpoints import version as versions
+from trinity_db.trainer.checkpoints.folder import Folder, Publication
+from trinity_db.trainer.checkpoints.writing import Writing
+from trinity_db.trainer.hold import Hold
+from trinity_db.trainer.lead_follow import Leader, Saving
+from trinity_db.trainer.setup import TrainerSetup
+
+
+@dataclass(frozen=True)
+class _Unrecorded:
+    """A version whose files are being written, and that the store does not know yet."""
+
+    version: int
+    step: int
+    folder: Path
+    writing: Writing
+
+
+@dataclass(frozen=True)
+class _Unsaved:
+    """A version whose checkpoint is being written."""
+
+    version: int
+    saving: Saving
+    hash: str | None = None
+    """None until all of it is written."""
+
+
+class Publisher:
+    """Publishes the versions of one learner, and saves its checkpoints.
+
+    At most one version and one checkpoint are written at a time.
+
+    Args:
+        hold: of the trainer. It says which version is the newest, and a publication changes that.
+        folder: the run's own folder of checkpoints.
+        step: the step of the checkpoint that the learner went on from.
+        total_steps: steps of the whole run.
+    """
+
+    def __init__(
+        self,
+        hold: Hold,
+        folder: Folder,
+        setup: TrainerSetup,
+        learner: Leader,
+        tokenizer: Any,
+        *,
+        step: int,
+        total_steps: int,
+    ) -> None:
+        self._hold = hold
+        self._folder = folder
+        self._setup = setup
+        self._learner = learner
+        self._tokenizer = tokenizer
+        self._total_steps = total_steps
+        self._unrecorded: _Unrecorded | None = None
+        self._recorded_step = step
+        """The step of the newest version that the store knows."""
+        self._begun_step = step
+        """The step of the newest version, recorded or not."""
+        self._unsaved: _Unsaved | None = None
+        self._checkpoint_step = step
+        """The step of the latest checkpoint, recorded or not."""
+        self._checkpoint_at = time.monotonic()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether there is a version that the store does not know yet."""
+        return self._unrecorded is not None
+
+    @property
+    def version_of_weights(self) -> int | None:
+        """The version with the weights of now; None after a step that was not published."""
+        return self._hold.mark.version if self._learner.steps_done == self._recorded_step else None
+
+    def is_due(self) -> bool:
+        """Whether to publish the weights of now."""
+        return self._learner.steps_done - self._begun_step >= self._setup.publish_every
+
+    def publish(self) -> None:
+        """Begin to write the weights of now as the next version, and a checkpoint of it if one is due.
+
+        `record` ends the one, and `record_checkpoint` the other.
+        """
+        is_due = self._checkpoint_is_due()
+        if is_due:
+            self.record_checkpoint()
+        version = self._begin()
+        if is_due:
+            self._begin_checkpoint(version)
+
+    def publish_rest(self) -> None:
+        """Publish and save the steps that no checkpoint includes, so that the next start repeats none."""
+        self.record_checkpoint()
+        self.record()
+        if self._learner.steps_done > self._checkpoint_step:
+            is_published = self._learner.steps_done == self._recorded_step
+            self._begin_checkpoint(self._hold.mark.version if is_published else self._begin())
+            self.record_checkpoint()
+
+    def record(self) -> bool:
+        """Wait for the version that is being written, and record it. Return whether there is one.
+
+        Raises:
+            LeaseLost: another trainer has taken over the run.
+            SetBack: the server has lost steps or versions.
+            TrinityError: the files cannot be written.
+        """
+        if self._unrecorded is None:
+            return False
+        self._hold.retry(partial(self._record, self._unrecorded), self._learner.steps_done)
+        return True
+
+    def record_if_written(self) -> None:
+        """Record a version as soon as its files are safe, so that explorers get it.
+
+        No error leaves here, since other ranks wait in the middle of a step. It comes again from `record`.
+        """
+        if self._unrecorded is not None and self._unrecorded.writing.has_ended:
+            with suppress(Exception):
+                self._record(self._unrecorded)
+
+    def record_checkpoint(self) -> None:
+        """Wait for the checkpoint that is being written, and record it after its version.
+
+        Raises:
+            LeaseLost, SetBack, TrinityError: as `record` does.
+        """
+        if self._unsaved is None:
+            return
+        self.record()
+        if self._unsaved.hash is None:
+            self._unsaved = replace(self._unsaved, hash=self._unsaved.saving.finish())
+        self._hold.retry(partial(self._record_checkpoint, self._unsaved), self._learner.steps_done)
+
+    def record_checkpoint_if_written(self) -> None:
+        """Record a checkpoint whose files are safe. All ranks are between two steps."""
+        if self._unsaved is not None and self._unsaved.saving.has_ended:
+            self.record_checkpoint()
+
+    def abandon(self) -> None:
+        """Wait for files that are not recorded. The next start removes them."""
+        if self._unrecorded is not None:
+            self._unrecorded.writing.wait()
+            self._unrecorded = None
+        if self._unsaved is not None:
+            self._unsaved.saving.wait()
+            self._unsaved = None
+
+    def _checkpoint_is_due(self) -> bool:
+        """Whether to save a checkpoint with the version of now."""
+        config, step = self._setup.trainer, self._learner.steps_done
+        every, minutes = config.checkpoint_every, config.checkpoint_minutes
+        return (
+            (every is None and minutes is None)
+            or step >= self._total_steps
+            or (every is not None and step - self._checkpoint_step >= every)
+            or (minutes is not None and time.monotonic() - self._checkpoint_at >= 60 * minutes)
+        )
+
+    def _begin(self) -> int:
+        """Begin to write a version, after the one before is recorded. Return its number."""
+        self.record()
+        step = self._learner.steps_done
+        with self._hold.database.transaction() as tx:
+            version = (policies.latest_version(tx, self._hold.run.id) or 0) + 1
+        folder = self._folder.version_folder(version)
+        writing = versions.begin(folder, self._learner, self._tokenizer)
+        self._unrecorded = _Unrecorded(version, step, folder, writing)
+        self._begun_step = step
+        return version
+
+    def _begin_checkpoint(self, version: int) -> None:
+        """Begin to write a checkpoint of a version with the weights of now. None is unrecorded."""
+        saving = self._learner.begin_checkpoint(self._folder.checkpoint_folder(version))
+        self._unsaved = _Unsaved(version, saving)
+        self._checkpoint_step, self._checkpoint_at = self._learner.steps_done, time.monotonic()
+
+    def _record(self, new: _Unrecorded) -> None:
+        """Wait for a version's files and record it. Then delete versions that are no longer kept."""
+        hold = self._hold
+        digest = new.writing.digest()
+        policy = policies.PolicyVersion(new.version, new.step, new.folder, digest)
+        done = replace(hold.mark, version=policy.version)
+        with hold.database.transaction() as tx:
+            hold.check(tx, done)
+            policies.publish(tx, hold.run.id, policy, hold.worker_id)
+            pruned = self._prune(tx, self._unsaved)
+        hold.mark = done
+        self._recorded_step = policy.step
+        for old, files in pruned:
+            self._folder.delete(old, files)
+        self._folder.acknowledge(Publication(policy.version, policy.step, digest))
+        self._unrecorded = None  # last: if the note cannot be written, this comes again and says so
+
+    def _record_checkpoint(self, new: _Unsaved) -> None:
+        """Record a checkpoint whose files are safe. Then delete checkpoints that are no longer kept."""
+        assert new.hash is not None, "all of it is written"
+        with self._hold.database.transaction() as tx:
+            self._hold.check(tx)
+            saved = policies.Checkpoint(new.saving.folder, new.hash)
+            policies.record_checkpoint(tx, self._hold.run.id, new.version, saved)
+            pruned = self._prune(tx, None)
+        for old, files in pruned:
+            self._folder.delete(old, files)
+        self._folder.acknowledge_checkpoint(new.version, new.hash)
+        self._unsaved = None  # last, as for a version
+
+    def _prune(self, tx: Transaction, unsaved: _Unsaved | None) -> list[tuple[int, Path]]:
+        """Forget what is no longer kept. Return versions, and the folders to delete after the transaction."""
+        kept = self._setup.trainer
+        return policies.prune(
+            tx,
+            self._hold.run.id,
+            kept.keep_checkpoints,
+            kept.keep_every,
+            kept.keep_best,
+            saving=None if unsaved is None else unsaved.version,
+        )

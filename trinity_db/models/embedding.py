@@ -1,0 +1,94 @@
+"""Sentence embeddings by a local model in Hugging Face format, without gradient."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinity_db.errors import ConfigError
+from trinity_db.models.libraries import default_device, library
+from trinity_db.models.loading import check_folder
+
+BATCH = 32  # texts at a time, padded to the longest
+POOLINGS = ("mean_tokens", "cls_token", "lasttoken")
+"""Those of sentence-transformers' 1_Pooling/config.json that are known, after pooling_mode_."""
+
+
+class EmbeddingModel:
+    """A model that makes a vector of length 1 of a text, as sentence-transformers does.
+
+    The folder's 1_Pooling/config.json says whether it is the mean of the tokens' last hidden states, or the
+    state of the first or the last token; without that file it is the mean. Longer texts are cut off at the
+    model's context.
+
+    Raises:
+        ConfigError: there is no such model in the folder, or it pools in another way.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._pooling = check_embedding_model(folder)
+        transformers = library("transformers")
+        self._device = default_device()
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, dtype="float32")
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{folder}: cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        self._tokenizer.padding_side = "right"
+        self._model: Any = model.to(self._device).eval()
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._context = min(self._tokenizer.model_max_length, longest or 8192)
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[texts, size] their vectors."""
+        parts = [self._embed(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
+        return np.concatenate(parts)
+
+    def _embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        torch = library("torch")
+        # A text without a token would have no mean.
+        asked = self._tokenizer(
+            [text or " " for text in texts],
+            padding=True,
+            truncation=True,
+            max_length=self._context,
+            return_tensors="pt",
+        ).to(self._device)
+        with torch.no_grad():
+            hidden = self._model(**asked).last_hidden_state
+            mask = asked["attention_mask"]
+            if self._pooling == "cls_token":
+                pooled = hidden[:, 0]
+            elif self._pooling == "lasttoken":
+                pooled = hidden[torch.arange(len(hidden)), mask.sum(dim=1) - 1]
+            else:
+                pooled = (hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+            found: NDArray[np.float32] = torch.nn.functional.normalize(pooled, dim=1).float().cpu().numpy()
+        return found
+
+
+def check_embedding_model(folder: Path) -> str:
+    """How the folder says that token states become one vector, found out without loading the model.
+
+    Raises:
+        ConfigError: there is no model in it, or it says a way that is not known here.
+    """
+    check_folder(folder)
+    file = folder / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return POOLINGS[0]
+    said = json.loads(file.read_text())
+    # Newer versions of sentence-transformers name it, and older ones mark it.
+    wanted = [key.removeprefix("pooling_mode_") for key, value in said.items() if value is True]
+    named = {"mean": "mean_tokens", "cls": "cls_token"}.get(
+        said.get("pooling_mode"), said.get("pooling_mode")
+    )
+    chosen = [named] if named else [one for one in wanted if one != "include_prompt"]
+    if len(chosen) != 1 or chosen[0] not in POOLINGS:
+        raise ConfigError(f"{file}: pools by {', '.join(map(str, chosen))}; known are {', '.join(POOLINGS)}.")
+    return str(chosen[0])

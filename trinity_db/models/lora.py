@@ -1,0 +1,212 @@
+"""Adapters of peft on a model of transformers: loaded strictly, and merged without loss.
+
+    y = W·x + alpha / rank · B·(A·x)        W [out, in], A [rank, in], B [out, rank]
+
+peft puts its layers into the model itself, which remains the transformers model that it was. An adapter is
+never merged into live weights, because unmerging would not restore the same bits.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from trinity_db.errors import ConfigError
+from trinity_db.models import adapter_folder, model_folder
+from trinity_db.models.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
+from trinity_db.models.folder_digest import complete
+from trinity_db.models.libraries import check_libraries
+from trinity_db.models.loading import load_model, load_tokenizer
+
+_NAME = "default"  # peft's name for a model's only adapter
+
+
+class Lora:
+    """Adds two matrices to layers of a model, in place, and freezes all other weights.
+
+    Args:
+        settings: peft's, which say on which layers.
+
+    Raises:
+        MissingExtra: peft is not installed.
+    """
+
+    def __init__(self, model: Any, settings: Any) -> None:
+        check_libraries("peft")
+        import peft
+        from peft.tuners.lora import LoraLayer
+
+        self.model = model
+        with warnings.catch_warnings():
+            # peft uses a name that transformers has deprecated.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            # What is adapted is known here, and peft looks for the rank of fused experts among modules only.
+            warnings.filterwarnings("ignore", "You have passed exclude_modules", UserWarning)
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)
+            self._wrapped = peft.get_peft_model(model, settings, adapter_name=_NAME)
+        self._layers = {name: one for name, one in model.named_modules() if isinstance(one, LoraLayer)}
+        model.eval()  # the new layers begin in training mode
+
+    def disabled(self) -> AbstractContextManager[None]:
+        """Within this `with`, the model computes what it computes without the adapter, bit for bit."""
+        without: AbstractContextManager[None] = self._wrapped.disable_adapter()
+        return without
+
+    @torch.no_grad()
+    def merged(self) -> dict[str, Tensor]:
+        """All weights with the adapter merged in, W + alpha / rank · B·A, under the model's own names.
+
+        Adapted weights are copies on the CPU. The live weights stay as they are.
+        """
+        weights = {
+            _own_name(name): weight
+            for name, weight in self.model.state_dict().items()
+            if name.partition(".lora_")[0] not in self._layers
+        }
+        for (name, layer), (_, weight) in zip(self._layers.items(), self.merged_weights(), strict=True):
+            weights[f"{_own_name(name)}.{_adapted(layer)}"] = weight.cpu()
+        return weights
+
+    def merged_weights(self) -> Iterator[tuple[torch.nn.Parameter, Tensor]]:
+        """Each adapted parameter, and its value with the adapter merged in."""
+        for layer in self._layers.values():
+            weight = getattr(layer.get_base_layer(), _adapted(layer))
+            yield weight, weight + layer.get_delta_weight(_NAME)
+
+    @torch.no_grad()
+    def merge_into(self, model: Any) -> None:
+        """Give another model of the same architecture the adapted weights, in its own dtype and device.
+
+        Layers that share a weight, as those of Zamba2, have adapters of their own: each then gets its own.
+        """
+        self._give(model, (weight for _, weight in self.merged_weights()))
+
+    @torch.no_grad()
+    def unload(self) -> Any:
+        """The model with the adapter merged into its weights, without peft's layers. The end of this one."""
+        weights = [weight for _, weight in self.merged_weights()]
+        model = self._wrapped.unload()
+        self._give(model, weights)
+        return model
+
+    def _give(self, model: Any, weights: Iterable[Tensor]) -> None:
+        given: set[int] = set()
+        for (name, layer), weight in zip(self._layers.items(), weights, strict=True):
+            module = model.get_submodule(_own_name(name))
+            parameter = getattr(module, _adapted(layer))
+            if id(parameter) in given:
+                parameter = torch.nn.Parameter(torch.empty_like(parameter), parameter.requires_grad)
+                setattr(module, _adapted(layer), parameter)
+            parameter.copy_(weight)
+            given.add(id(parameter))
+
+    def matrices(self) -> dict[str, Tensor]:
+        """The adapter's matrices themselves, no copies, under the names that peft gives them in a file."""
+        import peft
+
+        found: dict[str, Tensor] = peft.get_peft_model_state_dict(
+            self._wrapped, adapter_name=_NAME, save_embedding_layers=False
+        )
+        return found
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Load the matrices in a folder.
+
+        Not by peft, which leaves matrices as they are if it finds no others for them, and renames some as if
+        they were weights of an older transformers, such as those of Laguna's shared experts.
+
+        Raises:
+            ConfigError: they are damaged, or not exactly those of this adapter. Nothing has changed.
+        """
+        file = folder / WEIGHTS_FILE
+        try:
+            found = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{file}: cannot be read: {error}; restore it.") from error
+        own = self.matrices()
+        differing = sorted(
+            name
+            for name in own.keys() | found.keys()
+            if name not in own or name not in found or own[name].shape != found[name].shape
+        )
+        if differing:
+            raise ConfigError(
+                f"{file}: is not of this run's adapter: {len(differing)} matrices are missing, unknown or of "
+                f"another shape, such as {differing[0]}; restore it."
+            )
+        for name, matrix in own.items():
+            matrix.copy_(found[name])
+
+
+class AdaptedModel(Lora):
+    """The base of an adapter in memory, which takes the adapter of one version after another.
+
+    It is on the CPU and in float32, whatever the model that it is merged into is in.
+
+    Args:
+        folder: of the first adapter.
+
+    Raises:
+        ConfigError: the adapter is damaged, or its base has changed or is gone.
+        MissingExtra: peft is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        check_libraries("peft")
+        import peft
+
+        self.base = adapter_folder.base_folder(folder)
+        """The base's folder."""
+        self._digest = adapter_folder.read_base(folder).digest
+        self._config = _config(folder)
+        settings = peft.LoraConfig.from_pretrained(str(folder))
+        super().__init__(load_model(self.base, "cpu"), settings)
+        self.model.requires_grad_(False)
+        self.load(folder)
+
+    def fits(self, folder: Path) -> bool:
+        """Whether the adapter in a folder is on the same layers of the same base."""
+        return adapter_folder.read_base(folder).digest == self._digest and _config(folder) == self._config
+
+    def write(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write the whole model with its tokenizer into a folder, as transformers loads it.
+
+        Raises:
+            OSError: the disk is full or cannot be written.
+        """
+        unwritten = model_folder.write(self.model, self.merged(), folder, dtype)
+        load_tokenizer(self.base).save_pretrained(folder)
+        complete(folder, unwritten)
+
+
+def load_merged(folder: Path) -> Any:
+    """The model that an adapter makes of its base, without peft's layers, on the CPU in float32.
+
+    Raises: as `AdaptedModel`.
+    """
+    return AdaptedModel(folder).unload()
+
+
+def _config(folder: Path) -> bytes:
+    try:
+        return (folder / CONFIG_FILE).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{folder / CONFIG_FILE}: cannot be read: {error.strerror}; restore it.") from error
+
+
+def _own_name(name: str) -> str:
+    """The name of a weight before the adapter: an adapted layer stands inside another one of its name."""
+    return name.replace(".base_layer", "")
+
+
+def _adapted(layer: Any) -> str:
+    """The parameter of a layer that has the adapter. That of fused experts is one of several."""
+    return str(getattr(layer, "parameter_name", "weight"))

@@ -1,0 +1,66 @@
+"""A safetensors file that is written in blocks, so that a digest sees each byte on its way to the disk.
+
+The library's own writer holds Python's lock while it writes. A trainer that computes its next step beside it
+would stand still meanwhile. The format: 8 bytes with the header's length, a header in JSON, and the tensors
+one after the other (https://huggingface.co/docs/safetensors).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+FILE = "model.safetensors"
+"""The name under which `transformers` looks for a model's weights."""
+BLOCK_BYTES = 1 << 24  # at a time
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The dtypes that a file holds, and their names in it."""
+
+
+class WeightsFile:
+    """The content of a file with these tensors.
+
+    Args:
+        tensors: on the CPU. They must not change before the file is written.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        # Wide numbers first, as the library orders them: so every tensor begins at a multiple of its width.
+        names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        self._tensors = [tensors[name] for name in names]
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name, tensor in zip(names, self._tensors, strict=True):
+            start, end = end, end + tensor.numel() * tensor.element_size()
+            header[name] = {
+                "dtype": DTYPES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [start, end],
+            }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._head = len(text).to_bytes(8, "little") + text
+        self.size = len(self._head) + end
+        """In bytes."""
+
+    def blocks(self) -> Iterator[memoryview]:
+        """The bytes of the file, in order."""
+        yield memoryview(self._head)
+        for tensor in self._tensors:
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            whole = flat.numpy().data
+            for start in range(0, len(whole), BLOCK_BYTES):
+                yield whole[start : start + BLOCK_BYTES]
