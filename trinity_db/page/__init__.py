@@ -1,0 +1,15 @@
+"""The web page on a store: `trinity-db page`. It reads, by the login of readers, and writes nothing.
+
+    server        listens on this machine, until Ctrl-C
+    access        lets in browsers that were given the key, for pages, files and sockets alike
+    reader        asks the database, in threads of its own
+    questions     the questions that only the page asks; the others are those of `inspection` and `diagnosis`
+    layout        what all pages have: head, notices, how they follow the store
+    elements      a table, facts, tokens, as components that show every text as text
+    charts        curves of a run
+    runs, run, experiences, group, experience   a page each
+
+Models and strangers wrote the texts in a store. A text reaches the browser as a value of a component, which
+makes a text node of it, and never as HTML. A dict whose keys come from the store is never handed to a
+component: NiceGUI evaluates values under keys that begin with a colon.
+"""

@@ -1,0 +1,9 @@
+// Names and what is said of them; each line of a text is a line.
+export default {
+  props: { items: Array },
+  render() {
+    const h = Vue.h;
+    const value = (one) => (one.href ? h("a", { href: one.href }, one.text) : one.text);
+    return h("dl", { class: "facts" }, this.items.map((one) => h("div", [h("dt", one.name), h("dd", [value(one)])])));
+  },
+};

@@ -1,0 +1,97 @@
+"""Components that show what the store says. Each makes text nodes of the texts that it is given."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    label: str
+    kind: Literal["", "number", "long"] = ""
+    hint: str | None = None
+    """What it says, with its unit."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value of a table as it is shown."""
+
+    text: str = ""
+    href: str | None = None
+    """A place on this page; made here, and never by the store."""
+    kind: str = ""
+    """A class of the style sheet, for a word such as a state."""
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A name and what is said of it."""
+
+    name: str
+    text: str
+    href: str | None = None
+
+
+class Rows(ui.element, component="components/rows.js"):
+    """A table that keeps its place while its rows change."""
+
+    def __init__(self, caption: str, columns: Sequence[Column], empty: str) -> None:
+        super().__init__()
+        self.props["caption"] = caption
+        self.props["columns"] = [asdict(column) for column in columns]
+        self.props["empty"] = empty
+        self.props["rows"] = []
+
+    def show(self, rows: Sequence[Sequence[Cell]]) -> None:
+        shown = [[asdict(cell) for cell in row] for row in rows]
+        if shown != self.props["rows"]:
+            self.props["rows"] = shown
+            self.update()
+
+
+class Facts(ui.element, component="components/facts.js"):
+    """Names with what is said of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.props["items"] = []
+
+    def show(self, facts: Sequence[Fact]) -> None:
+        shown = [asdict(fact) for fact in facts if fact.text]
+        if shown != self.props["items"]:
+            self.props["items"] = shown
+            self.update()
+
+
+class Tokens(ui.element, component="components/tokens.js"):
+    """The tokens of a sequence, coloured by their log-probability."""
+
+    def __init__(self, items: Sequence[Sequence[Any]]) -> None:
+        super().__init__()
+        self.props["items"] = list(items)
+
+
+class Pulse(ui.element, component="components/pulse.js"):
+    """Calls every so many seconds while the page is visible; in a hidden tab never."""
+
+    def __init__(self, seconds: float, on_beat: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self.props["seconds"] = seconds
+        self.on("beat", on_beat, args=[])
+
+
+def said(tag: str, text: str = "", classes: str = "", **attributes: Any) -> TextElement:
+    """An element of HTML with a text; attributes are those of the tag."""
+    element = TextElement(tag=tag, text=text)
+    if classes:
+        element.classes(classes)
+    for name, value in attributes.items():
+        element.props[name.rstrip("_").replace("_", "-")] = value
+    return element

@@ -1,0 +1,149 @@
+"""The questions that only the page asks; schema/queries/page.sql has them."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg.rows import DictRow
+
+from trinity_db.database import Database, Transaction
+from trinity_db.diagnosis import work
+from trinity_db.diagnosis.finding import Finding, Level
+from trinity_db.errors import NotFound
+from trinity_db.inspection import status
+from trinity_db.page.charts import METRICS, Point
+from trinity_db.schema.queries import query
+from trinity_db.store import runs
+
+POINTS = 400  # of a curve; more are not told apart
+ROWS = 50  # experiences of a page
+WINDOW = 10_000  # rows in which a text is looked for at a time: about 0.1 s
+MEMBERS = 256  # attempts of a group that are shown
+REWARD_ROWS = 2_000  # of a version, whose rewards a run shows: about 0.3 s for the newest versions together
+CHECKS = (work.dead_letters, work.silent_workers, work.setbacks)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which experiences are looked for; None: any."""
+
+    run: str | None = None
+    state: str | None = None
+    version: int | None = None
+    task: str | None = None
+    reward_from: float | None = None
+    reward_to: float | None = None
+    reason: str | None = None
+    text: str | None = None
+    before: int | None = None
+    """The id below which they lie, for the next page."""
+
+
+@dataclass(frozen=True)
+class Experiences:
+    """A page of experiences, newest first."""
+
+    rows: list[DictRow]
+    before: int | None
+    """Where the next page begins; None at the end."""
+    looked_at: int
+    run_names: list[str]
+
+
+def runs_and_alerts(database: Database) -> tuple[list[dict[str, Any]], list[Finding]]:
+    """Every run, newest first, with its last step and what it waits for; and what needs a person."""
+    found = status.overview(database)
+    with database.transaction() as tx:
+        steps = {row["run_id"]: row for row in tx.execute(query("page_runs"))}
+        alerts = _alerts(tx)
+    active = [run for run in found if run["state"] == "active" and run["kind"] == "train"]
+    waiting = {run["id"]: status.waiting(database, run["id"]) for run in active}
+    rows = [
+        {**run, "last": steps.get(run["id"], {}), "waiting": waiting.get(run["id"])}
+        for run in reversed(found)
+    ]
+    return rows, alerts
+
+
+def run_in_full(database: Database, name: str) -> dict[str, Any]:
+    """What `trinity-db status` says of a run, with its curves and alerts.
+
+    Raises:
+        NotFound: there is no such run.
+    """
+    found = status.detail(database, name, REWARD_ROWS)
+    with database.transaction() as tx:
+        values = {"run_id": found["id"], "names": METRICS, "points": POINTS}
+        curves: dict[str, list[Point]] = defaultdict(list)
+        for row in tx.execute(query("page_curves"), values):
+            curves[row["name"]].append((row["step"], row["value"]))
+        alerts = [alert for alert in _alerts(tx) if f"run '{name}'" in alert.found]
+    return {**found, "curves": curves, "alerts": alerts}
+
+
+def experiences(wanted: Filter) -> Callable[[Database], Experiences]:
+    """The question for a page of experiences."""
+
+    def read(database: Database) -> Experiences:
+        with database.transaction() as tx:
+            run_id = runs.find(tx, wanted.run, "run or data set").id if wanted.run else None
+            values = {
+                "run_id": run_id, "state": wanted.state, "version": wanted.version, "task": wanted.task,
+                "reward_from": wanted.reward_from, "reward_to": wanted.reward_to, "reason": wanted.reason,
+                "before": wanted.before, "pattern": _pattern(wanted.text), "limit": ROWS + 1,
+                "window": WINDOW if wanted.text else ROWS + 1,
+            }  # fmt: skip
+            # Not prepared: one plan for all filters would not fit any.
+            found = tx.execute(query("page_experiences"), values, prepare=False).fetchall()
+            names = [row["name"] for row in tx.execute(query("page_run_names"))]
+        rows = [row for row in found if row["id"] is not None]
+        before = None
+        if len(rows) > ROWS:
+            before = rows[ROWS - 1]["id"]
+        elif wanted.text and found[0]["looked_at"] == WINDOW:
+            before = found[0]["oldest"]
+        return Experiences(rows[:ROWS], before, found[0]["looked_at"], names)
+
+    return read
+
+
+def group(database: Database, group_id: int) -> dict[str, Any]:
+    """A rollout group with its attempts, the failed ones too.
+
+    Raises:
+        NotFound: there is no such group.
+    """
+    values = {"id": group_id, "limit": MEMBERS}
+    with database.transaction() as tx:
+        found = tx.execute(query("page_group"), values).fetchone()
+        if found is None:
+            raise NotFound(f"There is no group {group_id}.")
+        rows = tx.execute(query("page_group_rows"), values).fetchall()
+        failures = tx.execute(query("page_group_failures"), values).fetchall()
+    return {**found, "rows": rows, "failures": failures}
+
+
+def steps(database: Database, experience_id: int) -> list[DictRow]:
+    """The steps of the rollout that an experience is of, itself among them."""
+    with database.transaction() as tx:
+        return tx.execute(query("page_steps"), {"id": experience_id, "limit": MEMBERS}).fetchall()
+
+
+def _alerts(tx: Transaction) -> list[Finding]:
+    """What trinity-db doctor finds wrong with the work of runs."""
+    return [finding for check in CHECKS for finding in check(tx) if finding.level is not Level.OK]
+
+
+def _pattern(text: str | None) -> str | None:
+    """A pattern of LIKE for texts that contain this one."""
+    if not text:
+        return None
+    marked = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return f"%{marked}%"
+
+
+def label_of(row: Mapping[str, Any]) -> str:
+    """How an attempt of a group is called."""
+    step = f", step {row['step']}" if row["step"] else ""
+    return f"attempt {row['ordinal']}{step}" if row["ordinal"] is not None else f"row {row['id']}"

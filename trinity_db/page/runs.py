@@ -1,0 +1,91 @@
+"""The first page: every run, how far it is, what it waits for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nicegui import ui
+
+from trinity_db.diagnosis.finding import Finding
+from trinity_db.inspection.status import COUNTS, counted
+from trinity_db.page import layout, questions
+from trinity_db.page.elements import Cell, Column, Rows
+from trinity_db.page.layout import Look
+from trinity_db.page.reader import Reader
+
+COLUMNS = (
+    Column("run"),
+    Column("state"),
+    Column("alive", hint="roles that gave a sign of life within their lease"),
+    Column("version", "number", "latest policy version"),
+    Column("step", "number", "last committed step, and how many there are to be"),
+    Column("reward", "number", "mean of the rows of the last step"),
+    Column("staleness", "number", "most of the last step, in policy versions"),
+    Column("waiting", "number", "experiences (or pairs) that processors have still to do with"),
+    Column("ready", "number", "experiences (or pairs) that may be drawn"),
+    Column("leased", "number", "experiences (or pairs) in a batch that is being trained on"),
+    Column("trained", "number", "experiences (or pairs) that were trained on"),
+    Column("gone", "number", "experiences (or pairs) that were dropped or expired"),
+    Column("waits for", "long", "shares of the time of the last steps"),
+)
+EMPTY = (
+    "There are no runs in this store yet.\n"
+    "trinity-db demo makes one in two minutes; trinity-db run my-run.yaml starts one of yours."
+)
+NO_ALERTS = "No alerts: no row was given up, and everything that is held is held by a live worker."
+
+
+def register(reader: Reader) -> None:
+    """Add the page."""
+
+    @ui.page("/", response_timeout=layout.RESPONSE_SECONDS)
+    async def runs_page() -> None:
+        with layout.frame("Runs", "Runs"):
+            page = _Runs(reader)
+            await page.look.look()
+
+
+class _Runs:
+    def __init__(self, reader: Reader) -> None:
+        self.look = Look(reader, questions.runs_and_alerts, self.show, lambda: None, follows=True)
+        self._table = Rows("runs", COLUMNS, EMPTY)
+        layout.heading("Alerts", "What trinity-db doctor finds wrong with the work of runs.")
+        self._alerts = alerts_table()
+
+    def show(self, found: tuple[list[dict[str, Any]], list[Finding]]) -> None:
+        rows, alerts = found
+        self._table.show([_row(row) for row in rows])
+        show_alerts(self._alerts, alerts)
+
+
+def alerts_table() -> Rows:
+    """A table for alerts, without any yet."""
+    return Rows("alerts", (Column("what"), Column("found", "long"), Column("remedy", "long")), NO_ALERTS)
+
+
+def show_alerts(table: Rows, alerts: list[Finding]) -> None:
+    """Fill that table."""
+    table.show([[Cell(one.what), Cell(one.found), Cell(one.remedy or "")] for one in alerts])
+
+
+def _row(run: Mapping[str, Any]) -> list[Cell]:
+    last, rows = run["last"], counted(run)
+    alive = sorted({worker["role"] for worker in run["workers"] if worker["alive"]})
+    kind = run["state"] if run["kind"] == "train" else "data set"
+    return [
+        Cell(run["run"], layout.place("run", run["run"])),
+        layout.state(kind) if kind != "data set" else Cell(kind, kind="data"),
+        Cell(", ".join(alive), kind="alive" if alive else ""),
+        Cell(layout.number(run["policy_version"])),
+        Cell(_step(last)),
+        Cell(layout.number(last.get("reward"))),
+        Cell(layout.number(last.get("staleness"))),
+        *(Cell(f"{sum(rows.get(state, 0) for state in states):,}") for states in COUNTS.values()),
+        Cell(run["waiting"] or ""),
+    ]
+
+
+def _step(last: Mapping[str, Any]) -> str:
+    step, steps = last.get("step"), last.get("steps")
+    if steps is None:
+        return layout.number(step)
+    return f"{step or 0:,} of {int(steps):,}"
