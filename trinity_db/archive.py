@@ -1,6 +1,6 @@
-"""The archive: payload bytes in Lance tables, beside the store or where TRINITY_DB_LANCE_URI says.
+"""The archive: payloads in Lance tables, beside the store or where TRINITY_DB_LANCE_URI says.
 
-It knows rows of bytes and nothing of Postgres, which says which row of which table holds a payload
+It knows rows and nothing of Postgres, which says which row of which table holds a payload
 (`store.payloads`). A table has one writer at a time, a run's archiver. Any process reads, at any time: row
 ids are stable, and a reader whose version of a table was tidied away looks again at the newest. Lance must
 not be used across a fork, and is imported here only when a table is opened.
@@ -13,6 +13,9 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trinity_db import durable, settings
 from trinity_db.errors import NotFound, TrinityError
@@ -31,12 +34,20 @@ LOOKS = 3  # of a reader: its files may be merged between two looks, and a merge
 
 @dataclass(frozen=True)
 class Row:
-    """A payload on its way to the archive."""
+    """A payload on its way to the archive, with what others read there (`schema.lance`)."""
 
     experience_id: int
     codec: str
     num_tokens: int
     data: bytes
+    run: str
+    prompt: str | None
+    response: str | None
+    reward: float | None
+    version_min: int | None
+    version_max: int | None
+    token_ids: NDArray[np.int32]
+    action_mask: NDArray[np.bool_]
 
 
 def read(name: str, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
@@ -58,7 +69,7 @@ def read(name: str, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
                 raise _unusable("read", error) from error
         if len(found) == len(archive_rows):
             break
-        with _in_our_words("read"):
+        with in_our_words("read"):
             table.checkout_latest()
     return found
 
@@ -90,8 +101,8 @@ def drop(name: str) -> None:
         TrinityError: it cannot be removed.
     """
     uri = settings.lance_uri()
-    with _in_our_words("written"):
-        _connect(uri).drop_table(name, ignore_missing=True)
+    with in_our_words("written"):
+        connection(uri).drop_table(name, ignore_missing=True)
     _table.cache_clear()
 
 
@@ -114,12 +125,17 @@ class Writer:
         except NotFound:
             if must_exist:
                 raise
-            with _in_our_words("written"):
+            with in_our_words("written"):
                 options = {"new_table_enable_stable_row_ids": "true"}
-                _connect(uri).create_table(name, schema=payload_schema(), storage_options=options)
+                connection(uri).create_table(name, schema=payload_schema(), storage_options=options)
             self._table = _open(uri, name)
-        with _in_our_words("read"):
+        with in_our_words("read"):
             self._table.checkout_latest()
+            missing = [one for one in payload_schema() if one.name not in self._table.schema.names]
+        if missing:  # an earlier release made the table
+            with in_our_words("written"):
+                self._table.add_columns(missing)
+                self._flush()
 
     def append(self, rows: Sequence[Row]) -> dict[int, int]:
         """Add rows in one version, read them back, flush; returns row ids by experience id.
@@ -131,25 +147,26 @@ class Writer:
         """
         import pyarrow as pa
 
-        columns = {field: [getattr(row, field) for row in rows] for field in Row.__dataclass_fields__}
-        with _in_our_words("written"):
-            self._table.add(pa.table(columns, schema=payload_schema()))
+        schema = payload_schema()
+        table = pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema=schema)
+        with in_our_words("written"):
+            self._table.add(table)
             last = self._table.count_rows()
             written = self._table.take_offsets(list(range(last - len(rows), last))).with_row_id().to_arrow()
             self._flush()
         row_ids = written.column("_rowid").to_pylist()
-        if [Row(**row) for row in written.drop_columns(["_rowid"]).to_pylist()] != list(rows):
+        if not written.select(schema.names).cast(schema).equals(table):
             raise TrinityError(f"The archive at {settings.lance_uri()} does not give back what it was given.")
         return {row.experience_id: row_id for row, row_id in zip(rows, row_ids, strict=True)}
 
     def count(self) -> int:
         """How many rows there are."""
-        with _in_our_words("read"):
+        with in_our_words("read"):
             return int(self._table.count_rows())
 
     def archive_rows(self) -> Iterator[list[tuple[int, int]]]:
         """Row and experience ids of all rows, SCAN_ROWS at a time."""
-        with _in_our_words("read"):
+        with in_our_words("read"):
             scan = self._table.search().select(["experience_id"]).with_row_id(True).limit(None)
             for part in scan.to_batches(SCAN_ROWS):
                 row_ids, ids = part.column("_rowid"), part.column("experience_id")
@@ -157,7 +174,7 @@ class Writer:
 
     def remove(self, row_ids: Sequence[int]) -> None:
         """Remove rows for good."""
-        with _in_our_words("written"):
+        with in_our_words("written"):
             for start in range(0, len(row_ids), SCAN_ROWS):
                 chosen = ", ".join(map(str, row_ids[start : start + SCAN_ROWS]))
                 self._table.delete(f"_rowid IN ({chosen})")
@@ -165,12 +182,12 @@ class Writer:
 
     def has_many_files(self) -> bool:
         """Whether there are so many small files that merging them is worth it."""
-        with _in_our_words("read"):
+        with in_our_words("read"):
             return bool(self._table.stats()["fragment_stats"]["num_small_fragments"] >= MERGE_FILES)
 
     def merge_files(self) -> None:
         """Make few large files of many small ones."""
-        with _in_our_words("written"):
+        with in_our_words("written"):
             # The small files go only when the large ones survive a power cut.
             self._table.optimize(cleanup_older_than=KEEP_ALL)
             self._flush()
@@ -209,7 +226,8 @@ def _open(uri: str, name: str) -> Any:
 
 
 @cache
-def _connect(uri: str) -> Any:
+def connection(uri: str) -> Any:
+    """To the Lance tables at a place, one for the process."""
     import lancedb
 
     session = lancedb.Session(
@@ -220,7 +238,7 @@ def _connect(uri: str) -> Any:
 
 @cache
 def _table(uri: str, name: str) -> Any:
-    return _connect(uri).open_table(name)
+    return connection(uri).open_table(name)
 
 
 def _take(table: Any, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
@@ -241,7 +259,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _in_our_words(done: str) -> Iterator[None]:
+def in_our_words(done: str) -> Iterator[None]:
     """Lance's errors as a TrinityError."""
     try:
         yield

@@ -14,7 +14,7 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from trinity_db import database, embedded, privileges
+from trinity_db import database, embedded, opening, privileges
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.settings import home
@@ -69,7 +69,7 @@ def restore(url: str, file: Path) -> None:
             privileges.make_groups(connection)
     # Rights come with the upgrade.
     _run("pg_restore", url, "--single-transaction", "--no-owner", "--no-privileges", str(file))
-    database.upgrade(url)
+    opening.upgrade(url)
 
 
 def _check(url: str, file: Path) -> None:

@@ -107,7 +107,9 @@ class ForwardConfig(Settings):
     micro_batch_tokens: Annotated[int, Change.PER_PROCESS] = Field(4096, ge=1)
     """Tokens in one forward pass, prompts included. A longer sequence goes alone. Limits memory, and
     results do not depend on it. May change during a run."""
-    dtype: Annotated[Literal["float32", "bfloat16"], Kept("stored scores of rows were computed in it")] = (
-        "float32"
-    )
-    """What forward and backward pass compute in. Weights, optimizer and losses stay in float32."""
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], Kept("stored scores of rows were computed in it")
+    ] = "auto"
+    """What forward and backward pass compute in. auto: bfloat16 on a GPU that computes in it, else float32. A
+    run with auto that moves to another device may change it; the trainer warns then. Weights that are
+    trained, optimizer, log-probabilities and losses stay in float32."""

@@ -2,6 +2,7 @@
 
     TrinityError              one line for the user: what is wrong and what to do
     ├── ConfigError           a configuration or a command's arguments are wrong
+    │   └── WrongSelect       a role's SELECT fails, or yields what it must not
     ├── ImportFileError       a file to import cannot be read at all
     ├── MissingExtra          the command needs an optional part of the installation
     ├── NotFound              a run, row or file that was named does not exist
@@ -9,9 +10,10 @@
     ├── DatabaseUnavailable   no database answers, or it asks to try again; a role does
     └── LeaseLost             another worker took over
 
-The command line prints the message of a TrinityError and exits with 1. Anything else is a
-bug and keeps its traceback. Errors of one part stand there, below this tree: PromptTooLong and
-UntokenizableText in `prompts`, NonFiniteLoss in `trainer.step`.
+The command line prints the message of a TrinityError and exits with 1. A role that has a supervisor exits
+with `service.GIVES_UP` after a WrongSelect. Anything else is a bug and keeps its traceback. Errors of one
+part stand there, below this tree: PromptTooLong and UntokenizableText in `prompts`, NonFiniteLoss in
+`trainer.step`.
 """
 
 
@@ -21,6 +23,10 @@ class TrinityError(Exception):
 
 class ConfigError(TrinityError, ValueError):
     """A configuration or an argument is wrong."""
+
+
+class WrongSelect(ConfigError):
+    """A SELECT of the configuration fails, or yields what it must not. Its role would end again."""
 
 
 class ImportFileError(TrinityError):

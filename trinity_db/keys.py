@@ -4,7 +4,7 @@
 """
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -59,7 +59,7 @@ def find(model: type[BaseModel], key: str) -> list[Meaning]:
             sections, is_section = chosen[:1], True
             continue
         if not here:
-            raise NotFound(f"There is no key '{key}'; {nearest(key, every(model))}")
+            raise NotFound(f"There is no key '{key}'; {nearest(of_fields(model, key), every(model))}")
         found, is_section = here, False
         sections = [(below, mark) for s, _, mark in here for below in sections_below(s, name)]
     if is_section:
@@ -132,6 +132,13 @@ def options_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
     return {key: field for key, field in section.model_fields.items() if key != "name" or not chosen}
 
 
+def of_fields(model: type[BaseModel], key: str) -> str:
+    """A key without the names of sections in its path, as sampler.alpha of sampler.prioritized.alpha."""
+    names = {alternative(section) for _, section in alternatives(model)}
+    first, *rest = key.split(".")
+    return ".".join([first, *(part for part in rest if part not in names)])
+
+
 def nearest(key: str, known: Iterable[str]) -> str:
     """The known key that a wrong one may mean: one with the same end, or the nearest in letters."""
     names = list(known)
@@ -172,7 +179,7 @@ def _kind(annotation: Any) -> str:
     if origin in (Union, UnionType):
         kinds = [_kind(one) for one in arguments if one is not NoneType]
         return " or ".join(dict.fromkeys(kinds)) + (" or null" if NoneType in arguments else "")
-    if origin in (list, tuple):
+    if origin in (list, tuple, Sequence):
         return f"list of {_kind(arguments[0])}"
     if origin is dict:
         return "mapping"

@@ -1,8 +1,8 @@
 """From a task to the text and the tokens a model is given.
 
-Explorer and trainer share it, so that an imported demonstration is tokenised exactly as a rollout
-is sampled: prompt and response apart, the response closed by the end-of-sequence token.
-Knows tokenizers only by the few members it uses; loads neither torch nor transformers.
+Explorer and trainer share it, so that both ask a model by the same text. `replies` goes on from here to the
+tokens of an imported response. Knows tokenizers only by the few members it uses; loads neither torch nor
+transformers.
 """
 
 import json
@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-import numpy as np
-
-from trinity_db.arrays import Payload
 from trinity_db.errors import TrinityError
 
 
@@ -30,6 +27,8 @@ class Tokenizer(Protocol):
     chat_template: str | None
     bos_token: str | None
     eos_token_id: int | None
+    all_special_tokens: list[str]
+    added_tokens_decoder: dict[int, Any]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -65,22 +64,18 @@ def prompt_text(
     messages = task.get("messages")
     if not messages:
         return template.replace("{prompt}", task["prompt"])
-    messages = [plain(message) for message in messages]
     if tokenizer is not None and tokenizer.chat_template:
-        try:
-            return tokenizer.apply_chat_template(
-                messages, tools=[*tools] or None, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # a template is a model's own code
-            raise UntokenizableText(f"The chat template refuses the conversation: {error}") from error
+        return rendered(messages, tokenizer, tools, add_generation_prompt=True)
     if tools:
         raise UntokenizableText("There are tools, and the tokenizer has no chat template to show them by.")
-    lines = [f"{message['role']}: {message['content']}" for message in messages]
+    lines = [f"{message['role']}: {message['content']}" for message in map(plain, messages)]
     return "\n".join([*lines, "assistant:"])
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as chat templates read it: its content one text, the arguments of its tool calls objects.
+
+    Its weight in training is left out.
 
     Raises:
         UntokenizableText: its content is something other than text, as an image, or a tool call is no object.
@@ -91,7 +86,7 @@ def plain(message: Mapping[str, Any]) -> dict[str, Any]:
     elif not isinstance(content, str):
         parts = content if isinstance(content, list | tuple) else [content]
         content = "".join(map(_text_of_part, parts))
-    plain = {**message, "content": content}
+    plain = {name: value for name, value in message.items() if name != "weight"} | {"content": content}
     if message.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
     return plain
@@ -116,26 +111,45 @@ def encode(text: str, tokenizer: Tokenizer) -> list[int]:
     return _encode(text, tokenizer, add_special_tokens=False)
 
 
-def tokenize(prompt: str, response: str, tokenizer: Tokenizer, max_length: int) -> Payload:
-    """A demonstration as a payload: the response and its end-of-sequence token are trained.
-
-    What reaches beyond `max_length` tokens is cut off at the end.
+def rendered(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    add_generation_prompt: bool,
+) -> str:
+    """Messages by the chat template.
 
     Raises:
-        PromptTooLong: no token of the response is left.
-        UntokenizableText: the tokenizer does not know one of the characters.
+        UntokenizableText: the template refuses them, or a message is not of text.
     """
-    before = prompt_ids(prompt, tokenizer)
-    after = encode(response, tokenizer)
-    if tokenizer.eos_token_id is not None:
-        after.append(tokenizer.eos_token_id)
-    token_ids = np.array((before + after)[:max_length], np.int32)
-    action_mask = np.arange(len(token_ids)) >= len(before)
-    if not action_mask.any():
-        raise PromptTooLong(
-            f"A prompt of {len(before)} tokens leaves no room for a response in {max_length}."
+    turns = [plain(message) for message in messages]
+    try:
+        return tokenizer.apply_chat_template(
+            turns, tools=[*tools] or None, tokenize=False, add_generation_prompt=add_generation_prompt
         )
-    return Payload(token_ids, action_mask)
+    except Exception as error:  # a template is a model's own code
+        raise UntokenizableText(f"The chat template refuses the conversation: {error}") from error
+
+
+def offered_tools(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a task lets the model call: its column `tools`, where that is a list of functions with names.
+
+    A column of that name that holds something else is the business of the rewards that read it.
+    """
+    given = task.get("tools")
+    functions = [function_of(one) for one in given] if isinstance(given, list) else []
+    return [*given] if given and all(isinstance(one.get("name"), str) for one in functions) else []
+
+
+def function_of(value: Any) -> Mapping[str, Any]:
+    """The function in a tool, or in a call of one: what OpenAI writes under `function`, or the value itself.
+
+    Returns:
+        an empty mapping where there is none.
+    """
+    inner = value.get("function", value) if isinstance(value, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def _text_of_part(part: Any) -> str:

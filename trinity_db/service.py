@@ -37,6 +37,7 @@ WATCH_SECONDS = 1.5 * HEARTBEAT_SECONDS  # a live worker beats at least once in 
 LOOK_SECONDS = 0.2  # between two looks at a worker that holds the place
 RELEASE_SECONDS = 5.0  # to wait for the database when a role stops; after that its work is done again
 SUPERVISOR = "TRINITY_DB_SUPERVISOR"  # environment variable with the process id of the supervisor
+GIVES_UP = 78  # the code of a role that its supervisor is not to start again; EX_CONFIG of sysexits.h
 
 
 class Service:
@@ -64,6 +65,10 @@ class Service:
 
     def release(self) -> None:
         """Finish or give back unfinished work. Subclasses override it. Like `start` it may be repeated."""
+
+    def held(self) -> list[int]:
+        """Experiences that this worker has in hand between two pieces of work. Subclasses override it."""
+        return []
 
     def is_done(self) -> bool:
         """Whether there will never be more work. The service asks when `work` has returned False."""
@@ -204,9 +209,9 @@ class Service:
         """Do one piece of work, or wait for news. Return True if there will never be more work."""
         self._news.clear()
         if time.monotonic() < self._lost_claim_until:
-            # Between two steps this worker has no work. So all its leases come from the lost connection.
+            # Between two steps it has only these in hand. Its other leases come from the lost connection.
             with self.database.transaction() as tx:
-                workers.release_own(tx, self.worker_id)
+                workers.release_own(tx, self.worker_id, self.held())
             self._lost_claim_until = min(self._lost_claim_until, time.monotonic() + LEASE_SECONDS)
         try:
             if self.work():

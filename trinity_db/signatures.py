@@ -6,7 +6,8 @@ a function, and a user's own function says in the same way what it takes.
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pydantic import create_model
@@ -49,15 +50,9 @@ def options(
     for one in declared:
         if one.default is one.empty and one.name not in given:
             raise ConfigError(f"{name}: {_missing(one, columns)}")
-    base: type[_Options] = _AnyOptions if takes_any else _Options
-    section = create_model(
-        "Options",
-        __base__=base,
-        __module__=function.__module__,
-        **{one.name: _field(one) for one in declared},  # type: ignore[call-overload]
-    )
+    section_of = _section if isinstance(function, Hashable) else _section.__wrapped__
     try:
-        section.model_rebuild()
+        section = section_of(function, tuple(known), takes_any)
     except PydanticUndefinedAnnotation as error:
         raise ConfigError(
             f"{name}: '{error.name}', in the type of an option, is not there when it runs; import it outside "
@@ -105,6 +100,22 @@ class _Options(Settings, arbitrary_types_allowed=True, protected_namespaces=()):
 
 class _AnyOptions(_Options, extra="allow"):
     """Options of a function that takes others too."""
+
+
+# A configuration is read several times, each time with all steps, and pydantic takes milliseconds per class.
+@lru_cache(maxsize=512)
+def _section(function: Callable[..., Any], names: tuple[str, ...], takes_any: bool) -> type[_Options]:
+    """The class whose fields are these parameters of a function."""
+    parameters = inspect.signature(function).parameters
+    base: type[_Options] = _AnyOptions if takes_any else _Options
+    section = create_model(
+        "Options",
+        __base__=base,
+        __module__=function.__module__,
+        **{name: _field(parameters[name]) for name in names},  # type: ignore[call-overload]
+    )
+    section.model_rebuild()
+    return section
 
 
 def _missing(parameter: inspect.Parameter, columns: Collection[str]) -> str:

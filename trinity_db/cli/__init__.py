@@ -2,7 +2,7 @@
 
 A command parses, then imports what it needs, so that `--help` answers at once. Results go to stdout, logs to
 stderr. A TrinityError is one line and exit code 1, a wrong option exit code 2, Ctrl-C 130; anything else is
-a bug and keeps its traceback.
+a bug and keeps its traceback. A role tells its supervisor by another code that it would end again.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from trinity_db import __version__
-from trinity_db.errors import TrinityError
+from trinity_db.errors import TrinityError, WrongSelect
 
 from . import (
     batches,
@@ -22,13 +22,21 @@ from . import (
     delete,
     demo,
     doctor,
+    download,
     engine,
     evaluate,
+    failed,
+    label,
     metrics,
+    overlap,
+    page,
+    parked,
     prune,
     replay,
+    rescore,
     reward,
     roles,
+    search,
     serve,
     show,
     sql,
@@ -46,15 +54,24 @@ app.command("serve")(serve.serve)
 app.command("process")(roles.process)
 app.command("train")(roles.train)
 app.command("import")(transfer.import_)
+app.command("download")(download.download)
 app.command("export")(transfer.export)
 app.command("sql")(sql.sql)
 app.command("evaluate")(evaluate.evaluate)
 app.command("status")(status.status)
 app.command("show")(show.show)
+app.command("search")(search.search)
 app.command("batches")(batches.batches)
 app.command("replay")(replay.replay)
 app.command("metrics")(metrics.metrics)
 app.command("reward", context_settings=reward.CONTEXT)(reward.reward)
+app.command("label")(label.label)
+app.command("page")(page.page)
+app.command("failed")(failed.failed)
+app.command("overlap")(overlap.overlap)
+app.command("rescore")(rescore.rescore)
+app.command("parked")(parked.parked)
+app.command("wake", context_settings=parked.CONTEXT)(parked.wake)
 app.command("doctor")(doctor.doctor)
 app.command("delete")(delete.delete)
 app.command("prune")(prune.prune)
@@ -71,11 +88,23 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except TrinityError as error:
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        line = f"error: {' '.join(str(error).split())}"
+        if isinstance(error, WrongSelect):
+            _give_up(line)
+        sys.exit(line)
     except BrokenPipeError:
         # The reader of our output is gone. Python would complain when it flushes stdout once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _give_up(line: str) -> None:
+    """End a role that has a supervisor so that it is not started again."""
+    from trinity_db.service import GIVES_UP, is_supervised
+
+    if is_supervised():
+        print(line, file=sys.stderr)
+        sys.exit(GIVES_UP)
 
 
 def _print_version(wanted: bool) -> None:

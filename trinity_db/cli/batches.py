@@ -34,7 +34,7 @@ def batches(
 
         trinity-db batches my-run --last 5
     """
-    from trinity_db.database import open_reader
+    from trinity_db.opening import open_reader
     from trinity_db.schema.queries import query
     from trinity_db.store import runs
 

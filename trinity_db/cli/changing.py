@@ -1,6 +1,7 @@
 """Another configuration for an existing run: which keys may change, and what is said about the others."""
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,17 @@ def _check(run: runs.Run, differences: Sequence[runs.Difference], use: settings.
     if free := [key for key in rules if key not in kept]:
         said.append(f"{', '.join(free)} may change for what follows, with --change.")
     said += [f"{key} may not change: {because}." for key, because in list(kept.items())[:MENTIONED]]
+    back = [
+        shlex.quote(f"{one.key}={one.before}") for one in differences if one.key in kept and _is_plain(one)
+    ]
+    if len(back) == len(kept) <= MENTIONED:
+        said.append(f"To go on as the run began: {' '.join(f'--set {one}' for one in back)}.")
     raise ConfigError(f"{' '.join(said)} For a new run choose another name with --set name=...")
+
+
+def _is_plain(difference: runs.Difference) -> bool:
+    """Whether --set gives the key the value that the run has: numbers and texts, and no part of a mapping."""
+    return all(isinstance(value, int | float | str) for value in (difference.before, difference.after))
 
 
 def _rule(difference: runs.Difference) -> Change | Kept:

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from trinity_db.config import ModelConfig
-from trinity_db.explorer.config import EvaluationConfig, ExplorerConfig
-from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.settings import RUN_NAME, Change, Kept, Settings, home, marked
+from trinity_db.explorer.config import LOADS_ADAPTERS, EvaluationConfig, ExplorerConfig
+from trinity_db.processors.config import PeopleConfig, ProcessorsConfig
+from trinity_db.settings import RUN_NAME, Change, Kept, Settings, hint, home, marked
 from trinity_db.sinks.config import MetricsConfig
-from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, SamplerConfig, TrainerConfig
-from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientConfig
+from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, MixedConfig, SamplerConfig, TrainerConfig
+from trinity_db.trainer.recipes import LabelsConfig, MixConfig, PolicyGradientConfig, RewardModelConfig
 
 
 def _checked_weights(value: Any) -> Any:
@@ -47,8 +47,9 @@ class RunConfig(Settings):
     {gsm8k: 3, math: 1}. Of four groups three are then of gsm8k; the store counts them, so that a restart
     changes no share."""
     data: Annotated[list[str], Kept("the run adopted its rows from these")] = Field(default_factory=list)
-    """Names of imported data sets: to train on (offline), or to take rows from beside rollout groups
-    (mix)."""
+    """Names of imported data sets, and of other runs of the store, whose rows are adopted: to train on
+    (offline), or to take rows from beside rollout groups (mix). An algorithm that learns from rollout groups
+    adopts whole groups where there is no taskset."""
     holdout: Annotated[float, Kept("each imported row records whether it is held out")] = Field(
         0.0, ge=0, lt=1
     )
@@ -60,6 +61,8 @@ class RunConfig(Settings):
     requires_reward: Annotated[str | None, Change.DATED] = Field(None, min_length=1)
     """A source of rewards, for example human (online runs). A group is ready only when this source has
     judged each member that is left. Groups that wait count in the pace, and they age: see max_staleness."""
+    people: Annotated[PeopleConfig, Change.DATED] = PeopleConfig()
+    """What people are asked by trinity-db label, and how long groups wait for them."""
     algorithm: Annotated[
         AlgorithmConfig,
         Kept("advantages and checkpoints are made by it; model: {run: NAME} starts another run from them"),
@@ -67,10 +70,11 @@ class RunConfig(Settings):
     """A recipe, by name or with options and parts of your choice. Online: grpo, dr_grpo, dapo, rloo,
     reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, a2c, gspo, cispo, sapo, opmd, asymre,
     sppo, topr, rec, remax, multi_step_grpo, gigpo, on_policy_distillation, raft, and policy_gradient for
-    your own; beside imported rows mix and chord; offline: sft, dft, dpo, orpo, simpo, cpo, kto."""
+    your own; beside imported rows mix and chord; offline: sft, dft, dpo, orpo, simpo, cpo, kto,
+    reward_model, and, on groups of other runs, all that are online but mix and chord."""
     sampler: Annotated[SamplerConfig, Change.DATED] = FifoConfig()
-    """Which ready rollout groups a step takes (online runs): fifo, newest, uniform or prioritized, by
-    name or with options."""
+    """Which ready rollout groups a step takes (online runs): fifo, newest, uniform, prioritized, stratified,
+    mix or sql, by name or with options."""
     max_uses: Annotated[int, Kept("each commit decided by it whether rows are used up")] = Field(
         1, ge=1, le=1_000_000
     )
@@ -97,7 +101,12 @@ class RunConfig(Settings):
     def online_or_offline(self) -> Self:
         if self.is_online:
             if self.taskset is None:
-                raise ValueError(f"algorithm {self.algorithm.name} explores: name its tasks under taskset")
+                raise ValueError(
+                    f"algorithm {self.algorithm.name} explores: name its tasks under taskset, or under data "
+                    "a run whose rollouts it learns from"
+                    if self._may_adopt_groups
+                    else f"algorithm {self.algorithm.name} explores: name its tasks under taskset"
+                )
             if self.trainer.steps is None:
                 raise ValueError(f"algorithm {self.algorithm.name} trains until trainer.steps: set it")
             if isinstance(self.algorithm, MixConfig) and not self.data:
@@ -139,6 +148,11 @@ class RunConfig(Settings):
                 f"algorithm {self.algorithm.name} trains on imported rows, which wait for no reward: "
                 "leave out requires_reward"
             )
+        if self.people.wait_seconds is not None and self.requires_reward is None:
+            raise ValueError(
+                "people.wait_seconds limits how long groups wait for requires_reward: set requires_reward "
+                "too, or leave out people.wait_seconds"
+            )
         return self
 
     @model_validator(mode="after")
@@ -146,10 +160,39 @@ class RunConfig(Settings):
         if self.is_online:
             return self
         passes = f"algorithm {self.algorithm.name} trains on imported rows, in passes over all of them"
-        if self.sampler.name != "fifo":
+        if self.sampler != FifoConfig():
             raise ValueError(f"{passes}: leave out sampler")
         if self.max_uses != 1:
             raise ValueError(f"{passes}: set trainer.epochs in place of max_uses")
+        return self
+
+    @model_validator(mode="after")
+    def every_part_of_the_sampler_may_have_groups(self) -> Self:
+        parts = self.sampler.parts if isinstance(self.sampler, MixedConfig) else {}
+        for name, part in parts.items():
+            if part.rows == "replayed" and self.max_uses == 1:
+                raise ValueError(
+                    f"sampler.parts.{name} takes rows that were used before, and max_uses 1 leaves none: "
+                    "set max_uses to 2 or more"
+                )
+            for taskset in part.taskset:
+                if taskset not in self.tasksets:
+                    known = hint(taskset, self.tasksets, "the run's tasksets")
+                    raise ValueError(f"sampler.parts.{name} takes groups of '{taskset}'; {known}")
+        return self
+
+    @model_validator(mode="after")
+    def data_sets_with_shares_are_drawn(self) -> Self:
+        experts = self.sampler.experts if isinstance(self.sampler, MixedConfig) else {}
+        if experts and not isinstance(self.algorithm, MixConfig):
+            raise ValueError(
+                f"sampler.experts has shares of imported rows, and algorithm {self.algorithm.name} takes "
+                "none beside rollout groups: leave it out, or take mix or chord"
+            )
+        for name in experts:
+            if name not in self.data:
+                known = hint(name, self.data, "the run's data sets")
+                raise ValueError(f"sampler.experts has a share of '{name}'; {known}")
         return self
 
     @model_validator(mode="after")
@@ -195,6 +238,15 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def recorded_experts_can_be_replayed(self) -> Self:
+        if self.explorer.record_routing and self.trainer.compile and self.trainer.replay_routing:
+            raise ValueError(
+                "explorer.record_routing: torch.compile does not see the choice of experts, so the trainer "
+                "could not replay it; leave out trainer.compile, or set trainer.replay_routing: false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def a_precomputed_reference_has_rows_to_be_asked_about(self) -> Self:
         if self.is_online and self.trainer.reference.name == "precomputed":
             raise ValueError(
@@ -203,10 +255,39 @@ class RunConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def the_engine_loads_what_is_published(self) -> Self:
+        if self.trainer.publish == "adapter" and self.explorer.engine.name == "endpoint":
+            raise ValueError(
+                "trainer.publish: adapter is not loaded into servers that other people run "
+                "(explorer.engine: endpoint); take merged"
+            )
+        if self.trainer.publish == "adapter" and isinstance(self.algorithm, RewardModelConfig):
+            raise ValueError("trainer.publish: adapter has no place for a reward model's head; take merged")
+        return self
+
+    @property
+    def publishes(self) -> str | None:
+        """What a version of a run with an adapter has, adapter or merged; None without an adapter."""
+        if self.trainer.lora is None or self.trainer.publish is not None:
+            return self.trainer.publish
+        if isinstance(self.algorithm, RewardModelConfig):
+            return "merged"
+        return "adapter" if self.explorer.engine.name in LOADS_ADAPTERS else "merged"
+
     @property
     def is_online(self) -> bool:
         """Whether the run explores."""
-        return self.algorithm.draws == "groups"
+        return self.algorithm.draws == "groups" and not self.adopts_groups
+
+    @property
+    def adopts_groups(self) -> bool:
+        """Whether the run learns from rollout groups of other runs or of data sets, and explores none."""
+        return self._may_adopt_groups and self.taskset is None and bool(self.data)
+
+    @property
+    def _may_adopt_groups(self) -> bool:
+        return self.algorithm.draws == "groups" and not isinstance(self.algorithm, MixConfig)
 
     @property
     def tasksets(self) -> dict[str, float]:
@@ -224,8 +305,10 @@ class RunConfig(Settings):
     @property
     def _unread(self) -> tuple[str, ...]:
         """Keys that a run of this kind does not read."""
+        if self.adopts_groups:
+            return ("taskset", "explorers", "evaluation", "holdout", "trainer.eval_every")
         if not self.is_online:
-            return ("taskset", "explorers", "evaluation", "trainer.steps")
+            return ("taskset", "explorers", "evaluation")
         of_passes = ("trainer.epochs", "trainer.eval_every")
         of_rows = ("data", "holdout", "trainer.max_length")
         return of_passes if isinstance(self.algorithm, MixConfig) else (*of_rows, *of_passes)

@@ -20,12 +20,12 @@ def init() -> None:
 
         trinity-db db init
     """
-    from trinity_db import database, schema
+    from trinity_db import opening, schema
 
-    url = database.location()
-    if database.schema_version(url) is None:
-        database.upgrade(url)
-    database.open_database()
+    url = opening.location()
+    if opening.schema_version(url) is None:
+        opening.upgrade(url)
+    opening.open_database()
     print(f"The store is ready (schema {schema.HEAD}).")
 
 
@@ -37,11 +37,11 @@ def upgrade() -> None:
 
         trinity-db db upgrade
     """
-    from trinity_db import database, schema
+    from trinity_db import opening, schema
 
-    url = database.location()
-    found = database.schema_version(url)
-    database.upgrade(url)
+    url = opening.location()
+    found = opening.schema_version(url)
+    opening.upgrade(url)
     print(f"The schema was {found or 'not there'} and is {schema.HEAD} now.")
 
 
@@ -55,20 +55,21 @@ def check() -> None:
 
         trinity-db db check
     """
-    from trinity_db import database, schema
+    from trinity_db import opening, schema
+    from trinity_db.database import connect
     from trinity_db.diagnosis.server import OLDEST_MAJOR
 
-    url = database.location()
-    with database.connect(url) as connection:
+    url = opening.location()
+    with connect(url) as connection:
         server = connection.info.server_version
         print(f"server  PostgreSQL {connection.info.parameter_status('server_version')}")
-    found = database.schema_version(url)
+    found = opening.schema_version(url)
     print(f"schema  {found or 'none'}, this trinity-db needs {schema.HEAD}")
     if server // 10000 < OLDEST_MAJOR:
         raise SchemaMismatch(f"The server is too old; trinity-db needs PostgreSQL {OLDEST_MAJOR} or newer.")
     if found is None:
         raise SchemaMismatch("The database has no trinity-db schema yet; run: trinity-db db init")
-    database.open_database()
+    opening.open_database()
 
 
 @app.command()
@@ -86,10 +87,10 @@ def url(
 
         psql "$(trinity-db db url)"
     """
-    from trinity_db import database, embedded, settings
+    from trinity_db import embedded, opening, settings
     from trinity_db.embedded.place import READER, SUPERUSER
 
-    place = database.location()
+    place = opening.location()
     if not os.environ.get("TRINITY_DB_URL"):
         cluster = embedded.cluster(settings.home())
         login = READER if as_reader else SUPERUSER
@@ -163,9 +164,9 @@ def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file
         trinity-db db backup monday.dump
     """
     from trinity_db import backup as backups
-    from trinity_db import database
+    from trinity_db import opening
 
-    backups.backup(database.location(), file)
+    backups.backup(opening.location(), file)
     print(f"{file} holds the store ({file.stat().st_size:,} bytes).")
 
 
@@ -181,9 +182,9 @@ def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="What db b
         TRINITY_DB_HOME=restored trinity-db db restore monday.dump
     """
     from trinity_db import backup as backups
-    from trinity_db import database
+    from trinity_db import opening
 
-    backups.restore(database.location(), file)
+    backups.restore(opening.location(), file)
     print(
         f"{file} is restored. This is another store than the one that was backed up; where it takes its "
         "place, run: trinity-db db moved"
@@ -221,7 +222,8 @@ def roles(
         return
     if (login is None) != (role is None) or role not in (None, *privileges.ROLES):
         raise ConfigError(f"--login NAME goes with --as and one of: {', '.join(privileges.ROLES)}.")
-    from trinity_db.database import connect, open_database
+    from trinity_db.database import connect
+    from trinity_db.opening import open_database
 
     place = open_database().url
     with closing(connect(place, autocommit=True)) as connection:
@@ -246,7 +248,7 @@ def moved() -> None:
     """
     from contextlib import closing
 
-    from trinity_db.database import open_database
+    from trinity_db.opening import open_database
     from trinity_db.store import instances
 
     with closing(open_database()) as database, database.transaction() as tx:
@@ -262,13 +264,14 @@ def _living_workers(url: str) -> list[str]:
     """Each worker that is alive, in words."""
     from contextlib import closing
 
-    from trinity_db import database, schema
+    from trinity_db import opening, schema
+    from trinity_db.database import connect
     from trinity_db.schema.queries import query
     from trinity_db.service import LEASE_SECONDS
 
-    if database.schema_version(url) != schema.HEAD:
+    if opening.schema_version(url) != schema.HEAD:
         return []
-    with closing(database.connect(url)) as connection:
+    with closing(connect(url)) as connection:
         rows = connection.execute(query("living_workers"), {"lease_seconds": LEASE_SECONDS}).fetchall()
     return [f"{row['role']} of run '{row['run']}' (process {row['pid']} on {row['host']})" for row in rows]
 

@@ -1,6 +1,7 @@
 """`trinity-db delete`: deletes a run or a data set with its rows, its archive and its own checkpoints."""
 
 import os
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from trinity_db.cli import output
 from trinity_db.cli.removal import RemovalLog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trinity_db.store.instances import Instance
     from trinity_db.store.policies import PolicyVersion
@@ -28,17 +29,24 @@ def delete(
     in its own folder. Stop its roles first. A data set cannot be deleted while a run trains on it, nor a run
     while another run starts from its checkpoint. If the command was killed, repeat it: it goes on.
 
+    Tasks and responses that were made from its rows stay, and lead back to nothing. The command says how many
+    before it asks.
+
     Example:
 
         trinity-db delete my-run --yes
     """
-    from trinity_db.database import open_database
+    from trinity_db import archive, vectors
+    from trinity_db.opening import open_database
     from trinity_db.service import LEASE_SECONDS
     from trinity_db.store import deletion, instances, payloads, runs
 
     with closing(open_database()) as database:
         with database.transaction() as tx:
             found = runs.find(tx, run)
+            made = deletion.made_from(tx, found)
+        if any(made.values()):
+            print(_orphans(run, made), file=sys.stderr)
         if not yes:
             typer.confirm(
                 f"Delete {found.kind} run '{run}' with all its rows and checkpoints?", abort=True, err=True
@@ -51,10 +59,13 @@ def delete(
         folders, kept = _delete_folders(found, instance, checkpoints)
         rows = deletion.delete_rows(database, found, RemovalLog("deleting", run))
         kept += _drop_archives(tables)
+        for table in vectors.names(found.id, instance.id):
+            archive.drop(table)
         with database.transaction() as tx:
             deletion.finish(tx, found)
     if as_json:
-        output.print_json({"run": run, "deleted": rows, "folders": folders, "kept": kept})
+        lost = {"lost_origins": made}
+        output.print_json({"run": run, "deleted": rows, **lost, "folders": folders, "kept": kept})
         return
     counts = ", ".join(f"{count} {name}" for name, count in rows.items() if count) or "no rows"
     print(f"Deleted '{run}': {counts}.")
@@ -62,6 +73,16 @@ def delete(
         print(f"Deleted its checkpoints in {folder}.")
     for line in kept:
         print(f"Kept: {line}")
+
+
+def _orphans(run: str, made: "Mapping[str, int]") -> str:
+    """What a person has to know before the run goes: what says where these come from goes with it."""
+    counts = " and ".join(
+        f"{count} {name if count > 1 else name[:-1]}" for name, count in made.items() if count
+    )
+    return (
+        f"Made from rows of '{run}': {counts}. They stay, and origin_view forgets what they were made from."
+    )
 
 
 def _delete_folders(
@@ -74,16 +95,20 @@ def _delete_folders(
     default = home() / "checkpoints" / run.name
     identity: dict[str, Any] = {"store": str(instance.id)} | run.identity
     places = dict.fromkeys(
-        [*(found.checkpoint.parent for found in checkpoints), *folder.places(default, identity)]
+        [
+            *(path.parent for found in checkpoints for path in found.folders),
+            *folder.places(default, identity),
+        ]
     )
     own = [place for place in places if folder.clear(place, identity)]
     kept = [
-        f"{found.checkpoint}, which is not in a folder that names this run as its owner"
+        f"{path}, which is not in a folder that names this run as its owner"
         for found in checkpoints
-        if found.checkpoint.parent not in own
+        for path in found.folders
+        if path.parent not in own
         # Version 0 may be a model of the user's, which no one expects to go; an import's files are the run's.
-        and (found.version > 0 or found.checkpoint.is_relative_to(home() / "copies"))
-        and os.path.exists(found.checkpoint)  # Path.exists raises where it may not be looked at
+        and (found.version > 0 or path.is_relative_to(home() / "copies"))
+        and os.path.exists(path)  # Path.exists raises where it may not be looked at
     ]
     logs = home() / "logs" / run.name
     if logs.is_dir():

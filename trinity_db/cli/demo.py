@@ -65,8 +65,8 @@ def demo(
         trinity-db demo
     """
     from trinity_db.cli import plot
-    from trinity_db.database import open_database
     from trinity_db.models import check_libraries
+    from trinity_db.opening import open_database
     from trinity_db.settings import home
 
     check_libraries("torch", "transformers", "matplotlib")

@@ -61,7 +61,7 @@ def _checkpoint_bytes(tx: "Transaction", run: "Run") -> int:
     if store is None:
         return 0
     identity: dict[str, Any] = {"store": str(store)} | run.identity
-    parents = [policy.checkpoint.parent for policy in policies.with_checkpoint(tx, run.id)]
+    parents = [path.parent for policy in policies.with_checkpoint(tx, run.id) for path in policy.folders]
     places = {*parents, *folder.places(home() / "checkpoints" / run.name, identity)}
     return sum(
         _bytes_in(place)

@@ -87,7 +87,7 @@ def evaluate(
     """
     if overrides and config is None:
         raise typer.BadParameter("--set overrides keys of a file; name it with --config")
-    from trinity_db.database import open_database
+    from trinity_db.opening import open_database
     from trinity_db.service import LEASE_SECONDS
     from trinity_db.store import evaluations
 
@@ -122,6 +122,7 @@ def _found(
     from trinity_db.cli import launch
     from trinity_db.cli.configuration import RunConfig
     from trinity_db.schema.states import RunKind
+    from trinity_db.settings import validate
     from trinity_db.store import runs
 
     given = launch.read(config, overrides) if config is not None else None
@@ -134,7 +135,9 @@ def _found(
             runs.check_stays(run)
             if run.kind != RunKind.TRAIN:
                 raise ConfigError(f"'{subject}' is an imported data set, which has no policy to evaluate.")
-            return run, given or RunConfig.model_validate(run.config, context="stored")
+            return run, given or validate(
+                RunConfig, run.config, f"The configuration of run '{subject}'", context="stored"
+            )
     if given is None:
         raise ConfigError(f"{subject} is a model: say with --config how its answers are made and judged.")
     of_model = _for_model(given, Path(subject), has_name=any(one.startswith("name=") for one in overrides))
@@ -249,7 +252,7 @@ def _progress(ids: Sequence[int]) -> Iterator[None]:
 
     If its login may not read, it says nothing: the evaluation goes on without it.
     """
-    from trinity_db.database import open_reader
+    from trinity_db.opening import open_reader
     from trinity_db.store import evaluations
 
     over = Event()

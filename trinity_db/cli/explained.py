@@ -78,7 +78,7 @@ def explain(key: str) -> list[Explanation]:
     found = found or list(_flat_option(key))
     if not found:
         assert wrong is not None
-        raise NotFound(f"There is no '{key}'; {keys.nearest(key, names())}")
+        raise NotFound(f"There is no '{key}'; {keys.nearest(keys.of_fields(RunConfig, key), names())}")
     return found
 
 

@@ -3,18 +3,23 @@
 import logging
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trinity_db import settings
 from trinity_db.cli import changing
 from trinity_db.cli.configuration import RunConfig
-from trinity_db.database import Database, Transaction, open_database, retry
+from trinity_db.database import Database, Transaction, retry
 from trinity_db.errors import ConfigError
+from trinity_db.explorer.config import TransformersConfig
+from trinity_db.opening import open_database
 from trinity_db.service import LEASE_SECONDS, is_orphan, is_supervised
 from trinity_db.sinks.follow import mirrored, sinks_of
-from trinity_db.store import evaluations, groups, runs
+from trinity_db.store import adoption, evaluations, groups, runs
 from trinity_db.trainer.config import AlgorithmConfig
 from trinity_db.trainer.parts.kinds import part
 from trinity_db.trainer.recipes import PolicyGradientConfig
@@ -22,11 +27,13 @@ from trinity_db.trainer.recipes import PolicyGradientConfig
 if TYPE_CHECKING:
     from trinity_db.explorer.recording.listener import Place
     from trinity_db.trainer.checkpoints.recovery import Allowed
-    from trinity_db.trainer.service import TrainerSetup
+    from trinity_db.trainer.setup import TrainerSetup
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+ORPHAN_SECONDS = 0.5  # between two looks of a rank at whether the trainer lives
 
 
 def read(path: Path, overrides: Sequence[str] | None) -> RunConfig:
@@ -67,6 +74,7 @@ def open_run(config: RunConfig, change: bool = False) -> tuple[Database, runs.Ru
             config.holdout,
             RunConfig.completed,
             lambda tx, run, differences: changing.change(tx, run, config, differences, asked_for=change),
+            config.adopts_groups,
         )
         for taskset in config.tasksets:
             runs.find_taskset(tx, taskset)
@@ -76,7 +84,10 @@ def open_run(config: RunConfig, change: bool = False) -> tuple[Database, runs.Ru
             _check_evaluated(tx, config.evaluation.taskset, config.tasksets)
         return run
 
-    return database, decide(database, join)
+    run = decide(database, join)
+    hold = partial(runs.hold_adopter, run=run)
+    adoption.adopt_runs(database, run.id, hold, config.data, config.holdout, config.adopts_groups)
+    return database, run
 
 
 def _check_evaluated(tx: Transaction, evaluated: Sequence[str], trained: Iterable[str]) -> None:
@@ -123,15 +134,22 @@ def check_fits(config: RunConfig) -> None:
     from trinity_db.explorer.workflow import of
     from trinity_db.models import check_source
     from trinity_db.processors import lists
+    from trinity_db.trainer.sampling import sampler_of
 
-    check_source(config.model)
+    check_source(config.model, _is_decoded(config), config.explorer.record_routing)
     of(config.explorer)
     engines.check(config.explorer.engine)
     tasks.check(config.explorer.tasks)
+    sampler_of(config.sampler)
     _check_spare(config)
     lists.check(config.processors, config.model)
     if _may_not_fit(config):
         _trainer_setup(config)
+
+
+def _is_decoded(config: RunConfig) -> bool:
+    """Whether the engine `transformers` samples from the model."""
+    return config.is_online and isinstance(config.explorer.engine, TransformersConfig)
 
 
 def _check_spare(config: RunConfig) -> None:
@@ -165,10 +183,10 @@ def _trainer_setup(config: RunConfig, allowed: "Allowed | None" = None) -> "Trai
             fit.
     """
     from trinity_db.trainer.checkpoints.recovery import Allowed
-    from trinity_db.trainer.service import TrainerSetup
+    from trinity_db.trainer.setup import TrainerSetup
 
     setup = TrainerSetup(
-        config.trainer,
+        config.trainer.model_copy(update={"publish": config.publishes}),
         config.algorithm,
         config.model,
         config.seed,
@@ -177,6 +195,8 @@ def _trainer_setup(config: RunConfig, allowed: "Allowed | None" = None) -> "Trai
         config.checkpoints,
         config.sampler,
         config.max_uses,
+        config.processors.group.min_size,
+        config.is_online,
         allowed or Allowed(),
     )
     setup.check()
@@ -198,14 +218,16 @@ def explore(
         )
     from trinity_db.models import check_source
 
-    check_source(config.model)  # before the imports: it says which extra is missing
+    check_source(
+        config.model, _is_decoded(config), config.explorer.record_routing
+    )  # before the imports: it says which extra is missing
     from trinity_db.explorer import engines, tasks
     from trinity_db.explorer.service import Explorer
     from trinity_db.explorer.workflow import of
 
     # Before the run is created: these find what is the user's own and does not fit.
     workflow = of(config.explorer) if place is None or place.offers is None else place.offers
-    engine = engines.create(config.explorer.engine)
+    engine = engines.create(config.explorer.engine, record_routing=config.explorer.record_routing)
     tasks.check(config.explorer.tasks)
     _check_spare(config)
     if _has_own_parts(config):
@@ -274,7 +296,8 @@ def process(config: RunConfig, drain: bool, change: bool = False) -> bool:
     database, run = open_run(config, change)
     context = Context(database, config.model, config.explorer.temperature)
     steps = lists.prepare(lists.load(config.processors), context)
-    processors = Processors(database, run, config.processors, steps, drain, config.requires_reward)
+    waits = (config.requires_reward, config.people.wait_seconds)
+    processors = Processors(database, run, config.processors, steps, drain, *waits)
     processors.serve()
     return not processors.stopping
 
@@ -295,14 +318,14 @@ def train(
     sinks = [] if is_supervised() else sinks_of(config.metrics)
     setup = _trainer_setup(config, Allowed(from_start, from_version))
     database, run = open_run(config, change)
-    with join_ranks() as ranks, mirrored(database, run, sinks):
+    with join_ranks(config.trainer.ranks) as ranks, mirrored(database, run, sinks):
         Trainer(database, run, setup, ranks).serve()
         lead_follow.dismiss(ranks)
     end_process(ranks)
 
 
 def is_follower() -> bool:
-    """Whether torchrun started this process beside the trainer, to take a share of its work."""
+    """Whether torchrun or the trainer started this process, to take a share of the trainer's work."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and int(os.environ.get("RANK", "0")) > 0
 
 
@@ -313,6 +336,8 @@ def follow() -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the first rank is there, which may never happen
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if is_supervised():  # by the trainer
+        threading.Thread(target=_end_if_orphaned, daemon=True).start()
     logging.getLogger("trinity_db").setLevel(logging.ERROR)
     from trinity_db.trainer import lead_follow
     from trinity_db.trainer.distribution.ranks import end_process, join_ranks
@@ -322,3 +347,10 @@ def follow() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         lead_follow.follow(ranks)
     end_process(ranks)
+
+
+def _end_if_orphaned() -> None:
+    """End this process when the trainer that started it is gone, also within a call that waits for it."""
+    while not is_orphan():
+        time.sleep(ORPHAN_SECONDS)
+    os._exit(1)

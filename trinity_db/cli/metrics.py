@@ -44,7 +44,7 @@ def metrics(
 
         trinity-db metrics my-run --tensorboard runs
     """
-    from trinity_db.database import open_reader
+    from trinity_db.opening import open_reader
     from trinity_db.schema.states import RunKind
     from trinity_db.sinks.config import MetricsConfig, MlflowConfig, WandbConfig
     from trinity_db.sinks.follow import sinks_of

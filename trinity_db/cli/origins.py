@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from trinity_db import settings
-from trinity_db.cli import output
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.errors import ConfigError
+from trinity_db.inspection.words import moment
 from trinity_db.trainer.recipes import RECIPES
 
 SET = "--set"
@@ -46,7 +46,7 @@ def of(place: Path, overrides: Sequence[str]) -> list[Value]:
 
 
 def _of_run(name: str) -> list[Value]:
-    from trinity_db.database import open_reader
+    from trinity_db.opening import open_reader
     from trinity_db.schema.states import RunKind
     from trinity_db.store import runs
     from trinity_db.store import settings as changes
@@ -64,7 +64,7 @@ def _of_run(name: str) -> list[Value]:
 
 
 def _since(changed_at: datetime | None) -> str:
-    return START if changed_at is None else f"changed {output.moment(changed_at)}"
+    return START if changed_at is None else f"changed {moment(changed_at)}"
 
 
 def _of_file(path: Path, overrides: Sequence[str]) -> list[Value]:

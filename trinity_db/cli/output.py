@@ -137,11 +137,6 @@ def clock(at: datetime, now: datetime) -> str:
     return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
 
 
-def moment(at: datetime) -> str:
-    """A time to the second, in the zone of the database's session."""
-    return f"{at:%Y-%m-%d %H:%M:%S %Z}"
-
-
 def printable(text: str) -> str:
     """Text with its control characters (but tab and newline) in the form \\x1b."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

@@ -55,7 +55,7 @@ def prune(
 
         trinity-db prune my-run --payloads --older-than 30d --dry-run
     """
-    from trinity_db.database import open_database
+    from trinity_db.opening import open_database
     from trinity_db.store.pruning import CALLS, METRICS, PAYLOADS, PROCESSING
 
     if older_than is None and keep_versions is None:

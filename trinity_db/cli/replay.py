@@ -32,6 +32,7 @@ COLUMNS = [
     Column("probability", "float8"),
     Column("reward", "float8"),
     Column("staleness", "int4"),
+    Column("margin", "float8"),
 ]
 """Of each row; logprobs, versions and temperatures have one entry for each 1 in the mask. A row has no
 temperatures if all its tokens were sampled at that of the run."""
@@ -68,7 +69,7 @@ def replay(
         raise typer.BadParameter("say --to FILE, --check, or both")
     if to is not None and to.suffix not in FILE_TYPES:
         raise ConfigError(f"{to}: unknown type of file; known are {', '.join(FILE_TYPES)}.")
-    from trinity_db.database import open_reader
+    from trinity_db.opening import open_reader
     from trinity_db.store.batches import read
     from trinity_db.store.replay import find, first_difference
 

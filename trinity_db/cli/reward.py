@@ -6,7 +6,7 @@ a file that is refused can be mended and given again.
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +57,7 @@ def reward(
     """
     if (experience is None or value is None) == (file is None) or (file and experience is not None):
         raise typer.BadParameter("give EXPERIENCE and VALUE, or --from FILE")
-    common = {"name": name, "source": source, "by": by or _login(), "weight": weight}
+    common = {"name": name, "source": source, "by": by or login(), "weight": weight}
     if file is None:
         judgements = [_judgement(common | {"experience": experience, "value": value})]
     else:
@@ -74,7 +74,7 @@ def reward(
 
 def _record(judgements: "list[Judgement]") -> list[dict[str, Any]]:
     """Write them in one transaction, again where the database undid it; returns what changed."""
-    from trinity_db.database import open_database
+    from trinity_db.opening import open_database
     from trinity_db.store import rewards
 
     deadline = time.monotonic() + RETRY_SECONDS
@@ -136,14 +136,24 @@ def _judgement(row: Mapping[str, Any]) -> "Judgement":
         raise ConfigError(str(error)) from None
     if abs(value) * max(abs(weight), 1.0) > MAX_REWARD:
         raise ConfigError(f"'value' times 'weight' is beyond {MAX_REWARD:g}")
-    if not all(word.isprintable() for word in words):
-        raise ConfigError("'name', 'source' and 'by' must be printable text in one line")
-    if any(len(word.encode()) > MAX_WORD_BYTES for word in words):
-        raise ConfigError(f"'name', 'source' and 'by' may have {MAX_WORD_BYTES} bytes each")
+    check_words(words, "'name', 'source' and 'by'")
     return Judgement(experience, value, row["name"], row["source"], by, weight)
 
 
-def _login() -> str | None:
+def check_words(words: Sequence[str], what: str) -> None:
+    """Refuse names that an index cannot hold or a terminal cannot show.
+
+    Raises:
+        ConfigError: naming `what` they are.
+    """
+    if not all(word.strip() and word.isprintable() for word in words):
+        raise ConfigError(f"{what} must be printable text in one line")
+    if any(len(word.encode()) > MAX_WORD_BYTES for word in words):
+        raise ConfigError(f"{what} may have {MAX_WORD_BYTES} bytes each")
+
+
+def login() -> str | None:
+    """The name of the account that runs this command."""
     import getpass
 
     with suppress(KeyError, OSError, ImportError):  # a container may give the user no name

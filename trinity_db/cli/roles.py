@@ -112,8 +112,8 @@ def train(
 ) -> None:
     """Train a run's policy, from its latest checkpoint, until its last step.
 
-    On several GPUs, one process for each, which computes its share of every step:
-    torchrun --nproc-per-node 8 -m trinity_db train CONFIG
+    On several GPUs it starts a process for each, which computes its share of every step (trainer.ranks). On
+    several machines torchrun starts them, by its own options: torchrun ... -m trinity_db train CONFIG
 
     Example:
 

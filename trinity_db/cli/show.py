@@ -5,22 +5,19 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trinity_db.cli import output
-from trinity_db.errors import NotFound, TrinityError
+from trinity_db.inspection.words import moment
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trinity_db.arrays import Payload
-    from trinity_db.database import Database
-
 HISTORY = {
     "rewards": ("latest", "weight", "created_by", "detail"),
+    "parks": ("answered_by", "resumed_at", "answered_at"),
     "processing": ("processor_version", "attempt"),
     "drops": ("group_id",),
     "preferences": ("held_out", "use_count", "source"),
@@ -57,63 +54,20 @@ def show(
 
         trinity-db show 1
     """
-    from trinity_db.database import open_reader
+    from trinity_db.inspection import show
+    from trinity_db.opening import open_reader
 
     with closing(open_reader()) as database:
-        found = _read(database, experience_id, with_texts=as_json or tokens > 0)
+        found = show.experience(database, experience_id)
+        folder = found.pop("tokenizer")
+        read = show.tokens(database, experience_id) if found["arrays_pruned_at"] is None else None
+    if read is not None and (as_json or tokens > 0):
+        read |= show.texts(read["token_ids"], folder)
+    found["tokens"] = read
     if as_json:
         output.print_json(found)
     else:
         _print(output.console(sys.stdout), found, tokens)
-
-
-def _read(database: "Database", experience_id: int, with_texts: bool) -> dict[str, Any]:
-    from trinity_db.schema.queries import query
-    from trinity_db.store import payloads
-
-    about = {"id": experience_id}
-    with database.transaction(read_only=True) as tx:
-        found = tx.execute(query("show_experience"), about).fetchone()
-        if found is None:
-            raise NotFound(f"There is no experience {experience_id}.")
-        for part in HISTORY:
-            found[part] = tx.execute(query(f"show_{part}"), about).fetchall()
-        model = tx.execute(query("show_tokenizer"), about).fetchone()
-    if found["arrays_pruned_at"] is not None:
-        return {**found, "tokens": None}
-    payload = payloads.read(database, [experience_id]).get(experience_id)
-    if payload is None:
-        return {**found, "tokens": None}
-    tokens = _tokens(payload)
-    if with_texts:
-        tokens |= _texts(tokens["token_ids"], model["path"] if model else None)
-    return {**found, "tokens": tokens}
-
-
-def _tokens(payload: "Payload") -> dict[str, Any]:
-    logprobs, versions, temperatures = payload.logprobs, payload.versions, payload.temperatures
-    return {
-        "token_ids": payload.token_ids.tolist(),
-        "action_mask": payload.action_mask.astype(int).tolist(),
-        # The shortest decimals that are these float32.
-        "logprobs": None if logprobs is None else [float(str(value)) for value in logprobs],
-        "versions": None if versions is None else versions.tolist(),
-        "temperatures": None if temperatures is None else [float(str(value)) for value in temperatures],
-    }
-
-
-def _texts(ids: Sequence[int], folder: str | None) -> dict[str, Any]:
-    """The text of each token; where the tokenizer cannot be loaded, why."""
-    from trinity_db.models import load_tokenizer
-
-    if folder is None:
-        return {"texts": None, "no_texts": "the run names no folder of a model"}
-    try:
-        tokenizer = load_tokenizer(Path(folder).expanduser())
-    except TrinityError as error:
-        return {"texts": None, "no_texts": str(error)}
-    texts = {token: tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in set(ids)}
-    return {"texts": [texts[token] for token in ids]}
 
 
 def _print(console: "Console", found: dict[str, Any], num_tokens: int) -> None:
@@ -137,7 +91,7 @@ def _print(console: "Console", found: dict[str, Any], num_tokens: int) -> None:
 def _cell(value: Any) -> str | None:
     """A value in the form that people read; None where there is none."""
     if isinstance(value, datetime):
-        return output.moment(value)
+        return moment(value)
     return None if value is None else output.cell(value)
 
 

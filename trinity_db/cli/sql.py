@@ -70,7 +70,8 @@ def sql(
         raise typer.BadParameter("--timeout is a number of seconds")
     import psycopg
 
-    from trinity_db.database import connect, open_database, open_reader
+    from trinity_db.database import connect
+    from trinity_db.opening import open_database, open_reader
     from trinity_db.privileges import refuse_writer
 
     statement = sys.stdin.read() if query == "-" else query

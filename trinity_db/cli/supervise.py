@@ -23,7 +23,7 @@ from trinity_db.cli.progress import Progress
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.schema.queries import query
-from trinity_db.service import SUPERVISOR
+from trinity_db.service import GIVES_UP, SUPERVISOR
 from trinity_db.settings import home
 from trinity_db.sinks.follow import mirrored, sinks_of
 from trinity_db.store import evaluations, runs
@@ -181,6 +181,8 @@ class Supervisor:
 
     def _revive(self, child: Child, step: int) -> None:
         code, words = child.process.returncode, child.last_words()
+        if code == GIVES_UP:
+            raise TrinityError(f"{child.name} has ended: {words} (log: {child.log})")
         quick = time.monotonic() - child.started_at < QUICK_DEATH_SECONDS
         # For example, a trainer repeats minutes of steps each time, up to the step that it cannot do.
         alike, child.died_as = child.died_as == (words, step), (words, step)

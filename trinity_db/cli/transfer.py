@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 PREFIX = "reasoning-gym:"
 """Before the name of a data set, where the path of a file may stand."""
 
-Form = Literal["tasks", "preferences", "demonstrations", "trajectories", "run"]
+Form = Literal["tasks", "preferences", "demonstrations", "trajectories", "traces", "run"]
+Written = Literal["tasks", "preferences", "demonstrations", "trajectories", "traces", "run", "model"]
 
-TYPES = re.compile(r"(\.(jsonl|json|parquet|arrow|feather))?(\.gz)?$", re.IGNORECASE)
+TYPES = re.compile(r"(\.(jsonl|json|csv|parquet|arrow|feather|db|sqlite3?))?(\.gz)?$", re.IGNORECASE)
 
 PathArgument = Annotated[
     Path,
     typer.Argument(
         metavar="PATH",
-        help="JSONL (also .gz), JSON, Parquet, Arrow, a saved Hugging Face data set, a copy of a run, or "
-        "reasoning-gym:NAME.",
+        help="JSONL, JSON, CSV (these also .gz), Parquet, Arrow, a saved Hugging Face data set, a copy of a "
+        "run, or reasoning-gym:NAME.",
     ),
 ]
 KindOption = Annotated[Form, typer.Option("--as", help="What the rows are.")]
@@ -48,7 +49,19 @@ MapOption = Annotated[
         help="Our name and theirs, where a column has another name: prompt=question.",
     ),
 ]
-SplitOption = Annotated[str | None, typer.Option(help="One split of a saved data set; all if left out.")]
+SplitOption = Annotated[
+    str | None,
+    typer.Option(help="One split of a saved data set, or table of a Trinity-RFT store; all if left out."),
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="Whose columns: trl, verl, trinity-rft, atropos, or a function of yours, path/to/file.py:name. "
+        "The first row decides if left out.",
+    ),
+]
 
 SizeOption = Annotated[
     int | None, typer.Option(min=1, max=10_000_000, help="Tasks of reasoning-gym:NAME; 1000 if left out.")
@@ -68,16 +81,20 @@ def import_(
     name: NewNameOption = None,
     mapping: MapOption = None,
     split: SplitOption = None,
+    format: FormatOption = None,
     size: SizeOption = None,
     seed: SeedOption = None,
     python: PythonOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import tasks, preferences, demonstrations or trajectories from a file, or a whole run from a folder.
+    """Import tasks, preferences, demonstrations, trajectories or traces from a file, or a run from a folder.
 
-    Column names follow the conventions of TRL. Preferences are pairs, chosen and rejected, or single
-    responses, each with a label, true or false. A row that cannot be used is kept with its reason in a
-    file of rejects; importing a file again adds nothing.
+    Column names follow the conventions of TRL; files of verl, Trinity-RFT and Atropos are known too.
+    Preferences are pairs, chosen and rejected, or single responses, each with a label, true or false. A row
+    that cannot be used is kept with its reason in a file of rejects; importing a file again adds nothing.
+
+    With --as traces, each line is a TrainingTrace of OpenEnv: tokens, log-probabilities and loss mask of
+    one attempt. Runs that adopt such rows learn from these very tokens.
 
     With --as run, PATH is a folder that export wrote. The run is imported with everything that belongs to it,
     beside what the store holds, or not at all.
@@ -87,26 +104,30 @@ def import_(
     Example:
 
         trinity-db import pairs.jsonl --as preferences --map prompt=question
+        trinity-db import attempts.jsonl --as traces --name attempts
     """
     if str(path).startswith(PREFIX):
+        if mapping or split or format:
+            raise typer.BadParameter(f"--map, --split and --format are for files, and {path} is none")
         _import_generated(str(path), kind, name, size or 1000, seed or 0, python, as_json)
     elif size is not None or seed is not None or python is not None:
         raise typer.BadParameter(f"--size, --seed and --python go with {PREFIX}NAME")
     elif kind != "run":
-        _import_rows(path, kind, name or name_of(path), mapping or [], split, as_json)
-    elif mapping or split:
-        raise typer.BadParameter("--map and --split are for rows, and --as run takes a folder as it is")
+        _import_rows(path, kind, name or name_of(path), mapping or [], split, format, as_json)
+    elif mapping or split or format:
+        raise typer.BadParameter("--map, --split and --format are for rows; --as run takes a folder as it is")
     else:
         _import_run(path, name, as_json)
 
 
 def export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A taskset, data set or run.")],
-    kind: KindOption,
+    kind: Annotated[Written, typer.Option("--as", help="What the rows are; of a run, all of it or a model.")],
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[TO]", help="The file: .jsonl, .jsonl.gz, .parquet or .arrow; for a run, a new folder."
+            metavar="[TO]",
+            help="The file: .jsonl, .jsonl.gz, .csv, .parquet or .arrow; for a run or a model, a new folder.",
         ),
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="The same, as an option.")] = None,
@@ -116,12 +137,24 @@ def export(
             "--checkpoints", help="With --as run, also the files of the versions that the run keeps."
         ),
     ] = False,
+    version: Annotated[
+        int | None,
+        typer.Option(
+            "--version", metavar="N", min=0, help="With --as model, which version. Without: the newest."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write what a taskset, data set or run holds to a file that import reads without loss.
 
+    With --as traces, each attempt becomes a line that is a TrainingTrace of OpenEnv, token for token. Rewards
+    and versions stand in the metadata of its turns, under trinity_db.
+
     With --as run, all of a run goes to a folder of Parquet files: tokens, log-probabilities, versions,
-    rewards by source, batches, metrics, and the data sets that it adopted rows of.
+    rewards by source, batches, metrics, and the data sets and runs that it adopted rows of or made rows for.
+
+    With --as model, a version of a run goes to a folder that transformers and other programs load: the whole
+    model with its tokenizer, also if the run publishes adapters.
 
     A run's prompts are those of its tasks, without its model.prompt_template. Prompts of a workflow of your
     own are written as the model read them, with one row for each step of an attempt. Leave the template out
@@ -130,6 +163,8 @@ def export(
     Example:
 
         trinity-db export reverse --as run copy-of-reverse --checkpoints
+        trinity-db export reverse --as traces --to reverse.jsonl
+        trinity-db export reverse --as model --version 40 reverse-40
     """
     if (target is None) == (to is None):
         raise typer.BadParameter("say where to: trinity-db export NAME --as KIND --to FILE")
@@ -137,13 +172,19 @@ def export(
     assert to is not None
     if checkpoints and kind != "run":
         raise typer.BadParameter("--checkpoints goes with --as run")
+    if version is not None and kind != "model":
+        raise typer.BadParameter("--version goes with --as model")
     if kind == "run":
         _export_run(name, to, checkpoints, as_json)
         return
-    from trinity_db.database import open_database
+    if kind == "model":
+        _export_model(name, to, version, as_json)
+        return
     from trinity_db.imports.exporter import export_rows
+    from trinity_db.opening import open_database
 
-    count = export_rows(open_database(), kind, name, to, lambda rows: None)
+    with closing(open_database()) as database:
+        count = export_rows(database, kind, name, to, lambda rows: None)
     if as_json:
         print(json.dumps({"name": name, "kind": kind, "rows": count, "file": str(to)}))
     else:
@@ -163,39 +204,57 @@ def _import_generated(
     if kind != "tasks":
         raise typer.BadParameter(f"{source} has tasks: trinity-db import {source} --as tasks")
     with written(source, size, seed, python) as path:
-        _import_rows(path, kind, name or name_of(path), [], None, as_json)
+        _import_rows(path, kind, name or name_of(path), [], None, "trl", as_json)
 
 
 def _import_rows(
-    path: Path, kind: "Kind", name: str, mapping: list[str], split: str | None, as_json: bool
+    path: Path,
+    kind: "Kind",
+    name: str,
+    mapping: list[str],
+    split: str | None,
+    format: str | None,
+    as_json: bool,
 ) -> None:
-    from trinity_db.database import open_database
+    from trinity_db.imports.cells import csv_reader
     from trinity_db.imports.columns import Columns
     from trinity_db.imports.dataset import shared_prompts
+    from trinity_db.imports.formats import TRL, FormatReader
     from trinity_db.imports.importer import import_rows
     from trinity_db.imports.mapping import parse_options
     from trinity_db.imports.readers import open_rows
+    from trinity_db.imports.records import MAX_RECORD_BYTES
+    from trinity_db.imports.traces import MAX_TRACE_BYTES
+    from trinity_db.opening import open_database
 
-    columns = Columns(kind, parse_options(mapping))
-    source = open_rows(path, split)
-    with _bytes_on_stderr(f"importing {path.name}", source.total_bytes) as progress:
-        database = open_database()
-        summary = import_rows(database, source, columns, name, progress)
-    _print_summary(summary, kind, name, as_json)
-    if kind == "tasks" and summary.added:
-        for other, count in shared_prompts(database, name).items():
-            print(
-                f"note: {count} tasks of '{name}' have the prompts of tasks of '{other}'; to train on one "
-                "and evaluate on the other gives a result that is too good",
-                file=sys.stderr,
-            )
+    names = parse_options(mapping)
+    columns, rows = Columns(kind, names), FormatReader(format, kind, names)
+    # A line of Atropos has the tokens of a whole group, also where only its texts are taken.
+    holds_tokens = kind == "traces" or format == "atropos"
+    max_bytes = MAX_TRACE_BYTES if holds_tokens else MAX_RECORD_BYTES
+    source = open_rows(path, split, max_bytes, csv_reader(names, kind))
+    with closing(open_database()) as database:
+        with _bytes_on_stderr(f"importing {path.name}", source.total_bytes) as progress:
+            summary = import_rows(database, source, columns, name, progress, rows)
+        _print_summary(summary, kind, name, rows.name or TRL, as_json)
+        shared = shared_prompts(database, name) if kind == "tasks" and summary.added else {}
+    if format is None and rows.name not in (None, TRL):
+        print(
+            f"note: read as rows of {rows.name}; --format trl takes the columns as they are", file=sys.stderr
+        )
+    for other, count in shared.items():
+        print(
+            f"note: {count} tasks of '{name}' have the prompts of tasks of '{other}'; to train on one "
+            "and evaluate on the other gives a result that is too good",
+            file=sys.stderr,
+        )
     if not summary.added and not summary.known:
         sys.exit(1)
 
 
 def _export_run(name: str, folder: Path, checkpoints: bool, as_json: bool) -> None:
     from trinity_db.copies.exporter import export_run
-    from trinity_db.database import open_database
+    from trinity_db.opening import open_database
 
     with closing(open_database()) as database, _rows_on_stderr("exporting") as progress:
         exported = export_run(database, name, folder, checkpoints, progress)
@@ -211,12 +270,24 @@ def _export_run(name: str, folder: Path, checkpoints: bool, as_json: bool) -> No
     size = f"{exported.num_bytes / 2**20:.1f} MiB"
     print(f"run '{name}': {_counted(exported)} written to {folder} ({size})")
     if exported.data:
-        print(f"  with the data sets that it adopted rows of: {', '.join(exported.data)}")
+        print(f"  with the data sets and runs that its rows belong with: {', '.join(exported.data)}")
+
+
+def _export_model(name: str, folder: Path, version: int | None, as_json: bool) -> None:
+    from trinity_db.copies.model import export_model
+    from trinity_db.opening import open_database
+
+    with closing(open_database()) as database:
+        written = export_model(database, name, folder, version)
+    if as_json:
+        print(json.dumps({"name": name, "kind": "model", "version": written, "folder": str(folder)}))
+    else:
+        print(f"version {written} of '{name}' written to {folder}")
 
 
 def _import_run(folder: Path, name: str | None, as_json: bool) -> None:
     from trinity_db.copies.importer import import_run
-    from trinity_db.database import open_database
+    from trinity_db.opening import open_database
 
     with closing(open_database()) as database, _rows_on_stderr("importing") as progress:
         imported = import_run(database, folder, name, progress)
@@ -273,7 +344,7 @@ def _bytes_on_stderr(doing: str, total: int | None) -> Iterator[Callable[[int, i
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print_summary(summary: "Summary", kind: "Kind", name: str, as_json: bool) -> None:
+def _print_summary(summary: "Summary", kind: "Kind", name: str, format: str, as_json: bool) -> None:
     if as_json:
         reasons = {
             reason: {"count": r.count, "first_line": r.first_line} for reason, r in summary.reasons.items()
@@ -281,6 +352,7 @@ def _print_summary(summary: "Summary", kind: "Kind", name: str, as_json: bool) -
         content = {
             "name": name,
             "kind": kind,
+            "format": format,
             "read": summary.read,
             "added": summary.added,
             "known": summary.known,

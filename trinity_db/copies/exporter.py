@@ -15,17 +15,16 @@ from typing import Any
 
 from psycopg import sql
 
-from trinity_db import __version__, durable, schema
+from trinity_db import __version__, schema
 from trinity_db.copies import folder as folders
 from trinity_db.copies import tables
 from trinity_db.copies.columns import form
 from trinity_db.copies.folder import CheckpointEntry, Manifest, TableEntry
 from trinity_db.copies.tables import Copied
 from trinity_db.database import Database, Transaction
-from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.schema.queries import query
-from trinity_db.schema.states import RunKind
 from trinity_db.store import instances, payloads, policies, runs
 
 CHUNK_ROWS = 5_000  # written at a time
@@ -48,10 +47,19 @@ class Exported:
     """The run from whose checkpoint this one started, which is not part of the copy."""
 
 
+@dataclass(frozen=True)
+class _Missed:
+    """Why files of a version are not in the copy, by version."""
+
+    weights: dict[int, TrinityError]
+    """Without these its checkpoint is not there either."""
+    checkpoints: dict[int, TrinityError]
+
+
 def export_run(
     database: Database, name: str, target: Path, with_checkpoints: bool, progress: Progress
 ) -> Exported:
-    """Write a run, and the data sets that it adopted rows of, to a new folder.
+    """Write a run, and the data sets and runs that it adopted rows of or made responses for, to a new folder.
 
     Raises:
         ConfigError: there is something at the folder's place, or no folder to make it in.
@@ -60,23 +68,8 @@ def export_run(
 
     No folder is left where there is an error.
     """
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ConfigError(f"{target}: is there already; name a folder that is not.")
-    parent = target.absolute().parent
-    if not parent.is_dir():
-        raise ConfigError(f"{target}: there is no folder {parent}.")
-    partial = parent / f".{target.name}.{os.getpid()}.part"
-    try:
-        with folders.writable(target):
-            partial.mkdir()
-            exported = _export(database, name, partial, with_checkpoints, progress)
-            durable.flush_all(partial)
-            if target.exists():
-                target.rmdir()
-            partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return exported
+    with folders.appearing(target) as partial:
+        return _export(database, name, partial, with_checkpoints, progress)
 
 
 def _export(
@@ -106,13 +99,9 @@ def _export(
             exported_at=datetime.now(UTC).isoformat(),
             run=run.name,
             kind=run.kind.value,
-            data=[row["name"] for row in found if row["kind"] == RunKind.DATA and row["id"] != run.id],
+            data=[row["name"] for row in found if row["id"] != run.id],
             tables=entries,
-            checkpoints=[
-                CheckpointEntry(version=p.version, sha256=p.checkpoint_hash)
-                for p in kept
-                if p.version not in missed
-            ],
+            checkpoints=[_entry(policy, missed) for policy in kept if policy.version not in missed.weights],
         )
     _check_missed(database, run, kept, missed)
     manifest.write(partial)
@@ -214,72 +203,100 @@ def _with_archived(chunk: Sequence[tuple[Any, ...]], names: Sequence[str]) -> li
     return rows
 
 
-def _copy_checkpoints(
-    kept: Sequence[policies.PolicyVersion], partial: Path, progress: Progress
-) -> dict[int, TrinityError]:
+def _copy_checkpoints(kept: Sequence[policies.PolicyVersion], partial: Path, progress: Progress) -> _Missed:
     """Copy the files of versions, newest first, before the tables: a run that goes on deletes old ones.
 
-    Returns:
-        why a version has no files in the copy.
+    A run may delete a checkpoint and keep the weights of its version, so each is looked at for itself.
     """
-    missed = {}
+    missed = _Missed({}, {})
     for policy in kept:
         progress(f"checkpoint {policy.version}", 0)
-        target = folders.checkpoint_path(partial, policy.version)
+        weights, checkpoint = folders.checkpoint_path(partial, policy.version), policy.resumed
         try:
-            _copy_checkpoint(policy, target)
+            _copy(policy, policy.checkpoint, weights, folder_digest.verify, policy.checkpoint_hash)
         except TrinityError as error:
-            shutil.rmtree(target, ignore_errors=True)
-            missed[policy.version] = error
+            shutil.rmtree(weights, ignore_errors=True)
+            missed.weights[policy.version] = error
+            continue
+        if checkpoint is None or checkpoint.folder == policy.checkpoint:
+            continue
+        place = folders.resume_path(partial, _entry(policy, missed))
+        assert place is not None
+        try:
+            _copy(policy, checkpoint.folder, place, folder_digest.verify_checkpoint, checkpoint.hash)
+        except TrinityError as error:
+            shutil.rmtree(place, ignore_errors=True)
+            missed.checkpoints[policy.version] = error
     return missed
 
 
 def _check_missed(
-    database: Database,
-    run: runs.Run,
-    kept: Sequence[policies.PolicyVersion],
-    missed: Mapping[int, TrinityError],
+    database: Database, run: runs.Run, kept: Sequence[policies.PolicyVersion], missed: _Missed
 ) -> None:
-    """Let those versions be missing that the run has deleted meanwhile, but for the newest.
+    """Let those files be missing that the run has deleted meanwhile, but for the newest version's weights and
+    the latest checkpoint with its weights, which a trainer goes on from.
 
     Raises:
-        TrinityError: another one is, or the newest was deleted while it was copied.
+        TrinityError: others are, or one of these was deleted while it was copied.
     """
+    latest = next((policy for policy in kept if policy.is_start), None)
     with database.transaction(read_only=True) as tx:
-        still = {policy.version for policy in policies.with_checkpoint(tx, run.id)}
+        still = {policy.version: policy for policy in policies.with_checkpoint(tx, run.id)}
     for policy in kept:
-        if policy.version not in missed:
+        now = still.get(policy.version)
+        if policy.version in missed.weights:
+            error, is_there = missed.weights[policy.version], now is not None
+            is_needed = policy in (kept[0], latest)
+        elif policy.version in missed.checkpoints:
+            error = missed.checkpoints[policy.version]
+            is_there = now is not None and now.resumed == policy.resumed
+            is_needed = policy == latest
+        else:
             continue
-        if policy.version in still:
-            raise missed[policy.version]
-        if policy is kept[0]:
+        if is_there:
+            raise error
+        if is_needed:
             raise TrinityError(
                 f"Version {policy.version}: the run deleted it while it was copied; export again, keep more "
                 "versions (trainer.keep_checkpoints), or stop its trainer meanwhile."
             )
 
 
-def _copy_checkpoint(policy: policies.PolicyVersion, target: Path) -> None:
-    """Copy the files of a version.
+def _entry(policy: policies.PolicyVersion, missed: _Missed) -> CheckpointEntry:
+    checkpoint = None if policy.version in missed.checkpoints else policy.resumed
+    return CheckpointEntry(
+        version=policy.version,
+        sha256=policy.checkpoint_hash,
+        resume_sha256=checkpoint.hash if checkpoint else None,
+    )
+
+
+def _copy(
+    policy: policies.PolicyVersion,
+    source: Path,
+    target: Path,
+    verify: Callable[[Path, str], bool],
+    expected: str,
+) -> None:
+    """Copy a folder of a version.
 
     Raises:
         OSError: the target cannot be written.
-        TrinityError: they are not what was published, or are deleted right now.
+        TrinityError: it has not the files that were recorded, or is deleted right now.
     """
-    if not os.path.isdir(policy.checkpoint):
+    if not os.path.isdir(source):
         raise TrinityError(
-            f"Version {policy.version}: there is no folder {policy.checkpoint}; "
-            "restore it, or leave out --checkpoints."
+            f"Version {policy.version}: there is no folder {source}; restore it, or leave out --checkpoints."
         )
     fault = TrinityError(
-        f"Version {policy.version}: its files at {policy.checkpoint} are not those that were published; "
+        f"Version {policy.version}: its files at {source} are not those that were published; "
         "restore them, or leave out --checkpoints."
     )
     try:
-        shutil.copytree(policy.checkpoint, target)
+        shutil.copytree(source, target)
     except OSError:
-        if folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
+        if verify(source, expected):
             raise
         raise fault from None
-    if not folder_digest.verify(target, policy.checkpoint_hash):
+    if not verify(target, expected):
         raise fault

@@ -3,7 +3,8 @@
     manifest.json                      what the folder holds, with a digest of each file
     README.md                          how to read it without trinity-db
     tables/experience.parquet          one file a table
-    checkpoints/version-000012/        the files of a kept version, on request
+    checkpoints/version-000012/        the weights of a kept version, on request
+    checkpoints/checkpoint-000012/     what a trainer goes on from there, if that is kept
 
 Everything in a folder is input. No path is taken from it: names of files follow from names of tables that
 this code knows and from numbers of versions, and a link is no file.
@@ -11,6 +12,8 @@ this code knows and from numbers of versions, and a link is no file.
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trinity_db import schema
+from trinity_db import durable, schema
 from trinity_db.copies.columns import arrow_schema
 from trinity_db.copies.tables import Copied
-from trinity_db.errors import ImportFileError, TrinityError
+from trinity_db.errors import ConfigError, ImportFileError, TrinityError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -52,7 +55,9 @@ class CheckpointEntry(_Strict):
 
     version: int = Field(ge=0, le=2**31 - 1)
     sha256: str
-    """Over all of its files, as `policy_version.checkpoint_hash` has it."""
+    """Over all files of its weights, as `policy_version.checkpoint_hash` has it."""
+    resume_sha256: str | None = None
+    """Of its checkpoint, as `policy_version.resume_hash` has it; None if it has none."""
 
 
 class Manifest(_Strict):
@@ -70,7 +75,7 @@ class Manifest(_Strict):
     run: str
     kind: str
     data: list[str]
-    """The data sets that came along, because the run adopted rows of them."""
+    """The data sets and other runs that came along, because the run adopted rows of them or made some."""
     tables: dict[str, TableEntry]
     checkpoints: list[CheckpointEntry] = Field(default_factory=list)
 
@@ -184,8 +189,20 @@ def table_path(folder: Path, name: str) -> Path:
 
 
 def checkpoint_path(folder: Path, version: int) -> Path:
-    """The folder of a version's files."""
+    """The folder of a version's weights."""
     return folder / "checkpoints" / f"version-{version:06d}"
+
+
+def resume_path(folder: Path, entry: CheckpointEntry) -> Path | None:
+    """The folder of a version's checkpoint; None if it has none.
+
+    Runs that began before checkpoints had folders of their own have it in that of the weights.
+    """
+    if entry.resume_sha256 is None:
+        return None
+    if entry.resume_sha256 == entry.sha256:
+        return checkpoint_path(folder, entry.version)
+    return folder / "checkpoints" / f"checkpoint-{entry.version:06d}"
 
 
 def regular(path: Path) -> Path:
@@ -227,6 +244,32 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """Within this `with`, fill a folder that then gets its name, and survives a power cut.
+
+    Raises:
+        ConfigError: there is something at the folder's place, or no folder to make it in.
+        TrinityError: the disk cannot be written. Nothing is left.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigError(f"{target}: is there already; name a folder that is not.")
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise ConfigError(f"{target}: there is no folder {parent}.")
+    partial = parent / f".{target.name}.{os.getpid()}.part"
+    try:
+        with writable(target):
+            partial.mkdir()
+            yield partial
+            durable.flush_all(partial)
+            if target.exists():
+                target.rmdir()
+            partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
 def writable(folder: Path) -> Iterator[None]:
     """Turn what a disk refuses into one line.
 
@@ -262,13 +305,22 @@ def arrays(codec: str, data: bytes, num_tokens: int):
     action_mask = np.frombuffer(data, "u1", num_tokens, offset=4 * num_tokens)
     trained = int(action_mask.sum())
     if len(data) == 5 * num_tokens:  # no model sampled it: a demonstration
-        return token_ids, action_mask, None, None, None
+        return token_ids, action_mask, None, None, None, None
     logprobs = np.frombuffer(data, "<f4", trained, offset=5 * num_tokens)
     versions = np.frombuffer(data, "<i4", trained, offset=5 * num_tokens + 4 * trained)
+    after = 5 * num_tokens + 8 * trained
+    has_temperatures = codec == "packed-2"
+    if codec == "packed-3":
+        has_temperatures, *shape, size = np.frombuffer(data, "<i4", 5, offset=after)
+        after += 20
     temperatures = None  # all tokens have that of the run
-    if codec == "packed-2":
-        temperatures = np.frombuffer(data, "<f4", trained, offset=5 * num_tokens + 8 * trained)
-    return token_ids, action_mask, logprobs, versions, temperatures
+    if has_temperatures:
+        temperatures = np.frombuffer(data, "<f4", trained, offset=after)
+        after += 4 * trained
+    routing = None  # else the experts of the first tokens, in each layer
+    if codec == "packed-3":
+        routing = np.frombuffer(data, f"<u{{size}}", offset=after).reshape(shape)
+    return token_ids, action_mask, logprobs, versions, temperatures, routing
 ```
 
 `score.data` is float32, one for each trained token but a sequence's first.

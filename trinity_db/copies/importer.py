@@ -6,17 +6,14 @@ matched by their keys. What means nothing here is not kept: leases of processes 
 numbers of transactions become that of the import, and places of files are set to where they lie now.
 """
 
-import json
 import logging
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import psycopg
@@ -26,18 +23,19 @@ from numpy.typing import NDArray
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from trinity_db import durable, settings
+from trinity_db import settings
 from trinity_db.copies import folder as folders
-from trinity_db.copies import tables
+from trinity_db.copies import placing, tables
 from trinity_db.copies.columns import form
 from trinity_db.copies.folder import Manifest
+from trinity_db.copies.naming import renamed_config
+from trinity_db.copies.placing import Progress
 from trinity_db.copies.tables import Copied
 from trinity_db.database import Database, Transaction
-from trinity_db.errors import ConfigError, DatabaseUnavailable, ImportFileError, TrinityError
-from trinity_db.models import folder_digest
+from trinity_db.errors import ConfigError, ImportFileError, TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind
-from trinity_db.store import runs, workers
+from trinity_db.store import policies, runs, workers
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +64,6 @@ JOIN trinity.task t ON t.taskset_id = %(here)s AND t.key = c.key
 WHERE c.taskset_id = %(taskset_id)s
 ORDER BY c.id
 """
-
-Progress = Callable[[str, int], None]
-"""Called with the table and the number of its rows that are written."""
 
 
 @dataclass(frozen=True)
@@ -138,27 +133,6 @@ class _Moved:
             )
         return pa.array(new[found], pa.int64(), mask=ids.is_null().to_numpy(zero_copy_only=False))
 
-    def config(self, text: str | None) -> str | None:
-        """A run's configuration with the names that its run, its tasks and its data sets have here."""
-        names = self.run_names | self.taskset_names
-        if text is None or all(old == new for old, new in names.items()):
-            return text
-        config = json.loads(text)
-        if not isinstance(config, dict):
-            return text
-        if config.get("name") in self.run_names:
-            config["name"] = self.run_names[config["name"]]
-        if isinstance(config.get("taskset"), str):
-            config["taskset"] = self.taskset_names.get(config["taskset"], config["taskset"])
-        elif isinstance(config.get("taskset"), dict):
-            weights = config["taskset"].items()
-            config["taskset"] = {self.taskset_names.get(name, name): weight for name, weight in weights}
-        if isinstance(config.get("data"), list):
-            config["data"] = [
-                self.run_names.get(name, name) if isinstance(name, str) else name for name in config["data"]
-            ]
-        return json.dumps(config)
-
 
 def import_run(database: Database, folder: Path, name: str | None, progress: Progress) -> Imported:
     """Make a run of a folder that `export_run` wrote, with the data sets in it.
@@ -177,7 +151,7 @@ def import_run(database: Database, folder: Path, name: str | None, progress: Pro
     manifest = Manifest.read(folder)
     copied = tables.copied_tables()
     folders.check_tables(folder, manifest, copied)
-    _check_checkpoints(folder, manifest)
+    placing.check(folder, manifest)
     name = manifest.run if name is None else name
     _check_run_name(name, manifest.kind)
     with database.transaction(read_only=True) as tx:
@@ -185,22 +159,8 @@ def import_run(database: Database, folder: Path, name: str | None, progress: Pro
             raise ConfigError(f"There is a run or taskset '{name}' already; name the copy with --name.")
     moved = _Moved(folder, {table: entry.ids for table, entry in manifest.tables.items()}, {}, {})
     moved.offsets = {table.name: _reserve(database, moved, table) for table in copied if table.has_ids}
-    with _placed_checkpoints(folder, manifest, name, progress) as places, database.transaction() as tx:
+    with placing.placed(folder, manifest, name, progress) as places, database.transaction() as tx:
         return _write(tx, moved, copied, manifest, name, places, progress)
-
-
-def _check_checkpoints(folder: Path, manifest: Manifest) -> None:
-    for entry in manifest.checkpoints:
-        path = folders.checkpoint_path(folder, entry.version)
-        if path.is_symlink() or not path.is_dir():
-            raise ImportFileError(f"{path}: is missing, or is no folder.")
-        for file in path.rglob("*"):
-            if file.is_symlink() or not (file.is_file() or file.is_dir()):
-                raise ImportFileError(f"{file}: is no plain file.")
-        if not folder_digest.verify(path, entry.sha256):
-            raise ImportFileError(
-                f"{path}: its files are not those that were exported: their digest differs."
-            )
 
 
 def _check_run_name(name: str, kind: str) -> None:
@@ -241,7 +201,7 @@ def _reserve(database: Database, moved: _Moved, copied: Copied) -> int:
     try:
         with database.transaction() as tx:
             tx.execute(query("wait_for_ids"), {"lock_seconds": LOCK_SECONDS})
-            # Changes nothing, and makes everybody who takes an id wait for the end of this transaction.
+            # Changes nothing, and makes each session that takes an id wait for the end of this transaction.
             tx.execute(sql.SQL("ALTER SEQUENCE {} NO CYCLE").format(sequence))
             row = tx.execute(sql.SQL("SELECT last_value FROM {}").format(sequence)).fetchone()
             assert row is not None
@@ -264,46 +224,13 @@ def _reserve(database: Database, moved: _Moved, copied: Copied) -> int:
     return first - low
 
 
-@contextmanager
-def _placed_checkpoints(
-    folder: Path, manifest: Manifest, name: str, progress: Progress
-) -> Iterator[dict[int, tuple[Path, str]]]:
-    """Copy the files of checkpoints to a new folder in the store's home. It goes where the import fails."""
-    if not manifest.checkpoints:
-        yield {}
-        return
-    target = settings.home() / "copies" / f"{name}-{uuid4().hex[:8]}"
-    places = {}
-    try:
-        with folders.writable(target):
-            for entry in manifest.checkpoints:
-                progress(f"checkpoint {entry.version}", 0)
-                place = target / f"version-{entry.version:06d}"
-                shutil.copytree(folders.checkpoint_path(folder, entry.version), place)
-                durable.flush_all(place)
-                if not folder_digest.verify(place, entry.sha256):
-                    raise TrinityError(f"{place}: does not give back what was written to it.")
-                places[entry.version] = place, entry.sha256
-            durable.flush_all(target)
-        yield places
-    except DatabaseUnavailable:
-        logger.warning(
-            "the server went away: where the run is there, its checkpoints are in %s; otherwise remove it",
-            target,
-        )
-        raise
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-
-
 def _write(
     tx: Transaction,
     moved: _Moved,
     copied: Sequence[Copied],
     manifest: Manifest,
     name: str,
-    places: Mapping[int, tuple[Path, str]],
+    places: Sequence[policies.PolicyVersion],
     progress: Progress,
 ) -> Imported:
     row = tx.execute(query("import_xact")).fetchone()
@@ -319,18 +246,22 @@ def _write(
             _write_table(tx, moved, table, progress)
     new_runs = [runs.find(tx, new) for new in moved.run_names.values()]
     run = new_runs[0]
-    for version, (place, sha256) in places.items():
-        values = {"run_id": run.id, "version": version, "checkpoint": str(place), "checkpoint_hash": sha256}
+    for found in places:
+        values: dict[str, Any] = {"run_id": run.id, "version": found.version}
+        values |= {"checkpoint": str(found.checkpoint), "checkpoint_hash": found.checkpoint_hash}
+        values |= policies.named(found.resumed)
         if not tx.execute(query("set_checkpoint"), values).rowcount:
             raise ImportFileError(
-                f"{moved.folder}: its tables know no checkpoint of version {version} with these files."
+                f"{moved.folder}: its tables know no checkpoint of version {found.version} with these files."
             )
-    tx.execute(query("stop_copied_workers"), {"runs": [found.id for found in new_runs]})
+    tx.execute(query("stop_copied_workers"), {"runs": [new.id for new in new_runs]})
     released = workers.release_leases(tx, run.id, LEASE_SECONDS)
+    for other in new_runs[1:]:  # runs whose rows it adopted may have been at work too
+        workers.release_leases(tx, other.id, LEASE_SECONDS)
     return Imported(
         name=name,
         rows={table: entry.rows for table, entry in manifest.tables.items()},
-        checkpoints=list(places),
+        checkpoints=[found.version for found in places],
         data={data: moved.run_names[data] for data in manifest.data},
         tasksets=moved.taskset_names,
         num_matched_tasks=num_matched,
@@ -433,7 +364,9 @@ def _moved_column(moved: _Moved, copied: Copied, batch: Any, name: str) -> Any:
         case "null":
             return pa.nulls(len(values), values.type)
     if name == "config":
-        return pa.array([moved.config(text) for text in values.to_pylist()], values.type)
+        names = moved.run_names, moved.taskset_names
+        texts = [text and renamed_config(text, *names) for text in values.to_pylist()]
+        return pa.array(texts, values.type)
     if label == "run.name":
         return pa.array([_new_name(moved, old) for old in values.to_pylist()], values.type)
     return values

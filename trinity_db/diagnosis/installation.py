@@ -4,6 +4,8 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -11,7 +13,18 @@ from trinity_db import __version__, cores
 from trinity_db.diagnosis.finding import Finding, fail, ok, size, warn
 from trinity_db.settings import home, lance_uri
 
-EXTRAS = {"train": ("torch", "transformers", "safetensors", "tokenizers", "peft", "aiohttp", "matplotlib")}
+EXTRAS = {
+    "train": (
+        "torch",
+        "transformers",
+        "accelerate",
+        "safetensors",
+        "tokenizers",
+        "peft",
+        "aiohttp",
+        "matplotlib",
+    )
+}
 """The packages that the roles, and commands that draw pictures, import. The doctor imports none of them: that
 takes seconds."""
 
@@ -23,7 +36,7 @@ FREE_BYTES_WANTED = 5_000_000_000
 
 def findings() -> list[Finding]:
     """All of them."""
-    found = [*packages(), *threads(), *folder("installation home", home(), "TRINITY_DB_HOME")]
+    found = [*packages(), *threads(), *sandboxes(), *folder("installation home", home(), "TRINITY_DB_HOME")]
     if "://" not in lance_uri():
         found += folder("installation archive", Path(lance_uri()), "TRINITY_DB_LANCE_URI")
     return found
@@ -61,6 +74,20 @@ def threads() -> list[Finding]:
     if given.isdecimal() and int(given) > 1 and 2 * int(given) > there:
         return [warn(what, text, f"unset {cores.VARIABLE}, and trinity-db run shares the cores")]
     return [ok(what, text)]
+
+
+def sandboxes() -> list[Finding]:
+    """How code of a model is confined here, in which `code_tests` runs it: tried out in a child process."""
+    what = "installation sandbox"
+    command = [sys.executable, "-P", "-m", "trinity_db.sandbox"]
+    tried = subprocess.run(command, capture_output=True, text=True)
+    has_bubblewrap = shutil.which("bwrap") is not None
+    if tried.returncode == 0:
+        others = ", and bubblewrap is there" if has_bubblewrap else ""
+        return [ok(what, f"code_tests runs code within {tried.stdout.strip()}{others}")]
+    found = f"no code_tests with the sandbox landlock: {tried.stderr.strip()}"
+    remedy = "{name: code_tests, sandbox: bubblewrap}" if has_bubblewrap else "install bubblewrap (bwrap)"
+    return [warn(what, found, remedy)]
 
 
 def folder(what: str, path: Path, variable: str) -> list[Finding]:

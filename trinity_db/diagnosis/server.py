@@ -2,8 +2,9 @@
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import encoding_fault, is_pooled
+from trinity_db.database import is_pooled
 from trinity_db.diagnosis.finding import Connection, Finding, fail, ok, warn
+from trinity_db.opening import encoding_fault
 from trinity_db.schema.queries import query
 
 OLDEST_MAJOR = 15  # the oldest PostgreSQL that is tested

@@ -9,36 +9,39 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trinity_db.errors import ConfigError
+from trinity_db.imports import chats
 from trinity_db.imports.mapping import ColumnMap
 from trinity_db.imports.records import (
     Demonstration,
     Kind,
-    Message,
     Preference,
     Record,
+    Response,
     Task,
     Trajectory,
     Unfit,
     Unpaired,
-    conversation,
     number,
     prompt_payload,
-    reply,
     reward,
     text,
     tidy,
     verdict,
 )
 from trinity_db.imports.rejects import Rejected
+from trinity_db.imports.traces import read_trace
 
 Row = dict[str, Any]
 
 # Our name, and the columns that it is looked for in, the first that holds something.
 _PROMPT: dict[str, tuple[str, ...]] = {"prompt": ("prompt", "question"), "messages": ("messages",)}
+_TOOLS: dict[str, tuple[str, ...]] = {"tools": ("tools",)}
 _PAYLOAD_NAMES = ("prompt", "messages", "answer")
 _COLUMNS: dict[Kind, dict[str, tuple[str, ...]]] = {
-    "tasks": _PROMPT | {"answer": ("answer",)},
-    "demonstrations": _PROMPT | {"response": ("completion", "response", "answer")},
+    "tasks": _PROMPT | {"answer": ("answer",)} | _TOOLS,
+    "demonstrations": _PROMPT
+    | {"response": ("completion", "response", "answer"), "text": ("text",)}
+    | _TOOLS,
     "preferences": {
         "prompt": ("prompt", "question"),
         "chosen": ("chosen",),
@@ -46,11 +49,21 @@ _COLUMNS: dict[Kind, dict[str, tuple[str, ...]]] = {
         "margin": ("margin",),
         "response": ("completion", "response"),
         "label": ("label",),
-    },
+    }
+    | _TOOLS,
     "trajectories": _PROMPT
     | {
         "response": ("completion", "response"),
         "reward": ("reward", "label"),
+        "answer": ("answer",),
+        "model": ("model",),
+    }
+    | _TOOLS,
+    "traces": {
+        "turns": ("turns",),
+        "schema_version": ("schema_version",),
+        "prompt": ("prompt", "question"),
+        "reward": ("reward",),
         "answer": ("answer",),
         "model": ("model",),
     },
@@ -149,20 +162,34 @@ class _Fields:
 
 def _read_task(fields: _Fields) -> Record:
     if fields.has("messages") and not fields.has("prompt"):
-        messages = conversation(fields.take("messages"), fields.label("messages"))
-        payload, answer = _split(messages, fields.label("messages"), ends_with_response=False)
+        payload, said = chats.split(fields.take("messages"), fields.label("messages"))
+        answer = said and (said if said.get("tool_calls") else said["content"])
     else:
-        payload, answer = prompt_payload(fields.take("prompt"), fields.label("prompt")), None
+        payload, answer = chats.prompt(fields.take("prompt"), fields.label("prompt")), None
     answer = tidy(fields.take_optional("answer")) if fields.has("answer") else answer
     if answer is not None:
         payload["answer"] = answer
+    if fields.has("tools"):
+        payload["tools"] = _tools_of_task(fields)
     # Other columns of these names would be taken for the prompt or the answer.
     extra = {name: value for name, value in fields.extra().items() if name not in _PAYLOAD_NAMES}
     return Task(extra | payload)
 
 
+def _tools_of_task(fields: _Fields) -> Any:
+    """Tools, or another thing that rewards and environments read in a column of that name."""
+    given = fields.take("tools")
+    try:
+        return chats.tools(given, fields.label("tools"))
+    except Unfit:
+        return tidy(given)
+
+
 def _read_demonstration(fields: _Fields) -> Record:
-    payload, response = _attempt(fields)
+    if fields.has("text") and not any(map(fields.has, ("prompt", "messages", "response"))):
+        document = text(fields.take("text"), fields.label("text"))
+        return Demonstration(Task({"prompt": ""}), document, fields.extra())
+    payload, response = _attempt(fields, teaches_all=True)
     return Demonstration(Task(payload), response, fields.extra())
 
 
@@ -180,6 +207,20 @@ def _read_trajectory(fields: _Fields) -> Record:
     )
 
 
+def _read_trace(fields: "_Fields") -> Record:
+    turns, version = fields.take("turns"), fields.take_optional("schema_version")
+    asked = prompt_payload(fields.take("prompt"), fields.label("prompt")) if fields.has("prompt") else None
+    earned, model, answer = (fields.take_optional(name) for name in ("reward", "model", "answer"))
+    return read_trace(
+        turns,
+        version,
+        asked if asked is None or answer is None else asked | {"answer": tidy(answer)},
+        None if earned is None else reward(earned, fields.label("reward")),
+        None if model is None else text(model, fields.label("model")),
+        fields.extra() | ({"answer": tidy(answer)} if asked is None and answer is not None else {}),
+    )
+
+
 def _read_preference(fields: _Fields) -> Record:
     paired = fields.has("chosen") or fields.has("rejected")
     if not paired and fields.has("response"):
@@ -190,14 +231,17 @@ def _read_preference(fields: _Fields) -> Record:
     labels = fields.label("chosen"), fields.label("rejected")
     prompt = fields.take("prompt") if fields.has("prompt") else None
     if isinstance(chosen, list) and isinstance(rejected, list):
-        payload, chosen, rejected = _part_messages(prompt, chosen, rejected, labels, fields.label("prompt"))
+        payload, chosen, rejected = chats.part_messages(
+            prompt, chosen, rejected, labels, fields.label("prompt")
+        )
     else:
         chosen, rejected = text(chosen, labels[0]), text(rejected, labels[1])
         if prompt is None:
-            prompt, chosen, rejected = _part_text(chosen, rejected)
-        payload = prompt_payload(prompt, fields.label("prompt"))
+            prompt, chosen, rejected = chats.part_text(chosen, rejected)
+        payload = chats.prompt(prompt, fields.label("prompt"))
     if chosen == rejected:
         raise Unfit(f"'{labels[0]}' equals '{labels[1]}'")
+    _offer(payload, fields)
     margin = fields.take_optional("margin")
     return Preference(
         task=Task(payload),
@@ -213,65 +257,34 @@ _BUILDERS: dict[Kind, Callable[[_Fields], Record]] = {
     "demonstrations": _read_demonstration,
     "preferences": _read_preference,
     "trajectories": _read_trajectory,
+    "traces": _read_trace,
 }
 
 
-def _attempt(fields: _Fields) -> tuple[Row, str]:
-    """Prompt (as a task's payload) and response, from two columns or else from one conversation."""
+def _offer(payload: Row, fields: _Fields) -> None:
+    """Take the tools that a conversation offers. Beside a plain prompt the column is one like any other."""
+    if "messages" in payload and fields.has("tools"):
+        offered = chats.tools(fields.take("tools"), fields.label("tools"))
+        if offered:
+            payload["tools"] = offered
+
+
+def _attempt(fields: _Fields, teaches_all: bool = False) -> tuple[Row, Response]:
+    """Prompt (as a task's payload) and response, from two columns or else from one conversation.
+
+    Args:
+        teaches_all: of one conversation, every turn of the assistant is learned that has no weight of 0.
+    """
     if fields.has("messages") and not (fields.has("prompt") and fields.has("response")):
         label = fields.label("messages")
-        payload, response = _split(
-            conversation(fields.take("messages"), label), label, ends_with_response=True
-        )
-        return payload, text(response, label)
-    payload = prompt_payload(fields.take("prompt"), fields.label("prompt"))
-    return payload, reply(fields.take("response"), fields.label("response"))
-
-
-def _split(messages: list[Message], label: str, ends_with_response: bool) -> tuple[Row, str | None]:
-    """A conversation's last message, if it is the assistant's, is the response, and the rest the prompt."""
-    if messages[-1]["role"] == "assistant":
-        *before, last = messages
-        if not before:
-            raise Unfit(f"'{label}' holds a response without a prompt")
-        return prompt_payload(before, label), last["content"]
-    if ends_with_response:
-        raise Unfit(f"'{label}' does not end with the assistant's response")
-    return prompt_payload(messages, label), None
-
-
-def _part_messages(
-    prompt: Any, chosen: Any, rejected: Any, labels: tuple[str, str], prompt_label: str
-) -> tuple[Row, str, str]:
-    """Two conversations into the messages they share, (the end of) the prompt, and a response each."""
-    left, right = conversation(chosen, labels[0]), conversation(rejected, labels[1])
-    if left == right:
-        raise Unfit(f"'{labels[0]}' equals '{labels[1]}'")
-    num_shared = 0
-    while num_shared < min(len(left), len(right)) and left[num_shared] == right[num_shared]:
-        num_shared += 1
-    shared = left[:num_shared]
-    if isinstance(prompt, list):
-        given = conversation(prompt, prompt_label)
-        shared = shared if shared[: len(given)] == given else given + shared
-    elif prompt is not None and not any(message["content"] == prompt for message in shared):
-        shared = [{"role": "user", "content": text(prompt, prompt_label)}, *shared]
-    if not shared:
-        raise Unfit(f"'{prompt_label}' is missing, and '{labels[0]}' and '{labels[1]}' begin differently")
-    payload = prompt_payload(shared, prompt_label)
-    return payload, reply(left[num_shared:], labels[0]), reply(right[num_shared:], labels[1])
-
-
-def _part_text(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """Two texts into the words they share at the start, which are the prompt, and a response each.
-
-    As TRL's `extract_prompt`, but never in the middle of a word; the space before the response belongs to it.
-    """
-    if chosen == rejected:
-        raise Unfit("'chosen' equals 'rejected'")
-    length = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
-    shared = chosen[:length] if length is not None else min(chosen, rejected, key=len)
-    end = max(shared.rfind(" "), shared.rfind("\n"))
-    if not shared[: max(end, 0)].strip():
-        raise Unfit("'prompt' is missing, and 'chosen' and 'rejected' begin differently")
-    return shared[:end], chosen[end:], rejected[end:]
+        payload, last = chats.split(fields.take("messages"), label, teaches_all)
+        if last is None:
+            raise Unfit(f"'{label}' does not end with the assistant's response")
+        response = chats.reply([last], label)
+    else:
+        payload = chats.prompt(fields.take("prompt"), fields.label("prompt"))
+        response = chats.reply(fields.take("response"), fields.label("response"))
+        if not isinstance(response, str) and "prompt" in payload:
+            payload = {"messages": [{"role": "user", "content": payload["prompt"]}]}
+    _offer(payload, fields)
+    return payload, response

@@ -1,22 +1,35 @@
 """A data set in the store: a run of kind `data` and a taskset of the same name.
 
-Responses that are compared with others (preferences, trajectories) are rollouts in the group of their task;
-demonstrations stand alone. Everything is ready at once, as text: the trainer that adopts it makes the
-tokens. Knows no files; `importer` reads those.
+Responses that are compared with others (preferences, trajectories, traces) are rollouts in the group of their
+task; demonstrations stand alone. Everything is ready at once. Traces have their tokens; the others get them
+from the trainer that adopts them. Knows no files; `importer` reads those.
 """
 
+import base64
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from psycopg.types.json import Jsonb
 
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError
-from trinity_db.imports.records import Demonstration, Kind, Preference, Record, Task, Trajectory, Unpaired
+from trinity_db.imports import known_prompts
+from trinity_db.imports.records import (
+    Demonstration,
+    Kind,
+    Preference,
+    Record,
+    Response,
+    Task,
+    Trajectory,
+    Unpaired,
+    said,
+)
+from trinity_db.imports.traces import TokenSequence, Trace
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind
 from trinity_db.store import rewards, runs
@@ -31,11 +44,14 @@ _ROLLOUT_COLUMNS = {
 }  # fmt: skip
 _EXPERIENCE_COLUMNS = {
     "id": "int8", "run_id": "int8", "group_id": "int8", "rollout_id": "int8",
-    "state": "trinity.experience_state", "import_key": "uuid",
+    "step": "int2", "state": "trinity.experience_state", "import_key": "uuid", "prompt_length": "int4",
+    "response_length": "int4",
 }  # fmt: skip
 _TEXT_COLUMNS = {
-    "experience_id": "int8", "prompt": "text", "response": "text", "messages": "jsonb", "extra": "jsonb"
+    "experience_id": "int8", "prompt": "text", "response": "text", "messages": "jsonb", "tools": "jsonb",
+    "reply": "jsonb", "extra": "jsonb",
 }  # fmt: skip
+_PAYLOAD_COLUMNS = {"experience_id": "int8", "codec": "text", "num_tokens": "int4", "data": "bytea"}
 
 
 @dataclass(frozen=True)
@@ -44,11 +60,24 @@ class _Response:
 
     key: UUID
     task: Task
-    response: str
+    response: Response
     grouped: bool = True
     model: str | None = None
     reward: tuple[str, float] | None = None  # the name of the event and its value
     extra: dict[str, Any] | None = None
+    step: int = 0
+    """Which sequence of its attempt it is; those from 1 on follow the first one."""
+    sequence: TokenSequence | None = None
+    """Its tokens, where it has any; its texts then stand there too."""
+    by_step: bool = False
+    """Whether the reward is that of the step, since others of the attempt have another one."""
+
+    @property
+    def lengths(self) -> tuple[int, int] | tuple[None, None]:
+        """Of prompt and response, in tokens."""
+        if self.sequence is None:
+            return None, None
+        return self.sequence.num_tokens - self.sequence.num_trained, self.sequence.num_trained
 
 
 @dataclass(frozen=True)
@@ -77,6 +106,62 @@ def open_writer(database: Database, kind: Kind, name: str) -> Writer:
             return _write_responses(tx, _open_data(tx, name), name, records)
 
     return write
+
+
+def check_names(tx: Transaction, taskset: str | None, data: str) -> None:
+    """Make sure that made tasks and responses can go into a taskset and a data set of these names.
+
+    Raises:
+        ConfigError: a name belongs to a run or to tasks of another kind, or the database cannot hold it.
+    """
+    runs.check_name(data)
+    if data in runs.names(tx) and runs.find(tx, data).kind != RunKind.DATA:
+        raise ConfigError(f"processors.made.data: '{data}' is a training run; name a data set.")
+    if taskset is not None:
+        runs.check_name(taskset)
+        _check_tasks_are(tx, taskset, of_responses=False)
+
+
+def prepare(tx: Transaction, names: Sequence[str]) -> None:
+    """Make tasksets and data sets of these names if need be, and lock them until the transaction ends.
+
+    Raises:
+        ConfigError: the database cannot hold a name.
+    """
+    for name in names:
+        runs.check_name(name)
+        tx.execute(query("create_taskset"), {"name": name})
+    if names:
+        runs.lock_tasksets(tx, names)
+
+
+def add(tx: Transaction, name: str, record: Task | Demonstration) -> int | None:
+    """Write one record into a taskset or data set that is prepared; returns the id of the task or row.
+
+    Returns:
+        None: it is there already, or a task with the same prompt, as far as `known_prompts.complete` made
+        sure of it.
+
+    Raises:
+        ConfigError: the name belongs to a run, or to tasks of another kind.
+    """
+    if isinstance(record, Demonstration):
+        values = {
+            "run_id": _open_data(tx, name),
+            "key": record.key,
+            "prompt": record.task.prompt,
+            "response": record.response,
+            "messages": Jsonb(record.task.messages) if record.task.messages else None,
+        }
+        row = tx.execute(query("insert_demonstration"), values).fetchone()
+        return int(row["id"]) if row is not None else None
+    _check_tasks_are(tx, name, of_responses=False)
+    if known_prompts.is_known(tx, name, record.payload):
+        return None
+    if not _insert_tasks(tx, name, [record]):
+        return None
+    [row] = tx.execute(query("find_tasks"), {"name": name, "keys": [str(record.key)]}).fetchall()
+    return int(row["id"])
 
 
 def shared_prompts(database: Database, name: str) -> dict[str, int]:
@@ -109,8 +194,13 @@ def _check_tasks_are(tx: Transaction, name: str, of_responses: bool) -> None:
 
 
 def _insert_tasks(tx: Transaction, name: str, tasks: Iterable[Task]) -> int:
-    payloads = {str(task.key): json.dumps(task.payload) for task in tasks}
-    values = {"name": name, "keys": list(payloads), "payloads": list(payloads.values())}
+    payloads = {str(task.key): task.payload for task in tasks}
+    values = {
+        "name": name,
+        "keys": list(payloads),
+        "payloads": [json.dumps(payload) for payload in payloads.values()],
+        "digests": [known_prompts.stored_digest(payload) for payload in payloads.values()],
+    }
     return tx.execute(query("insert_tasks"), values).rowcount
 
 
@@ -151,7 +241,29 @@ def _responses(record: Record) -> list[_Response]:
                 )
             ]
             return [_Response(side.key, side.task, side.response) for side in sides]
+        case Trace():
+            return _steps(record)
     raise AssertionError(f"{type(record).__name__} has no response")
+
+
+def _steps(trace: Trace) -> list[_Response]:
+    """The sequences of a trace. The first one is known by all of the trace, as its record is."""
+    earned = [sequence.reward for sequence in trace.sequences]
+    by_step = len(set(earned)) > 1
+    return [
+        _Response(
+            key=uuid5(trace.key, str(step)) if step else trace.key,
+            task=trace.task,
+            response=sequence.response,
+            model=trace.model,
+            reward=None if sequence.reward is None or (step and not by_step) else ("reward", sequence.reward),
+            extra=None if step else trace.extra,
+            step=step,
+            sequence=sequence,
+            by_step=by_step,
+        )
+        for step, sequence in enumerate(trace.sequences)
+    ]
 
 
 def _insert_responses(
@@ -160,24 +272,42 @@ def _insert_responses(
     """Write responses that are not there yet; returns the ids of their experiences."""
     reserved = tx.execute(query("reserve_ids"), {"count": len(responses)}).fetchall()
     places = _join_groups(tx, run_id, name, responses)
-    rollouts, experiences, texts, events = [], [], [], []
+    rollouts, experiences, texts, arrays, events = [], [], [], [], []
+    rollout_id: int | None = None
     for ids, place, response in zip(reserved, places, responses, strict=True):
-        experience_id, rollout_id = ids["experience_id"], ids["rollout_id"] if response.grouped else None
-        if rollout_id is not None:
+        experience_id = ids["experience_id"]
+        if not response.step:
+            rollout_id = ids["rollout_id"] if response.grouped else None
+        if rollout_id is not None and not response.step:
             rollouts.append(
                 (rollout_id, run_id, place.group_id, place.ordinal, 1, "finished", response.model)
             )
-        experiences.append((experience_id, run_id, place.group_id, rollout_id, "ready", response.key))
-        messages = Jsonb(response.task.messages) if response.task.messages else None
-        extra = Jsonb(response.extra) if response.extra else None
-        texts.append((experience_id, response.task.prompt, response.response, messages, extra))
+        of = (experience_id, run_id, place.group_id, rollout_id)
+        experiences.append((*of, response.step, "ready", response.key, *response.lengths))
+        texts.append((experience_id, *_texts(response)))
+        if (tokens := response.sequence) is not None:
+            arrays.append((experience_id, tokens.codec, tokens.num_tokens, base64.b64decode(tokens.data)))
         if rollout_id is not None and response.reward is not None:
-            events.append(rewards.RewardEvent(rollout_id, *response.reward))
+            about = (
+                (None, *response.reward, 1.0, experience_id)
+                if response.by_step
+                else (rollout_id, *response.reward)
+            )
+            events.append(rewards.RewardEvent(*about))
     _copy_rows(tx, "rollout", _ROLLOUT_COLUMNS, rollouts)
     _copy_rows(tx, "experience", _EXPERIENCE_COLUMNS, experiences)
     _copy_rows(tx, "experience_text", _TEXT_COLUMNS, texts)
+    _copy_rows(tx, "payload", _PAYLOAD_COLUMNS, arrays)
     rewards.record(tx, run_id, "import", events)
     return {response.key: ids["experience_id"] for ids, response in zip(reserved, responses, strict=True)}
+
+
+def _texts(response: _Response) -> tuple[str, str, *tuple[Jsonb | None, ...]]:
+    """Prompt and response as text, then as messages with their tools, then what has no place of its own."""
+    task, reply = response.task, response.response
+    prompt = task.prompt if response.sequence is None else response.sequence.prompt
+    as_json = (task.messages, task.tools if task.messages else None, reply, response.extra or None)
+    return prompt, said(reply), *(None if isinstance(one, str | None) else Jsonb(one) for one in as_json)
 
 
 def _join_groups(tx: Transaction, run_id: int, name: str, responses: Sequence[_Response]) -> list[_Place]:
@@ -190,11 +320,16 @@ def _join_groups(tx: Transaction, run_id: int, name: str, responses: Sequence[_R
     task_ids = {
         row["key"]: row["id"] for row in tx.execute(query("find_tasks"), {"name": name, "keys": list(tasks)})
     }
-    members = Counter(task_ids[str(response.task.key)] for response in responses if response.grouped)
+    members = Counter(
+        task_ids[str(response.task.key)] for response in responses if response.grouped and not response.step
+    )
     values = {"run_id": run_id, "task_ids": list(members), "members": list(members.values())}
     groups = {row["task_id"]: row for row in tx.execute(query("join_groups"), values)}
-    places = []
+    places: list[_Place] = []
     for response in responses:
+        if response.step:
+            places.append(places[-1])
+            continue
         group = groups[task_ids[str(response.task.key)]] if response.grouped else None
         places.append(_Place(group["id"], group["first"]) if group else _Place(None, 0))
         if group:

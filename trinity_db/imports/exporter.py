@@ -17,12 +17,16 @@ from psycopg.rows import DictRow
 
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, NotFound, TrinityError
+from trinity_db.imports import cells
 from trinity_db.imports.records import Kind
+from trinity_db.imports.trace_export import traces
+from trinity_db.prompts import offered_tools
 from trinity_db.schema.queries import query
 
 Row = dict[str, Any]
 
-EXPORT_TYPES = (".jsonl", ".jsonl.gz", ".parquet", ".arrow")
+EXPORT_TYPES = (".jsonl", ".jsonl.gz", ".csv", ".parquet", ".arrow")
+TRACE_TYPES = EXPORT_TYPES[:2]  # what OpenEnv reads; a table would give all turns the same keys
 FETCH_ROWS = 1_000  # held at a time
 
 
@@ -42,6 +46,8 @@ def export_rows(
     suffix = next((suffix for suffix in EXPORT_TYPES if path.name.lower().endswith(suffix)), None)
     if suffix is None:
         raise ConfigError(f"{path}: unknown type of file; known are {', '.join(EXPORT_TYPES)}.")
+    if kind == "traces" and suffix not in TRACE_TYPES:
+        raise ConfigError(f"{path}: traces are JSON lines; name the file .jsonl or .jsonl.gz.")
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}.")
     try:
@@ -56,14 +62,16 @@ def _export(
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with database.transaction(read_only=True) as tx:
-            rows = _counted(_READERS[kind](tx, name), progress)
-            count = _write_lines(partial, rows, packed=suffix.endswith(".gz"))
+            rows = _traces(database, tx, name) if kind == "traces" else _READERS[kind](tx, name)
+            count = _write_lines(partial, _counted(rows, progress), packed=suffix.endswith(".gz"))
         if count == 0:
             raise NotFound(f"'{name}' holds no {kind}.")
         if suffix in (".parquet", ".arrow"):
             from trinity_db.imports import tables  # here, because pyarrow takes half a second to load
 
             tables.write_table(partial, suffix)
+        elif suffix == ".csv":
+            cells.write_csv(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -74,13 +82,18 @@ def _tasks(tx: Transaction, name: str) -> Iterator[Row]:
     for row in _select(tx, "export_tasks", name):
         payload = dict(row["payload"])
         prompt = payload.pop("messages", None) or payload.pop("prompt")
-        yield _present(prompt=prompt, answer=payload.pop("answer", None), extra=payload)
+        offered = payload.pop("tools") if offered_tools(payload) else None
+        yield _present(prompt=prompt, answer=payload.pop("answer", None), tools=offered, extra=payload)
 
 
 def _demonstrations(tx: Transaction, name: str) -> Iterator[Row]:
     for row in _select(tx, "export_demonstrations", name):
         prompt = row["messages"] or row["prompt"]
-        yield _present(prompt=prompt, completion=_reply(row["response"], prompt), extra=row["extra"])
+        if not prompt:
+            yield _present(text=row["response"], extra=row["extra"])
+            continue
+        completion = row["reply"] or _reply(row["response"], prompt)
+        yield _present(prompt=prompt, completion=completion, tools=row["tools"], extra=row["extra"])
 
 
 def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
@@ -88,8 +101,9 @@ def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
         prompt = _asked(row)
         yield _present(
             prompt=prompt,
-            chosen=_reply(row["chosen"], prompt),
-            rejected=_reply(row["rejected"], prompt),
+            chosen=row["chosen_reply"] or _reply(row["chosen"], prompt),
+            rejected=row["rejected_reply"] or _reply(row["rejected"], prompt),
+            tools=_tools(row),
             margin=row["margin"],
             extra=_with(row, "chosen_experience", "rejected_experience"),
         )
@@ -97,8 +111,9 @@ def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
         prompt = _asked(row)
         yield _present(
             prompt=prompt,
-            completion=_reply(row["response"], prompt),
+            completion=row["reply"] or _reply(row["response"], prompt),
             label=row["label"],
+            tools=_tools(row),
             extra=_with(row, "experience"),
         )
 
@@ -108,12 +123,17 @@ def _trajectories(tx: Transaction, name: str) -> Iterator[Row]:
         prompt = _asked(row)
         yield _present(
             prompt=prompt,
-            response=_reply(row["response"], prompt),
+            response=row["reply"] or _reply(row["response"], prompt),
+            tools=_tools(row),
             reward=row["reward"],
             model=row["model"],
             answer=row["payload"].get("answer"),
             extra=_with(row, "experience"),
         )
+
+
+def _traces(database: Database, tx: Transaction, name: str) -> Iterator[Row]:
+    return traces(database, _select(tx, "export_traces", name))
 
 
 _READERS: dict[Kind, Callable[[Transaction, str], Iterator[Row]]] = {
@@ -136,6 +156,11 @@ def _asked(row: DictRow) -> Any:
     """The prompt: a text that stands for itself, or else that of the task, a conversation or a text."""
     task = row["payload"]
     return row["asked"] or task.get("messages") or task["prompt"]
+
+
+def _tools(row: DictRow) -> Any:
+    """The tools of a conversation; None beside a plain prompt, which shows none."""
+    return None if row["asked"] or "messages" not in row["payload"] else row["payload"].get("tools")
 
 
 def _reply(response: str, prompt: Any) -> Any:

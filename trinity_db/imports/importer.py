@@ -11,6 +11,7 @@ from trinity_db.database import Database
 from trinity_db.errors import ImportFileError
 from trinity_db.imports.columns import Columns
 from trinity_db.imports.dataset import open_writer
+from trinity_db.imports.formats import FormatReader
 from trinity_db.imports.readers import RowSource
 from trinity_db.imports.records import Record
 from trinity_db.imports.rejects import Rejected, RejectsFile, Summary, rejects_path
@@ -24,11 +25,19 @@ Progress = Callable[[int, int], None]
 
 
 def import_rows(
-    database: Database, source: RowSource, columns: Columns, name: str, progress: Progress
+    database: Database,
+    source: RowSource,
+    columns: Columns,
+    name: str,
+    progress: Progress,
+    rows_of: FormatReader | None = None,
 ) -> Summary:
     """Write every record of a source into the taskset or data set of that name, which is made if need be.
 
     A transaction that the database ended is repeated. Records that it had written after all count as known.
+
+    Args:
+        rows_of: reads the source's rows by their format; None: they have our columns.
 
     Raises:
         DatabaseUnavailable: for so long that a person should decide.
@@ -52,7 +61,7 @@ def import_rows(
 
     with RejectsFile(rejects_path(name, columns.kind)) as rejects:
         try:
-            for line, found in _records(source, columns):
+            for line, found in _records(source, columns, rows_of):
                 summary.read += 1
                 if isinstance(found, Rejected):
                     summary.count_reject(line, found)
@@ -73,7 +82,11 @@ def import_rows(
     return summary
 
 
-def _records(source: RowSource, columns: Columns) -> Iterator[tuple[int, Record | Rejected]]:
+def _records(
+    source: RowSource, columns: Columns, rows_of: FormatReader | None
+) -> Iterator[tuple[int, Record | Rejected]]:
     for line, row in source:
-        for found in [row] if isinstance(row, Rejected) else columns.read(row):
-            yield line, found
+        rows = [row] if rows_of is None or isinstance(row, Rejected) else rows_of.read(row)
+        for one in rows:
+            for found in [one] if isinstance(one, Rejected) else columns.read(one):
+                yield line, found

@@ -1,4 +1,4 @@
-"""Rows out of files: JSON lines, JSON, Parquet, Arrow, and data sets saved by Hugging Face's `datasets`.
+"""Rows out of files: JSON lines, JSON, CSV, Parquet, Arrow, and data sets saved by Hugging Face's `datasets`.
 
 A reader yields a file's rows as JSON values, in order, and holds few of them at a time (but for .json,
 which is one value). It knows nothing of what the columns mean. A row that cannot be read is Rejected and
@@ -6,24 +6,29 @@ the next one follows; a file that cannot be read on raises ImportFileError, afte
 """
 
 import difflib
-import gzip
-import io
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from trinity_db.errors import ConfigError, ImportFileError
+from trinity_db.imports.cells import csv_reader
+from trinity_db.imports.files import Reader, break_off, decompressed, one_line
+from trinity_db.imports.formats.trinity_store import is_store, store_reader
 from trinity_db.imports.records import MAX_RECORD_BYTES
 from trinity_db.imports.rejects import MAX_ROW_CHARACTERS, Rejected
 
 Row = dict[str, Any]
-Reader = Callable[[Path], Iterator[tuple[int, int, Row | Rejected]]]
-"""Yields the line (or row), counted from 1, the bytes of the file that are read, and the row."""
+KNOWN_TYPES = (
+    ".jsonl, .json, .csv (these also .gz), .parquet, .arrow, .feather, .db or .sqlite of Trinity-RFT, "
+    "or a folder written by save_to_disk"
+)
 
-KNOWN_TYPES = ".jsonl, .json (both also .gz), .parquet, .arrow, .feather, or a folder written by save_to_disk"
+
+STORES = (".db", ".sqlite", ".sqlite3")
 
 
 @dataclass
@@ -59,36 +64,49 @@ class RowSource:
             raise ImportFileError(f"{self.path}: holds no rows.")
 
 
-def open_rows(path: Path, split: str | None = None) -> RowSource:
+def open_rows(
+    path: Path,
+    split: str | None = None,
+    max_bytes: int = MAX_RECORD_BYTES,
+    of_csv: Reader | None = None,
+) -> RowSource:
     """Choose the reader by the file's name; nothing is read yet.
 
     Args:
         path: a file of a known type, or a folder that `save_to_disk` wrote.
-        split: the one split to read from a folder with several; None reads them all.
+        split: the one split to read from a folder with several, or table of a store; None reads them all.
+        max_bytes: of one of JSON lines.
+        of_csv: reads a CSV file, as `cells.csv_reader` makes it; None: with the usual names of columns.
 
     Raises:
         ImportFileError: no such file, empty, or of an unknown type.
         ConfigError: a split that there is not.
     """
     if not path.exists():
-        raise ImportFileError(f"{path}: no such file.")
+        is_name = len(path.parts) == 2 and not path.is_absolute() and not path.suffix
+        hint = f" If it is a data set of the Hub: trinity-db download {path}" if is_name else ""
+        raise ImportFileError(f"{path}: no such file.{hint}")
     if path.is_dir():
         return _open_saved(path, split)
+    if path.suffix.lower() in STORES and is_store(path):
+        return RowSource(path, [path], store_reader(split))
     if split is not None:
         raise ConfigError(f"--split {split}: {path} is one file and has no splits.")
-    reader = _reader_for(path)
+    reader = _reader_for(path, max_bytes, of_csv or csv_reader())
     if path.stat().st_size == 0:
         raise ImportFileError(f"{path}: is empty.")
     return RowSource(path, [path], reader)
 
 
-def _reader_for(path: Path) -> Reader:
+def _reader_for(path: Path, max_bytes: int, of_csv: Reader) -> Reader:
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) == 2 else "".join(suffixes[-1:])
     if kind == ".jsonl":
-        return read_lines
+        return partial(read_lines, max_bytes=max_bytes)
     if kind == ".json":
         return read_json
+    if kind == ".csv":
+        return of_csv
     if suffixes[-1:] in ([".parquet"], [".arrow"], [".feather"]):
         from trinity_db.imports import tables  # here, because pyarrow takes half a second to load
 
@@ -135,26 +153,26 @@ def _read_index(path: Path, key: str) -> list[Any]:
     return entries
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, int, Row | Rejected]]:
-    """JSON lines; blank ones are passed over. No more than one line is held, up to MAX_RECORD_BYTES of it."""
+def read_lines(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[tuple[int, int, Row | Rejected]]:
+    """JSON lines; blank ones are passed over. No more than one line is held, up to `max_bytes` of it."""
     line = 0
     try:
-        with path.open("rb") as raw, _decompressed(path, raw) as stream:
-            while content := stream.readline(MAX_RECORD_BYTES + 1):
+        with path.open("rb") as raw, decompressed(path, raw) as stream:
+            while content := stream.readline(max_bytes + 1):
                 line += 1
-                row = _parse_line(content.removeprefix(b"\xef\xbb\xbf") if line == 1 else content)
-                if len(content) > MAX_RECORD_BYTES:
+                row = _parse_line(content.removeprefix(b"\xef\xbb\xbf") if line == 1 else content, max_bytes)
+                if len(content) > max_bytes:
                     _skip_line(stream, content)
                 if row is not None:
                     yield line, raw.tell(), row
     except (OSError, EOFError, zlib.error) as error:
-        _break_off(path, f"line {line}" if line else None, error)
+        break_off(path, f"line {line}" if line else None, error)
 
 
 def read_json(path: Path) -> Iterator[tuple[int, int, Row | Rejected]]:
     """One JSON value: a list of objects, or an object whose columns are lists of the same length."""
     try:
-        with path.open("rb") as raw, _decompressed(path, raw) as stream:
+        with path.open("rb") as raw, decompressed(path, raw) as stream:
             value = _DECODER.decode(stream.read().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ImportFileError(f"{path}: is not UTF-8, from byte {error.start} on.") from None
@@ -162,9 +180,9 @@ def read_json(path: Path) -> Iterator[tuple[int, int, Row | Rejected]]:
         lines = "; if each line is an object, name it .jsonl" if error.msg == "Extra data" else ""
         raise ImportFileError(f"{path}: is not JSON: {error}{lines}.") from None
     except (ValueError, RecursionError) as error:
-        raise ImportFileError(f"{path}: is not JSON: {_one_line(error)}.") from None
+        raise ImportFileError(f"{path}: is not JSON: {one_line(error)}.") from None
     except (OSError, EOFError, zlib.error) as error:
-        _break_off(path, None, error)
+        break_off(path, None, error)
     rows = _rows_of_columns(path, value) if isinstance(value, dict) else value
     if not isinstance(rows, list):
         raise ImportFileError(f"{path}: must be a list of objects, or an object of columns.")
@@ -182,10 +200,10 @@ def _rows_of_columns(path: Path, columns: dict[str, Any]) -> list[Row]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _parse_line(content: bytes) -> Row | Rejected | None:
+def _parse_line(content: bytes, max_bytes: int) -> Row | Rejected | None:
     """The object in a line; None for a blank one."""
-    if len(content) > MAX_RECORD_BYTES:
-        reason = f"is longer than {MAX_RECORD_BYTES // 2**20} MiB"
+    if len(content) > max_bytes:
+        reason = f"is longer than {max_bytes // 2**20} MiB"
     elif content.isspace():
         return None
     else:
@@ -196,7 +214,7 @@ def _parse_line(content: bytes) -> Row | Rejected | None:
         except json.JSONDecodeError as error:
             reason = f"is not JSON: {error.msg}"
         except (ValueError, RecursionError) as error:
-            reason = f"is not JSON: {_one_line(error)}"
+            reason = f"is not JSON: {one_line(error)}"
         else:
             if isinstance(value, dict):
                 return value
@@ -210,23 +228,8 @@ def _skip_line(stream: BinaryIO, content: bytes) -> None:
         content = stream.readline(2**20)
 
 
-def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
-    """The file itself, or what is packed in it; it reads `raw`, so that `raw.tell()` is the progress."""
-    packed: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
-    return io.BufferedReader(packed, 2**16) if packed is not raw else raw
-
-
-def _break_off(path: Path, place: str | None, error: Exception) -> NoReturn:
-    what = f"breaks off after {place}" if place else "cannot be read"
-    raise ImportFileError(f"{path}: {what}: {_one_line(error)}") from error
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
+from trinity_db.prompts import function_of, offered_tools
 from trinity_db.store.rewards import MAX_REWARD
 
-Kind = Literal["tasks", "preferences", "demonstrations", "trajectories"]
+Kind = Literal["tasks", "preferences", "demonstrations", "trajectories", "traces"]
 
 MAX_RECORD_BYTES = 8 * 2**20  # of a record as JSON, and of a line: far above any context, far below memory
+MAX_NUMBER_BITS = 14_000  # of a whole number: Python writes and reads none of more than 4,300 digits
 
 Message = dict[str, Any]  # role, content, and whatever else a chat template may read
+Response = str | list[Message]  # a text, or messages where it is more, as with tool calls or of several turns
 
 
 class Unfit(ValueError):
@@ -37,13 +40,14 @@ class Record:
 
     key: UUID = field(init=False)
     num_bytes: int = field(init=False, repr=False, compare=False)
-    """Length as JSON, the task's included."""
+    """Length as JSON, those of the records in it included."""
 
     def __post_init__(self) -> None:
         key, num_bytes = _fingerprint(type(self).__name__, vars(self))
         object.__setattr__(self, "key", key)
-        task = vars(self).get("task")
-        object.__setattr__(self, "num_bytes", num_bytes + (task.num_bytes if task else 0))
+        task, sequences = vars(self).get("task"), vars(self).get("sequences", ())
+        inner = [*([task] if task else []), *sequences]
+        object.__setattr__(self, "num_bytes", num_bytes + sum(record.num_bytes for record in inner))
 
 
 @dataclass(frozen=True)
@@ -66,15 +70,20 @@ class Task(Record):
         """The prompt as text, for people and for search; of a conversation, what was said in it."""
         if self.messages is None:
             return str(self.payload["prompt"])
-        return "\n\n".join(message["content"] for message in self.messages)
+        return said(self.messages)
+
+    @property
+    def tools(self) -> list[Message] | None:
+        """What the model may call; None where nothing is offered, or where the column is another thing."""
+        return [dict(tool) for tool in offered_tools(self.payload)] or None
 
 
 @dataclass(frozen=True)
 class Demonstration(Record):
-    """A response to imitate."""
+    """A response to imitate; with an empty prompt a document, learned from its first token."""
 
     task: Task
-    response: str
+    response: Response
     extra: dict[str, Any]
 
 
@@ -83,8 +92,8 @@ class Preference(Record):
     """Two responses to one task, one better than the other, by `margin` where that is known."""
 
     task: Task
-    chosen: str
-    rejected: str
+    chosen: Response
+    rejected: Response
     margin: float | None
     extra: dict[str, Any]
 
@@ -94,7 +103,7 @@ class Unpaired(Record):
     """One response with a verdict, good or bad."""
 
     task: Task
-    response: str
+    response: Response
     label: bool
     extra: dict[str, Any]
 
@@ -104,10 +113,27 @@ class Trajectory(Record):
     """One attempt at a task, with its reward where it has one, and who made it."""
 
     task: Task
-    response: str
+    response: Response
     reward: float | None
     model: str | None
     extra: dict[str, Any]
+
+
+def said(response: Response) -> str:
+    """What was said, as a text for people and for search; a tool call is written as `name(arguments)`."""
+    if isinstance(response, str):
+        return response
+    return "\n\n".join(map(_said, response))
+
+
+def _said(message: Message) -> str:
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = function_of(call)
+        given = function.get("arguments", "")
+        written = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        calls.append(f"{function.get('name', '')}({written})")
+    return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
 
 
 def tidy(value: Any) -> Any:
@@ -170,19 +196,27 @@ def conversation(value: Any, name: str) -> list[Message]:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise Unfit(f"'{name}' must hold messages with 'role' and 'content'")
+        if message.get("tool_calls") and "content" not in message:
+            message["content"] = ""
         if not isinstance(message.get("content"), str):
             raise Unfit(f"'{name}' holds a message whose 'content' is not text")
+        if message.get("weight", 1) not in (0, 1):
+            raise Unfit(f"'{name}' holds a message whose 'weight' is neither 0 nor 1")
     return messages
 
 
-def reply(value: Any, name: str) -> str:
-    """A response: text, or a list of the one assistant message that holds it."""
-    if not isinstance(value, list):
-        return text(value, name)
-    messages = conversation(value, name)
-    if len(messages) != 1 or messages[0]["role"] != "assistant":
-        raise Unfit(f"'{name}' must be text or one message of the assistant's")
-    return text(messages[0]["content"], name)
+def taught(messages: list[Message], name: str) -> list[Message]:
+    """A conversation to learn from, in which each turn of the assistant has its weight: 1 unless it says 0.
+
+    Turns of weight 0 at its end are left out: nothing that is learned follows from them.
+    """
+    marked = [{"weight": 1, **one} if one["role"] == "assistant" else one for one in messages]
+    learned = [place for place, one in enumerate(marked) if one["role"] == "assistant" and one["weight"]]
+    if marked[-1]["role"] != "assistant":
+        return marked
+    if not learned:
+        raise Unfit(f"every turn of the assistant in '{name}' has a weight of 0")
+    return marked[: learned[-1] + 1]
 
 
 def prompt_payload(value: Any, name: str) -> dict[str, Any]:
@@ -200,8 +234,15 @@ _CANONICAL = json.JSONEncoder(
     ensure_ascii=False,
     allow_nan=False,
     separators=(",", ":"),
-    default=lambda record: str(record.key),
+    default=lambda value: _key_of(value),
 )
+
+
+def _key_of(value: Any) -> str:
+    """What stands in a record's content for a record in it."""
+    if not isinstance(value, Record):
+        raise Unfit(f"holds a {type(value).__name__}, which has no JSON form")
+    return str(value.key)
 
 
 def _fingerprint(kind: str, content: dict[str, Any]) -> tuple[UUID, int]:
@@ -210,8 +251,13 @@ def _fingerprint(kind: str, content: dict[str, Any]) -> tuple[UUID, int]:
         data = canonical.encode("utf-8")
     except UnicodeEncodeError:
         raise Unfit("holds half of a surrogate pair, which is no character") from None
-    except ValueError:
-        raise Unfit("holds a number that is not finite") from None
+    except Unfit:
+        raise
+    except TypeError:
+        raise Unfit("holds an object with names that are not all text") from None
+    except ValueError as error:
+        what = "of more digits than Python writes" if "digits" in str(error) else "that is not finite"
+        raise Unfit(f"holds a number {what}") from None
     # An escaped backslash before "u0000" looks the same in JSON, so the rare hit is looked at again.
     if "\\u0000" in canonical and _holds_nul(content):
         raise Unfit("holds a NUL character, which PostgreSQL text cannot")
@@ -223,13 +269,13 @@ def _fingerprint(kind: str, content: dict[str, Any]) -> tuple[UUID, int]:
 def _holds_nul(value: Any) -> bool:
     if isinstance(value, dict):
         return any(_holds_nul(name) or _holds_nul(inner) for name, inner in value.items())
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):  # tuples come from a user's format
         return any(_holds_nul(inner) for inner in value)
     return isinstance(value, str) and "\x00" in value
 
 
 def _kind_of(value: Any) -> str:
-    return _KINDS_OF_VALUE.get(type(value), "null")
+    return _KINDS_OF_VALUE.get(type(value), f"a {type(value).__name__}")
 
 
 _KINDS_OF_VALUE: dict[type, str] = {
@@ -239,4 +285,5 @@ _KINDS_OF_VALUE: dict[type, str] = {
     float: "a number",
     list: "a list",
     dict: "an object",
+    type(None): "null",
 }

@@ -26,8 +26,16 @@ class Rejected:
     @classmethod
     def of(cls, reason: str, row: Any) -> Self:
         """Reject a row that was read already: a text, or JSON values."""
-        text = row if isinstance(row, str) else json.dumps(row, default=repr)
+        text = row if isinstance(row, str) else _text_of(row)
         return cls(reason, text[:MAX_ROW_CHARACTERS])
+
+
+def _text_of(row: Any) -> str:
+    try:
+        return json.dumps(row, default=repr)
+    except Exception:  # nested too deeply, a number too long, or values that a user's format put into the row
+        names = [name for name in row if isinstance(name, str)] if isinstance(row, dict) else []
+        return f"cannot be written as JSON; its columns: {json.dumps(names)}"
 
 
 @dataclass(slots=True)

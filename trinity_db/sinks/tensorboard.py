@@ -42,7 +42,7 @@ class TensorBoard:
         return f"TensorBoard ({self._folder})"
 
     def open(self, run: Run) -> int:
-        """The folder as it is, or a new one; who has opened it alone may write there.
+        """The folder as it is, or a new one. Only the process that has opened it may write there.
 
         Raises:
             ConfigError: another run of that name has its events there.

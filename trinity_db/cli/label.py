@@ -1,0 +1,282 @@
+"""`trinity-db label`: people judge rows and pairs of a run, here or in another program."""
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trinity_db.cli import label_files, output
+from trinity_db.errors import ConfigError, LeaseLost
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trinity_db.cli.label_screen import Keys
+    from trinity_db.cli.label_session import Session
+    from trinity_db.database import Database
+    from trinity_db.store.reviews import Question
+    from trinity_db.store.runs import Run
+    from trinity_db.store.verdicts import Claim
+
+MOVES = {"s": "skip", "d": "discard", "u": "undo", "r": "rewards", "q": "quit"}
+SAID = {"s": "skipped", "d": "discarded"}
+
+
+def label(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run or data set.")],
+    pairs: Annotated[bool, typer.Option("--pairs", help="Compare two responses of each group.")] = False,
+    ask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Put rows into the queue, and end: a condition in SQL on the columns of experience_view.",
+        ),
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(metavar="FORM", help="Write the queue for another program: label_studio or argilla."),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where --export writes; without: stdout.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Read verdicts from an export of that program."),
+    ] = None,
+    verdicts: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="How many verdicts each is to have; else people.verdicts."),
+    ] = None,
+    grades: Annotated[
+        str | None,
+        typer.Option(metavar="N-N", help="Grades of rows, such as 1-5; else those under people."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="What is judged: the name of the reward.")] = "human",
+    weight: Annotated[float, typer.Option(help="Its weight; 0: verdicts stand beside the reward.")] = 1.0,
+    scores: Annotated[bool, typer.Option("--scores", help="Show rewards before the verdict.")] = False,
+    by: Annotated[str | None, typer.Option(metavar="WHO", help="Your name; else that of your login.")] = None,
+) -> None:
+    """Judge rows or pairs of a run by single keys, one after the other.
+
+    It shows rows that a run with requires_reward waits for, and those that --ask put into the queue. With
+    --pairs it shows two responses to a prompt, in an order that is drawn by lot. Each verdict is stored at
+    once and changes the next draw. Others may judge at the same time. Without a terminal it reads one key a
+    line. The options from --verdicts to --weight hold for what enters the queue now.
+
+    Example:
+
+        trinity-db label my-run --by ann
+    """
+    if (ask is not None) + (export is not None) + (file is not None) > 1:
+        raise typer.BadParameter("give one of --ask, --export and --from")
+    if export is not None and export not in label_files.FORMS:
+        raise typer.BadParameter(f"--export knows {' and '.join(label_files.FORMS)}, not '{export}'")
+    if to is not None and export is None:
+        raise typer.BadParameter("--to says where --export writes: give --export too")
+    if ask is not None and pairs:
+        raise typer.BadParameter("--pairs chooses its pairs itself: leave out --ask")
+    from trinity_db.opening import open_database
+    from trinity_db.store import runs
+
+    with closing(open_database()) as database:
+        with database.transaction() as tx:
+            found = runs.find(tx, run)
+        runs.check_stays(found)
+        given = {"verdicts": verdicts, "name": name, "weight": weight, **_grades(grades)}
+        question = _question(found.config, given)
+        if ask is not None:
+            _ask(database, found, ask, question)
+        elif export is not None:
+            label_files.export(database, found, export, to, pairs, question)
+        elif file is not None:
+            label_files.import_(database, found, file)
+        else:
+            _judge(database, found, pairs, question, _author(by), scores)
+
+
+def _grades(given: str | None) -> dict[str, int]:
+    if given is None:
+        return {}
+    lowest, _, highest = given.partition("-")
+    if not (len(lowest) == len(highest) == 1 and (lowest + highest).isdecimal() and lowest < highest):
+        raise typer.BadParameter(f"--grades {given}: give two digits, the worst grade first, such as 1-5")
+    return {"lowest": int(lowest), "highest": int(highest)}
+
+
+def _question(config: Mapping[str, Any], given: Mapping[str, Any]) -> "Question":
+    """What people are asked, by the run's configuration where the command does not say it.
+
+    Raises:
+        ConfigError: the name or the weight is of no use.
+    """
+    from trinity_db.cli.reward import check_words
+    from trinity_db.store.reviews import Question
+    from trinity_db.store.rewards import MAX_REWARD
+
+    check_words([given["name"]], "'--name'")
+    if not abs(given["weight"]) <= MAX_REWARD / 10:
+        raise ConfigError(f"--weight must be a number up to {MAX_REWARD / 10:g}.")
+    people = {key: value for key, value in (config.get("people") or {}).items() if key != "wait_seconds"}
+    source = config.get("requires_reward") or "human"
+    return Question(**{"source": source, **people, **{k: v for k, v in given.items() if v is not None}})
+
+
+def _author(by: str | None) -> str:
+    from trinity_db.cli.reward import check_words, login
+
+    author = by or login()
+    if author is None:
+        raise ConfigError("Your login has no name: give yours by --by.")
+    check_words([author], "'--by'")
+    return author
+
+
+def _ask(database: "Database", run: "Run", condition: str, question: "Question") -> None:
+    from trinity_db.store import reviews
+
+    with database.transaction(read_only=True) as tx:
+        ids = reviews.find_rows(tx, run, condition)
+    with database.transaction() as tx:
+        asked = reviews.ask_rows(tx, run.id, ids, question)
+    print(f"{len(ids)} rows of '{run.name}' meet the condition; {asked} of them are new in the queue.")
+
+
+def _judge(
+    database: "Database", run: "Run", pairs: bool, question: "Question", author: str, scores: bool
+) -> None:
+    from trinity_db.cli.label_screen import Keys
+    from trinity_db.cli.label_session import Session
+
+    session = Session(database, run, author, pairs, question)
+    keys = Keys()
+    with _ending(keys, session):
+        while True:
+            claim = session.current()
+            if claim is None:
+                goes_on = _at_the_end(session, keys)
+            else:
+                goes_on = _one(output.console(sys.stdout), session, keys, claim, scores)
+            if not goes_on:
+                break
+    left = session.progress()
+    print(f"Verdicts: {max(session.given, 0)}. Still waiting for you: {left.waiting} of {left.open}.")
+
+
+@contextmanager
+def _ending(keys: "Keys", session: "Session") -> Iterator[None]:
+    """Leave the terminal and the queue in order, however it ends."""
+
+    def end(number: int, _: Any) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        keys.restore()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        session.close()
+
+
+def _one(console: "Console", session: "Session", keys: "Keys", claim: "Claim", scores: bool) -> bool:
+    """Let the person judge one claim, or take the last verdict back; False: enough."""
+    from trinity_db.cli.label_screen import END, print_claim
+
+    kind = "pair" if claim.is_pair else "row"
+    print_claim(console, claim, f"{kind} {'/'.join(map(str, sorted(claim.experience_ids)))}, {claim.name}")
+    if scores:
+        _print_rewards(console, session, claim)
+    answers = _answers(claim)
+    keys.listen()
+    console.print("  ".join(f"{key}:{word}" if word else key for key, word in {**answers, **MOVES}.items()))
+    started, blind = time.monotonic(), not scores
+    session.prepare()
+    while True:
+        key = keys.wait(5)
+        if key is None:
+            session.renew()
+        elif key in ("q", END):
+            return False
+        elif key == "r":
+            blind = False
+            _print_rewards(console, session, claim)
+        elif key == "u":
+            _undo(session)
+            if session.current() is not claim:
+                return True
+        elif key in answers or key in SAID:
+            _decide(session, claim, key, time.monotonic() - started, blind)
+            return True
+        elif not keys.is_terminal:
+            known = ", ".join([*answers, *MOVES])
+            raise ConfigError(f"Line {keys.line} of the input: {key!a:.40} is no key; known: {known}.")
+
+
+def _undo(session: "Session") -> None:
+    """Take the last verdict back where that can be, and say what became of it."""
+    try:
+        taken_back = session.undo()
+    except ConfigError as error:
+        print(f"It was not taken back. {error}")
+        return
+    print("The last verdict is taken back." if taken_back else "There is no verdict to take back.")
+
+
+def _at_the_end(session: "Session", keys: "Keys") -> bool:
+    """Say that nothing waits, and let the person take the last verdict back; False: enough."""
+    from trinity_db.cli.label_screen import END
+
+    waits = "judged all that waited for you" if session.given else "have nothing to judge"
+    print(f"You {waits} in '{session.run.name}': {label_files.remedy(session.run, session.pairs)}.")
+    if not session.given and not session.progress().given:
+        return False
+    keys.listen()
+    print(f"u:{MOVES['u']}  q:{MOVES['q']}", flush=True)
+    while True:
+        key = keys.wait(5)
+        if key == "u":
+            _undo(session)
+            if session.current() is not None:
+                return True
+        elif key in ("q", END) or (key is not None and not keys.is_terminal):
+            return False
+
+
+def _answers(claim: "Claim") -> dict[str, str]:
+    """The keys of verdicts, and what they say."""
+    if claim.is_pair:
+        return {"a": "A is better", "b": "B is better", "t": "tie"}
+    if claim.is_graded:
+        return {str(grade): "" for grade in range(claim.lowest, claim.highest + 1)}
+    return {"g": "good", "b": "bad"}
+
+
+def _decide(session: "Session", claim: "Claim", key: str, seconds: float, blind: bool) -> None:
+    from trinity_db.schema.states import LabelState
+    from trinity_db.store.verdicts import Verdict
+
+    states = {"s": LabelState.SKIPPED, "d": LabelState.DISCARDED}
+    values = {"a": 1, "b": -1 if claim.is_pair else 0, "t": 0, "g": 1}
+    value = None if key in states else int(key) if key.isdecimal() else values[key]
+    verdict = Verdict(states.get(key, LabelState.SUBMITTED), value, seconds, blind)
+    try:
+        session.decide(verdict)
+    except LeaseLost as error:
+        print(f"It was not stored. {error}")
+        return
+    print(SAID.get(key) or _answers(claim)[key] or f"grade {key}")
+
+
+def _print_rewards(console: "Console", session: "Session", claim: "Claim") -> None:
+    from trinity_db.cli.label_screen import print_rewards
+    from trinity_db.store import verdicts
+
+    with session.database.transaction(read_only=True) as tx:
+        parts = verdicts.reward_parts(tx, claim)
+    print_rewards(console, claim, parts)

@@ -1,0 +1,89 @@
+"""The queue of people as files: open reviews for another program, and the verdicts that come back."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trinity_db.cli import output
+from trinity_db.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trinity_db.database import Database, Transaction
+    from trinity_db.imports.annotations import Given
+    from trinity_db.store.reviews import Question
+    from trinity_db.store.runs import Run
+
+FORMS = ("label_studio", "argilla")
+AT_ONCE = 100  # verdicts of a file in one transaction
+RETRY_SECONDS = 10  # enough to get past a restart of the server; then the person decides
+
+
+def export(
+    database: "Database", run: "Run", form: str, to: Path | None, pairs: bool, question: "Question"
+) -> None:
+    """Write the queue in the form of another program.
+
+    Raises:
+        ConfigError: nothing waits.
+    """
+    from trinity_db.imports import annotations
+    from trinity_db.store import reviews
+
+    with database.transaction() as tx:
+        if pairs:
+            reviews.ask_pairs(tx, run, question)
+        else:
+            reviews.ask_awaited(tx, run.id, question)
+        waiting = reviews.open_reviews(tx, run.id, pairs)
+    if not waiting:
+        raise ConfigError(f"Nothing of '{run.name}' waits for a verdict: {remedy(run, pairs)}.")
+    with output.opened(to) as out:
+        print(annotations.write(waiting, run.name, form, only_ascii=to is None), file=out)
+    if to is not None:
+        print(f"{to}: {len(waiting)} {'pairs' if pairs else 'rows'} that wait for verdicts.")
+
+
+def import_(database: "Database", run: "Run", file: Path) -> None:
+    """Give the verdicts in a file to the queue. A file that is given again changes nothing."""
+    from trinity_db.imports import annotations
+
+    found = sorted(annotations.read(file), key=lambda given: given.review_id)
+    outcomes = []
+    for begin in range(0, len(found), AT_ONCE):
+        outcomes += _give(database, run, found[begin : begin + AT_ONCE], file)
+    counts = {outcome: outcomes.count(outcome) for outcome in ("new", "changed", "known")}
+    print(f"{counts['new']} verdicts are new, {counts['changed']} changed, {counts['known']} known already.")
+
+
+def _give(database: "Database", run: "Run", some: "list[Given]", file: Path) -> list[str]:
+    deadline = time.monotonic() + RETRY_SECONDS
+
+    def give() -> list[str]:
+        with database.transaction() as tx:
+            return [_one(tx, run, given, file) for given in some]
+
+    return database.retry(give, give_up=lambda: time.monotonic() > deadline)
+
+
+def _one(tx: "Transaction", run: "Run", given: "Given", file: Path) -> str:
+    from trinity_db.cli.reward import check_words
+    from trinity_db.errors import NotFound
+    from trinity_db.store import verdicts
+
+    try:
+        check_words([given.author], "the author")
+        about = (given.review_id, given.author, given.verdict, given.swapped)
+        return verdicts.give(tx, run.id, *about)
+    except (ConfigError, NotFound) as error:
+        said = str(error).rstrip(".")
+        raise ConfigError(f"{file}: {given.place}: {said}. Mend it and give the file again.") from None
+
+
+def remedy(run: "Run", pairs: bool) -> str:
+    """Where more to judge comes from."""
+    if pairs:
+        return "a group with two different responses is asked about once"
+    waits = (
+        "its groups are asked about as they are complete, and " if run.config.get("requires_reward") else ""
+    )
+    return f"{waits}trinity-db label {run.name} --ask CONDITION asks about other rows"

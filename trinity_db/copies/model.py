@@ -1,0 +1,69 @@
+"""A version of a run as a whole model, in a folder that other programs load."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trinity_db.copies import folder as folders
+from trinity_db.database import Database
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.models import check_libraries, folder_digest, load_model, load_tokenizer
+from trinity_db.models.adapter_folder import is_adapter
+from trinity_db.models.canary import FILE as CANARY
+from trinity_db.store import policies, runs
+
+TENSORS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+"""Endings of files with tensors. A checkpoint has some that only the trainer reads."""
+
+
+def export_model(database: Database, name: str, target: Path, version: int | None) -> int:
+    """Write a version of a run to a new folder, merged if it is an adapter. Returns which one it is.
+
+    A whole model is copied. A merged one is in the numbers of the run's `trainer.publish_dtype`.
+
+    Args:
+        version: None: the newest.
+
+    Raises:
+        ConfigError: the run has no such version, its files are gone, or there is something at the target.
+        NotFound: there is no such run.
+        TrinityError: the disk cannot be written, or the files are not those that were published.
+    """
+    check_libraries("torch", "transformers")
+    with database.transaction(read_only=True) as tx:
+        run = runs.find(tx, name)
+        kept = policies.with_checkpoint(tx, run.id)
+    policy = next((one for one in kept if version in (None, one.version)), None)
+    if policy is None:
+        wanted = "a version" if version is None else f"version {version}"
+        there = ", ".join(str(one.version) for one in reversed(kept)) or "none"
+        raise ConfigError(f"Run '{name}' has no files of {wanted}; there are: {there}.")
+    with folders.appearing(target) as partial:
+        if not folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
+            raise TrinityError(
+                f"Version {policy.version}: its files at {policy.checkpoint} are not those that were "
+                "published, or are being deleted; restore them, or name another version."
+            )
+        _write(policy.checkpoint, partial, run.config)
+    return policy.version
+
+
+def _write(folder: Path, target: Path, config: Mapping[str, Any]) -> None:
+    from trinity_db.models.unread import weight_files  # imports torch
+
+    weights = set() if is_adapter(folder) else weight_files(folder)
+    if weights:
+        for path in folder.iterdir():
+            if path in weights or (path.is_file() and path.suffix not in TENSORS and path.name != CANARY):
+                shutil.copyfile(path, target / path.name)
+        return
+    import torch
+
+    from trinity_db.models import model_folder
+
+    dtype = getattr(torch, config.get("trainer", {}).get("publish_dtype", "float32"))
+    model = load_model(folder, "cpu")
+    unwritten = model_folder.write(model, model.state_dict(), target, dtype)
+    load_tokenizer(folder).save_pretrained(target)
+    folder_digest.complete(target, unwritten)

@@ -1,0 +1,186 @@
+"""The store as commands and roles open it: where it is, and that its schema is the one of this code.
+
+The schema has a version, the number of its last migration. `upgrade` carries out the migrations that are
+missing, all in one transaction.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from trinity_db import schema
+from trinity_db.database import Database, connect, first_line
+from trinity_db.errors import SchemaMismatch, TrinityError
+from trinity_db.settings import home
+
+
+def location() -> str:
+    """The URL of the store: TRINITY_DB_URL, or the embedded server, which is started if need be."""
+    from trinity_db import embedded
+
+    return os.environ.get("TRINITY_DB_URL") or embedded.ensure_running(home())
+
+
+def open_database(silence_seconds: float | None = None) -> Database:
+    """The store, ready for use. An embedded one without a schema gets it; any other must fit this code.
+
+    A role gives `silence_seconds`, its lease: a session of its that stands still for longer is ended.
+
+    Raises:
+        DatabaseUnavailable: no server answers.
+        SchemaMismatch: with the command that mends it.
+    """
+    url = location()
+    is_embedded = not os.environ.get("TRINITY_DB_URL")
+    found = schema_version(url)
+    if found is None and is_embedded:
+        upgrade(url)
+    elif found != schema.HEAD:
+        raise SchemaMismatch(_mismatch(found))
+    return Database(url, silence_seconds, home() if is_embedded else None)
+
+
+def open_reader(statement_seconds: float | None = None) -> Database:
+    """The store for commands that only look, by a login that may only read where there is one.
+
+    TRINITY_DB_READ_URL names it; the embedded server has one; otherwise it is the login of TRINITY_DB_URL.
+    A statement that takes longer than `statement_seconds` is ended. The errors are those of open_database.
+    """
+    from trinity_db import embedded
+
+    if not os.environ.get("TRINITY_DB_URL") and not os.environ.get("TRINITY_DB_READ_URL"):
+        open_database()
+        return Database(
+            embedded.reader_url(home()), embedded_home=home(), statement_seconds=statement_seconds
+        )
+    url = os.environ.get("TRINITY_DB_READ_URL") or os.environ["TRINITY_DB_URL"]
+    try:
+        found = schema_version(url)
+    except TrinityError as error:
+        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise
+        raise TrinityError(
+            "This login may not read the store: as its owner GRANT trinity_reader TO it, or name another in "
+            f"TRINITY_DB_READ_URL ({first_line(error.__cause__)})"
+        ) from error
+    if found != schema.HEAD:
+        raise SchemaMismatch(_mismatch(found))
+    return Database(url, statement_seconds=statement_seconds)
+
+
+def schema_version(url: str) -> str | None:
+    """The version of the schema that is there; None where there is none.
+
+    Raises:
+        DatabaseUnavailable: no server answers.
+        TrinityError: the login may not read it; its cause is psycopg.errors.InsufficientPrivilege.
+    """
+    with connect(url) as connection:
+        try:
+            row = connection.execute("SELECT version_num FROM trinity.alembic_version").fetchone()
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            return None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise TrinityError(
+                f"Login '{connection.info.user}' may not use the store ({first_line(error)}): let its "
+                "owner make it a member of one of the roles of trinity-db db roles, or use another login."
+            ) from error
+    return row["version_num"] if row else None
+
+
+def encoding_fault(connection: psycopg.Connection[Any]) -> str | None:
+    """What is wrong with the encoding of a database, and how to make one; None where it holds every text."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding == "UTF8":
+        return None
+    return (
+        f"database '{connection.info.dbname}' has the encoding {encoding}, which cannot hold every text; "
+        "create another: CREATE DATABASE name ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
+    )
+
+
+def upgrade(url: str) -> None:
+    """Bring the schema to the version of this code, from nothing or from an older one.
+
+    Raises:
+        SchemaMismatch: the schema is newer than this code.
+        TrinityError: the database has another encoding than UTF-8.
+        TrinityError: the server refuses a step, as when a user's own view stands on one of ours.
+    """
+    from alembic import command
+    from sqlalchemy.exc import DBAPIError
+
+    with connect(url) as connection:
+        if fault := encoding_fault(connection):
+            raise TrinityError(f"Nothing was created: {fault}")
+    found = schema_version(url)
+    if found is not None and found not in known_versions():
+        raise SchemaMismatch(_mismatch(found))
+    try:
+        with alembic_config(url) as config:
+            command.upgrade(config, "head")
+    except DBAPIError as error:
+        cause = error.orig
+        detail = cause.diag.message_detail if isinstance(cause, psycopg.Error) else None
+        raise TrinityError(
+            f"The schema was left as it is: {first_line(cause or error)}{f' ({detail})' if detail else ''}"
+        ) from error
+
+
+def known_versions() -> set[str]:
+    """Every version of the schema that this code has a migration for."""
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory(str(files("trinity_db.schema") / "migrations"))
+    return {script.revision for script in scripts.walk_revisions()}
+
+
+@contextmanager
+def alembic_config(url: str) -> Iterator[Any]:
+    """Alembic's configuration over an open connection, in the tree and from a wheel alike.
+
+    All its commands on one configuration are one transaction. alembic.ini says the same for `alembic` itself.
+    """
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "trinity_db.schema:migrations")
+    with migrating(url) as connection:
+        config.attributes["connection"] = connection
+        yield config
+
+
+@contextmanager
+def migrating(url: str) -> Iterator[Any]:
+    """A connection as SQLAlchemy has it, in a transaction that commits at the end.
+
+    Raises:
+        DatabaseUnavailable: no server answers.
+    """
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import NullPool
+
+    def connected() -> psycopg.Connection[Any]:
+        connection: psycopg.Connection[Any] = connect(url)
+        connection.row_factory = tuple_row
+        return connection
+
+    engine = create_engine("postgresql+psycopg://", creator=connected, poolclass=NullPool)
+    with engine.begin() as connection:
+        yield connection
+
+
+def _mismatch(found: str | None) -> str:
+    if found is None:
+        return "The database has no trinity-db schema yet; run: trinity-db db init"
+    if found in known_versions():
+        return f"The database's schema is {found}, trinity-db needs {schema.HEAD}; run: trinity-db db upgrade"
+    return (
+        f"The database's schema is {found}, newer than this trinity-db knows ({schema.HEAD}); "
+        "run: pip install --upgrade trinity-db"
+    )
