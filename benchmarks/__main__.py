@@ -16,7 +16,10 @@ from benchmarks.context import Context
 from benchmarks.measure import Result
 from trinity_db.errors import TrinityError
 
-MEASURES = ("ingest", "draw", "claims", "offline", "archive", "loop", "restart", "hour", "trainer", "explore")
+MEASURES = (
+    *("ingest", "draw", "claims", "offline", "archive", "loop", "restart", "hour", "trainer", "explore"),
+    *("publish", "rescore", "modes", "selection"),
+)
 """Modules of this package with a function `run(context) -> list[Result]`."""
 TEMPORARY = Path(tempfile.gettempdir())
 PEERS_PYTHON = Path(__file__).parents[1] / ".venv-bench" / "bin" / "python"

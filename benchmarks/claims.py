@@ -95,11 +95,9 @@ def run(context: Context) -> list[Result]:
             for name in peer.NAMES if (claimers, size) in PEER_VARIANTS else ():
                 context.say(f"{plain}: {name}")
                 answer = _ask(context, server, name, claimers, size)
-                found += peer.results(MEASURE, plain, answer)
-                if answer.repetitions:
-                    bar = BARS.get(name) if is_barred else None
-                    ours = rates[processing.CLEAN.processor]  # peers hand out whole rows
-                    found.append(ratio(MEASURE, plain, ours, answer.rates(), answer.who, bar))
+                bar = BARS.get(name) if is_barred else None
+                ours = rates[processing.CLEAN.processor]  # peers hand out whole rows
+                found += peer.compared(MEASURE, plain, answer, ours, bar)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The rows that everybody writes, so that all stores are asked to hold the same bytes.
+"""The rows that we and all peers write, so that all stores are asked to hold the same bytes.
 
 Groups of 8 attempts at one prompt: prompts of 64 to 256 tokens, responses log-normal around 400 in 32 to
 1,024, with texts of four characters a token. A group follows from its number and the seed alone, so several
@@ -43,7 +43,7 @@ class Experience:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from all others."""
+        """Two numbers that no other row has."""
         return self.group, self.member
 
     @property

@@ -1,6 +1,6 @@
 """Draws with their arrays: from nothing in memory to the decoded rows of a leased batch, for every sampler.
 
-Ours does for each step as the trainer does: `batches.draw_groups` and `batches.read`, two transactions. The
+Ours does for each step as the trainer does: `draws.draw_groups` and `batches.read`, two transactions. The
 floor is one SELECT of the same rows and arrays by their ids, decoded the same way. The two take turns in
 reading first, because the second one finds the pages in memory. All groups can be drawn, and no two rows
 share their arrays. Ten million rows would take 70 GB, so there a row gets its arrays when it is drawn for
@@ -25,7 +25,7 @@ from trinity_db import arrays
 from trinity_db.database import Database, Transaction
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import batches
+from trinity_db.store import batches, draws
 from trinity_db.store.samplers import Sampler
 from trinity_db.trainer.parts.kinds import chosen, part
 
@@ -42,7 +42,7 @@ SAMPLERS = (
 )
 MAX_STALENESS = 3  # of versions 0 to 3: all is within the limit, and looked at
 FLOOR = "bare SELECT"
-COMPARED, BARRED_ROWS = "100 k", 64  # what bars are about; larger stores are compared with this one
+COMPARED, BARRED_ROWS = "100 k", 64  # the bars hold for it; larger stores are compared with it
 FLOOR_BAR = Bar(2.5, at_most=True)
 GROWTH_BAR = Bar(1.3, at_most=True)
 PEER_BARS = {"reverb": Bar(1, at_most=True), "trinity_rft": Bar(1, at_most=True)}
@@ -132,10 +132,10 @@ def _measure_all(
     """Add the results of each sampler and batch size to `found`; our p50 in ms, one a repetition."""
     medians: dict[tuple[str, int], list[float]] = {}
     for sampler in SAMPLERS:
-        for batch_rows, draws in DRAWS.items():
+        for batch_rows, num_draws in DRAWS.items():
             variant = _variant(sampler.name, batch_rows, size)
             context.say(variant)
-            pairs = [_draw(store, sampler, batch_rows) for _ in range(WARM_UP + draws)][WARM_UP:]
+            pairs = [_draw(store, sampler, batch_rows) for _ in range(WARM_UP + num_draws)][WARM_UP:]
             p50 = {}
             for side, who in enumerate((OURS, FLOOR)):
                 values = [1000 * pair[side] for pair in pairs]
@@ -169,7 +169,7 @@ def _growth(
 def _peers(
     context: Context, server: Server, size: str, num_rows: int, medians: dict[tuple[str, int], list[float]]
 ) -> list[Result]:
-    """What peers take for the same batches of 64, and our p50 as a multiple of theirs."""
+    """The times of peers for the same batches of 64, and our p50 as a multiple of theirs."""
     found = []
     for name, orders in PEERS.get(size, {}).items():
         for order in orders:
@@ -186,10 +186,8 @@ def _peers(
                 "draws": PEER_DRAWS,
             }
             answer = peer.ask(context, name, asked)
-            found += peer.results(MEASURE, variant, answer)
-            if answer.repetitions:
-                ours, bar = medians[order, BARRED_ROWS], PEER_BARS.get(name)
-                found.append(ratio(MEASURE, variant, ours, answer.latencies(50), answer.who, bar))
+            ours = medians[order, BARRED_ROWS]
+            found += peer.compared(MEASURE, variant, answer, ours, PEER_BARS.get(name))
     return found
 
 
@@ -205,7 +203,7 @@ def _draw(store: _Store, sampler: Sampler, batch_rows: int) -> tuple[float, floa
     )
     start = time.perf_counter()
     with database.transaction() as tx:
-        batch = batches.draw_groups(
+        batch = draws.draw_groups(
             tx, step, MAX_STALENESS, part("advantage", chosen("advantage", "group")), sampler
         )
     ours = time.perf_counter() - start

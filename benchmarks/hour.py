@@ -35,7 +35,8 @@ from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.processors.scan_position import ScanPosition
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import batches, policies, processing
+from trinity_db.store import batches, draws, policies, processing, settling
+from trinity_db.store.settling import Rules
 
 MEASURE = "hour"
 ROWS = 102_400  # of each phase: 307,200 in all, what 85 rollouts per second make in an hour
@@ -67,7 +68,7 @@ def run(context: Context) -> list[Result]:
     """All phases, one after the other in one store."""
     with context.server() as server:
         scene = Scene.open(server.new_store())
-        flow = _Flow.open(scene)
+        flow = Flow.open(scene)
         flow.move(FILLED)  # connections, plans and caches
         found: list[Result] = []
         quiet: dict[tuple[str, str], float] = {}
@@ -111,7 +112,7 @@ def _sizes(phase: str, scene: Scene) -> list[Result]:
 
 
 @dataclass
-class _Flow:
+class Flow:
     """A processor and a trainer in one process, and how long each of their verbs took."""
 
     scene: Scene
@@ -139,7 +140,7 @@ class _Flow:
             for _ in range(num_rows // CLAIMED):
                 judged |= self._judge(stage)
         with self.database.transaction() as tx:
-            processing.settle_groups(tx, self.scene.run_id, 2, len(judged), None, judged)
+            settling.settle_groups(tx, self.scene.run_id, Rules(2), len(judged), judged)
         for _ in range(num_rows // data.GROUP_SIZE // DRAWN):
             self._train()
 
@@ -160,7 +161,7 @@ class _Flow:
         self.step += 1
         draw = batches.Draw(self.scene.run_id, self.trainer, self.step, DRAWN, 0)
         with self._timed("draw"), self.database.transaction() as tx:
-            batch = batches.draw_groups(tx, draw, None, _no_advantage)
+            batch = draws.draw_groups(tx, draw, None, _no_advantage)
         assert batch is not None
         with self._timed("commit"), self.database.transaction() as tx:
             batches.commit(tx, batch, self.trainer, 1)
@@ -177,7 +178,7 @@ class _Flow:
 
 @contextmanager
 def _disturbances(scene: Scene, phase: str) -> Iterator[None]:
-    """What goes on besides, in a phase."""
+    """Within this `with`, the other work of a phase runs beside the measured verbs."""
     ended = threading.Event()
     with ExitStack() as stack:
         if phase == PINNED:

@@ -45,7 +45,7 @@ FLOOR_TYPES = ("int8", "int8", "int2", "int4", "float8", "int4", "int4", "text",
 
 @dataclass(frozen=True)
 class Part:
-    """What one writer process writes."""
+    """The part of the rows that one process writes."""
 
     where: Any
     """A Scene, or the URL of the floor's database."""
@@ -69,10 +69,8 @@ def run(context: Context) -> list[Result]:
             for name in peer.NAMES if (writers, rows_a_commit) in PEER_VARIANTS else ():
                 context.say(f"{variant}: {name}")
                 answer = _ask(context, server, name, writers, rows_a_commit)
-                found += peer.results(MEASURE, variant, answer)
-                if answer.repetitions:
-                    bar = BARS.get(name) if is_barred else None
-                    found.append(ratio(MEASURE, variant, rates[OURS], answer.rates(), answer.who, bar))
+                bar = BARS.get(name) if is_barred else None
+                found += peer.compared(MEASURE, variant, answer, rates[OURS], bar)
     return found
 
 

@@ -18,7 +18,7 @@ from psycopg.rows import DictRow
 
 from benchmarks import data, peer
 from benchmarks.context import Context
-from benchmarks.measure import OURS, Bar, Result, figure, ratio
+from benchmarks.measure import OURS, Bar, Result, figure
 from benchmarks.processes import at_once, elapsed
 from benchmarks.scene import Scene, rollouts
 from benchmarks.server import Server
@@ -28,8 +28,9 @@ from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.processors.scan_position import ScanPosition
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import batches, groups, policies, processing, rewards, runs
+from trinity_db.store import batches, draws, groups, policies, processing, rewards, runs, settling
 from trinity_db.store.attempts import Advantage
+from trinity_db.store.settling import Rules
 
 MEASURE = "loop"
 STAGES = lists.stages(lists.load(ProcessorsConfig()))
@@ -49,7 +50,7 @@ FROM trinity.batch b JOIN trinity.batch_item i ON i.batch_id = b.id WHERE b.stat
 
 @dataclass(frozen=True)
 class _Part:
-    """What one process of the loop does."""
+    """The work of one process of the loop."""
 
     scene: Scene
     role: WorkerRole
@@ -80,10 +81,7 @@ def run(context: Context) -> list[Result]:
             "size": BATCH,
         }
         answer = peer.ask(context, "agent_lightning", asked)
-    found += peer.results(MEASURE, VARIANT, answer)
-    if answer.repetitions:
-        found.append(ratio(MEASURE, VARIANT, rates, answer.rates(), answer.who))
-    return found
+    return found + peer.compared(MEASURE, VARIANT, answer, rates)
 
 
 def _once(server: Server, num_batches: int) -> tuple[float, int, int, int]:
@@ -138,7 +136,7 @@ class _Processor:
             judged = {group for stage in STAGES for group in self._judge(stage)}
             with self.database.transaction() as tx:
                 if judged:
-                    processing.settle_groups(tx, self.scene.run_id, 2, IN_FLIGHT, None, judged)
+                    settling.settle_groups(tx, self.scene.run_id, Rules(2), IN_FLIGHT, judged)
                 elif runs.is_finished(tx, self.scene.run_id):
                     return
             if not judged:
@@ -184,7 +182,7 @@ def _train(scene: Scene, database: Database, worker_id: int, num_batches: int, a
 
 def _draw(database: Database, draw: batches.Draw, advantage: Advantage) -> batches.Batch | None:
     with database.transaction() as tx:
-        batch = batches.draw_groups(tx, draw, None, advantage)
+        batch = draws.draw_groups(tx, draw, None, advantage)
     if batch is not None:
         batches.read(database, batch.id)
     return batch

@@ -9,7 +9,7 @@ OURS = "trinity-db"
 
 @dataclass(frozen=True)
 class Bar:
-    """What a figure must reach: at least the limit, or at most."""
+    """The limit that a figure must reach: at least, or at most."""
 
     limit: float
     at_most: bool = False
@@ -29,7 +29,7 @@ class Result:
     who: str
     """trinity-db, a bare way to do the same, or a peer's name and version."""
     variant: str
-    """What was varied, in the words of the table: `4 writers, 64 rows a commit`."""
+    """The circumstances, as the table names them: `4 writers, 64 rows a commit`."""
     unit: str
     median: float | None
     """None: it could not be measured; the note says why."""

@@ -24,7 +24,7 @@ from trinity_db import arrays
 from trinity_db.database import Database, Transaction, connect
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import batches, policies, runs, workers
+from trinity_db.store import batches, draws, policies, runs, workers
 
 Value = TypeVar("Value")
 
@@ -75,7 +75,7 @@ class _Trainer:
         """Draw, read and commit."""
         self.steps += 1
         draw = batches.Draw(self.run.id, self.worker_id, self.steps, size, self.run.seed)
-        verb = batches.draw_pairs if self.pairs else batches.draw_rows
+        verb = draws.draw_pairs if self.pairs else draws.draw_rows
         start = time.perf_counter()
         batch = self._timed("draw", lambda tx: verb(tx, draw))
         assert batch is not None, "the data set is too small"

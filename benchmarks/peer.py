@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.context import Context
-from benchmarks.measure import Result, absent, figure, percentile
+from benchmarks.measure import Bar, Result, absent, figure, percentile, ratio
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("trinity_rft", "agent_lightning", "torchrl", "reverb", "transfer_queue")
@@ -24,7 +24,7 @@ LIMIT_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a peer measured, one entry a repetition; or why it did not."""
+    """The measurements of a peer, one a repetition; or the reason why there are none."""
 
     who: str
     repetitions: list[dict[str, Any]] = field(default_factory=list)
@@ -69,6 +69,22 @@ def ask(context: Context, name: str, specification: Mapping[str, Any], python: P
     return Answer(answer["who"], answer["repetitions"], answer["note"])
 
 
+def compared(
+    measure: str, variant: str, answer: Answer, ours: Sequence[float], bar: Bar | None = None
+) -> list[Result]:
+    """`results`, and ours divided by the peer's if it could be measured.
+
+    Args:
+        ours: the unit of the answer: rates, or median latencies where it has latencies.
+    """
+    found = results(measure, variant, answer)
+    if not answer.repetitions:
+        return found
+    has_latencies = "latencies" in answer.repetitions[0]
+    theirs = answer.latencies(50) if has_latencies else answer.rates()
+    return [*found, ratio(measure, variant, ours, theirs, answer.who, bar)]
+
+
 def results(measure: str, variant: str, answer: Answer) -> list[Result]:
     """An answer as lines of a table: rates where there are rows, latencies where there are latencies."""
     if not answer.repetitions:
@@ -91,7 +107,7 @@ def results(measure: str, variant: str, answer: Answer) -> list[Result]:
 
 
 def _run(command: list[str]) -> tuple[str, str]:
-    """What a process wrote, and the last line of its complaints. It is ended with all that it started."""
+    """The output of a process, and the last line of its errors. It is ended with all processes it started."""
     # Files, since a pipe would stay open for as long as some process that a crashed peer left behind.
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
         process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=complained, start_new_session=True)

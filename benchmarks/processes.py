@@ -14,7 +14,7 @@ READY_SECONDS = 300  # to import a peer and to make its rows
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one process measured; times of the clock that all processes share."""
+    """The measurement of one process; times are of the clock that all processes share."""
 
     start: float
     end: float

@@ -34,7 +34,7 @@ def section(measure: str, facts: Mapping[str, Any], results: Sequence[Result]) -
         _comparisons(compared) if compared else "",
         _figures(figures),
         "".join(_notes(figures)),
-        _facts(facts),
+        facts_line(facts),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -44,26 +44,26 @@ def _comparisons(results: Sequence[Result]) -> str:
         (
             result.variant,
             result.against or "–",
-            f"**{_number(result.median)}**{_unit(result.unit)}",
+            f"**{number(result.median)}**{_unit(result.unit)}",
             _spread(result),
             str(result.bar or ""),
             {None: "", True: "yes", False: "**no**"}[result.is_met],
         )
         for result in sorted(results, key=lambda result: result.bar is None)
     ]
-    return _table(("variant", "trinity-db against", "figure", "spread", "bar", "met"), rows)
+    return table(("variant", "trinity-db against", "figure", "spread", "bar", "met"), rows)
 
 
 def _figures(results: Sequence[Result]) -> str:
-    """One line for each variant and unit, one column for each of those who were measured."""
-    everybody = list(dict.fromkeys(result.who for result in results if result.median is not None))
+    """One line for each variant and unit, one column for each store that was measured."""
+    measured = list(dict.fromkeys(result.who for result in results if result.median is not None))
     cells = {(result.variant, result.unit, result.who): result for result in results}
     lines = list(dict.fromkeys((result.variant, result.unit) for result in results if result.unit))
     rows = []
     for variant, unit in lines:
-        found = [cells.get((variant, unit, who)) for who in everybody]
+        found = [cells.get((variant, unit, who)) for who in measured]
         rows.append((variant, unit, *(_cell(result) if result else "–" for result in found)))
-    return _table(("variant", "unit", *everybody), rows)
+    return table(("variant", "unit", *measured), rows)
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
@@ -81,30 +81,32 @@ def _aside(variants: Sequence[str]) -> str:
     return f" ({'; '.join(variants)})" if variants else ""
 
 
-def _facts(facts: Mapping[str, Any]) -> str:
+def facts_line(facts: Mapping[str, Any]) -> str:
+    """The machine in one line."""
     return f"{', '.join(f'{name} {value}' for name, value in facts.items())}.\n"
 
 
 def _cell(result: Result) -> str:
-    return f"{_number(result.median)} ({_spread(result)})"
+    return f"{number(result.median)} ({_spread(result)})"
 
 
 def _spread(result: Result) -> str:
-    return f"{_number(result.low)}–{_number(result.high)}"
+    return f"{number(result.low)}–{number(result.high)}"
 
 
 def _unit(unit: str) -> str:
     return f" {unit}" if unit else ""
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Three digits that count, and all of those before the point."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

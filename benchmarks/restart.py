@@ -19,7 +19,7 @@ from benchmarks.measure import OURS, Bar, Result, figure
 from benchmarks.peer import ROOT
 from benchmarks.scene import Scene
 from benchmarks.server import Server
-from trinity_db import database
+from trinity_db import opening
 
 MEASURE = "restart"
 SIZES = {"100 k rows": (102_400, 102_400), "1 M rows": (1_024_000, 102_400)}
@@ -54,7 +54,7 @@ def run(context: Context) -> list[Result]:
 
 def _fill(server: Server, num_rows: int, with_arrays: int) -> Scene:
     url = server.cluster.url()
-    database.upgrade(url)
+    opening.upgrade(url)
     scene = Scene.open(url)
     history.online(scene, num_rows, with_arrays)
     server.settle()

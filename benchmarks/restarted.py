@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 
-from trinity_db import database
+from trinity_db import database, opening
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS, Service
-from trinity_db.store import batches, policies, runs
+from trinity_db.store import batches, draws, policies, runs
 
 BATCH_GROUPS = 8  # 64 rows
 
@@ -52,7 +52,7 @@ class _Restarted(Service):
         """Draw and read one batch, tell, and wait for the end."""
         draw = batches.Draw(self.run.id, self.worker_id, self._step_number, BATCH_GROUPS, seed=0)
         with self.database.transaction() as tx:
-            batch = batches.draw_groups(tx, draw, 1_000_000, lambda columns: columns["rewards"])
+            batch = draws.draw_groups(tx, draw, 1_000_000, lambda columns: columns["rewards"])
         assert batch is not None
         self._clock.mark("drew")
         rows = batches.read(self.database, batch.id)
@@ -66,7 +66,7 @@ def main() -> None:
     begun, name = float(sys.argv[1]), sys.argv[2]
     clock = _Clock(begun)
     clock.mark("imported")
-    store = database.open_database(LEASE_SECONDS)
+    store = opening.open_database(LEASE_SECONDS)
     with store.transaction() as tx:
         run = runs.find(tx, name)
     clock.mark("connected")

@@ -64,7 +64,7 @@ class Scene:
 
 
 def rollouts(group: groups.ClaimedGroup, members: Sequence[data.Experience]) -> list[groups.Rollout]:
-    """A claimed group's rollouts, made of the rows that everybody writes."""
+    """A claimed group's rollouts, made of the rows that we and all peers write."""
     now = datetime.now(UTC)
     return [
         groups.Rollout(group, row.member, now, now, row.prompt, row.response, payload(row), "stop")

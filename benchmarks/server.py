@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from trinity_db import database, embedded
+from trinity_db import embedded, opening
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.errors import TrinityError
 
@@ -40,7 +40,7 @@ class Server:
     def new_store(self) -> str:
         """The URL of a database with the store's schema, and nothing in it."""
         url = self.new_database()
-        database.upgrade(url)
+        opening.upgrade(url)
         return url
 
     def settle(self) -> None:

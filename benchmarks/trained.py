@@ -4,6 +4,7 @@ Needs only numpy beside the standard library: the peers' environment imports thi
 """
 
 import resource
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 from benchmarks import data
 
 LEARNING_RATE = 1e-5
+LOOK_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What each step of a measurement learns from; of DPO chosen, rejected, chosen, rejected, ...,
-    the two of a pair after the same prompt."""
+    """The rows of each step of a measurement. For DPO they are chosen, rejected, chosen, rejected, ..., and
+    both of a pair have the same prompt."""
 
     rows: list[data.Experience]
     advantages: NDArray[np.float64]
@@ -30,7 +32,7 @@ class Batch:
 
 
 def batch(rows: int, vocabulary: int) -> Batch:
-    """The same for all who ask, with log-probabilities around those of an untrained model."""
+    """The same batch at each call, with log-probabilities around those of an untrained model."""
     rng = np.random.default_rng(0)
     made = []
     for row in data.rows(rows):
@@ -41,12 +43,47 @@ def batch(rows: int, vocabulary: int) -> Batch:
     return Batch(made, rng.normal(size=rows))
 
 
-def resident_megabytes() -> float:
-    """Bytes that the process holds in memory now."""
+def resident_megabytes(device: str = "cpu") -> float:
+    """Megabytes that the process holds in memory now, or in that of the GPU."""
+    if device == "cuda":
+        import torch
+
+        return float(torch.cuda.memory_allocated() / 1e6)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
 
 
-def peak_megabytes() -> float:
-    """The most it ever held."""
+def peak_megabytes(device: str = "cpu") -> float:
+    """The most megabytes that it ever held."""
+    if device == "cuda":
+        import torch
+
+        return float(torch.cuda.max_memory_allocated() / 1e6)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+class Watch:
+    """The most memory that this process holds within a `with`. `peak_megabytes` may be of a time before.
+
+    A thread looks every few milliseconds.
+
+        with Watch() as watch: ...
+        watch.peak  # megabytes
+    """
+
+    def __init__(self) -> None:
+        self.peak = resident_megabytes()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            self.peak = max(self.peak, resident_megabytes())

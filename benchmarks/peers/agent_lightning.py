@@ -78,7 +78,7 @@ def prepare_writer(part: tuple[str, int, int, int]) -> Any:
 
 
 async def write(store: Any, rows: list[data.Experience]) -> None:
-    """What a runner says of finished rollouts: started, a span with the arrays and texts, succeeded."""
+    """The messages of a runner about finished rollouts: started, a span with arrays and texts, succeeded."""
     started = [await store.start_rollout(input={"group": row.group, "member": row.member}) for row in rows]
     await store.add_many_spans([span(one, row) for one, row in zip(started, rows, strict=True)])
     for one in started:

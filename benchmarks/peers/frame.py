@@ -7,7 +7,8 @@ The specification is a JSON object: `operation`, `repetitions`, `scratch` (an em
             draws (of one repetition), url
     claims  rows, consumers, size (of one claim), url
     loop    rows (tasks), runners, turns (spans a task), size (of a collected batch)
-    train   algorithm (grpo, dpo), model (its folder), vocabulary, rows, micro_batch_size, steps
+    train   algorithm (grpo, dpo), model (its folder), vocabulary, rows, micro_batch_size, steps; device (cpu
+            if it is not named) and settings (of our trainer; those that a peer has are set in it too)
 
 The answer is one line of JSON on stdout: `who`, `note`, and `repetitions` as `benchmarks.peer.Answer` says,
 empty where the peer cannot do it. Whatever libraries print goes to stderr.

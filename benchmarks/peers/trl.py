@@ -18,21 +18,24 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 from benchmarks import trained
 from benchmarks.peers import frame
 
-NOTE = "its defaults, but for bf16 and gradient checkpointing: float32, none"
+NOTE = "its defaults; on a CPU but for bf16 and gradient checkpointing: float32, none"
 
 
 class _Clock(TrainerCallback):
     """Seconds of each optimizer step, from the end of the one before; the first is not counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self._device = device
         self.seconds: list[float] = []
         self._last = 0.0
         self.loaded = 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.loaded = trained.resident_megabytes()
+        self.loaded = trained.resident_megabytes(self._device)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
         now = time.perf_counter()
         if self._last:
             self.seconds.append(now - self._last)
@@ -67,13 +70,15 @@ class _TokenisedDpo(DPOTrainer):
 
 
 def train(asked: frame.Specification) -> frame.Repetitions:
-    torch.set_num_threads(1)
+    device = getattr(asked, "device", "cpu")
+    if device == "cpu":
+        torch.set_num_threads(1)
     batch = trained.batch(asked.rows, asked.vocabulary)
     trainer = (_grpo if asked.algorithm == "grpo" else _dpo)(asked, batch)
-    clock = _Clock()
+    clock = _Clock(device)
     trainer.add_callback(clock)
     trainer.train()
-    memory = {"peak": trained.peak_megabytes(), "loaded": clock.loaded}
+    memory = {"peak": trained.peak_megabytes(device), "loaded": clock.loaded}
     return [{"seconds": seconds, "tokens": batch.tokens, **memory} for seconds in clock.seconds]
 
 
@@ -91,6 +96,7 @@ def _grpo(asked: frame.Specification, batch: trained.Batch) -> GRPOTrainer:
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["a"] * asked.rows}),
         processing_class=AutoTokenizer.from_pretrained(asked.model),
+        **_adapter(asked),
     )
     trainer.stored = batch
     return trainer
@@ -109,8 +115,10 @@ def _dpo(asked: frame.Specification, batch: trained.Batch) -> DPOTrainer:
         max_length=None,
         **_common(asked),
     )
+    adapter = _adapter(asked)
     model, reference = (
-        AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32) for _ in range(2)
+        AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32) if wanted else None
+        for wanted in (True, not adapter)  # an adapter is compared with the model without it
     )
     return _TokenisedDpo(
         model=model,
@@ -118,18 +126,31 @@ def _dpo(asked: frame.Specification, batch: trained.Batch) -> DPOTrainer:
         args=arguments,
         train_dataset=Dataset.from_dict(columns),
         processing_class=AutoTokenizer.from_pretrained(asked.model),
+        **adapter,
     )
 
 
+def _adapter(asked: frame.Specification) -> dict[str, Any]:
+    """The same adapter as ours, if the settings have one."""
+    if "lora" not in getattr(asked, "settings", {}):
+        return {}
+    from peft import LoraConfig
+
+    return {
+        "peft_config": LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    }
+
+
 def _common(asked: frame.Specification) -> dict[str, Any]:
+    is_on_cpu = getattr(asked, "device", "cpu") == "cpu"
     return {
         "output_dir": asked.scratch,
         "max_steps": asked.steps + 1,
         "learning_rate": trained.LEARNING_RATE,
         "lr_scheduler_type": "constant",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
+        "use_cpu": is_on_cpu,
+        "bf16": not is_on_cpu,
+        "gradient_checkpointing": not is_on_cpu,
         "report_to": [],
         "save_strategy": "no",
         "logging_strategy": "no",
