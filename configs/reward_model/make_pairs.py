@@ -1,0 +1,33 @@
+"""Writes tasks and preferences: of two texts, the one with the larger digits was preferred.
+
+python configs/reward_model/make_pairs.py FOLDER
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+from judge import mean_digit
+
+ALPHABET, LONGEST, PAIRS = "0123456789=", 6, 1600
+
+
+def text() -> str:
+    """Of any length that the policy may sample; = is no digit, and worth nothing."""
+    return "".join(random.choices(ALPHABET, k=random.randint(1, LONGEST)))
+
+
+def pair() -> dict[str, str]:
+    """Two texts, of which the better one was preferred."""
+    while True:
+        rejected, chosen = sorted((text(), text()), key=mean_digit)
+        if mean_digit(chosen) > mean_digit(rejected):
+            return {"prompt": random.choice(ALPHABET[:-1]), "chosen": chosen, "rejected": rejected}
+
+
+random.seed(0)
+folder = Path(sys.argv[1])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "tasks.jsonl").write_text("".join(json.dumps({"prompt": one}) + "\n" for one in ALPHABET[:-1]))
+(folder / "pairs.jsonl").write_text("".join(json.dumps(pair()) + "\n" for _ in range(PAIRS)))
