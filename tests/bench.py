@@ -1,7 +1,7 @@
 """Trainers in this process over a few imported rows, for tests of how a trainer starts and ends."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.recipes import recipe
 from tests.rows import Scene, import_records, trajectory
@@ -10,13 +10,21 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, runs, workers
 from trinity_db.trainer.checkpoints.recovery import Allowed
 from trinity_db.trainer.config import AlgorithmConfig, LoraConfig, TrainerConfig
-from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.service import Trainer
+from trinity_db.trainer.setup import TrainerSetup
 
 TINY = ModelConfig(scratch=ScratchConfig(hidden_size=8, layers=1, heads=1, context=64))
 
 
 def settings(
-    micro_batch_size: int = 2, lora: LoraConfig | None = None, publish_every: int = 2, keep: int = 3
+    micro_batch_size: int = 2,
+    lora: LoraConfig | None = None,
+    publish_every: int = 2,
+    keep: int = 3,
+    checkpoint_every: int | None = None,
+    checkpoint_minutes: float | None = None,
+    sharding: Literal["none", "full"] = "none",
+    publish: Literal["adapter", "merged"] | None = None,
 ) -> TrainerConfig:
     return TrainerConfig(
         epochs=2,
@@ -24,7 +32,11 @@ def settings(
         micro_batch_size=micro_batch_size,
         publish_every=publish_every,
         keep_checkpoints=keep,
+        checkpoint_every=checkpoint_every,
+        checkpoint_minutes=checkpoint_minutes,
+        sharding=sharding,
         lora=lora,
+        publish=publish,
     )
 
 
@@ -62,9 +74,9 @@ class Bench:
         import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(8)])
         self.run = self.open("imitation")
 
-    def open(self, name: str) -> runs.Run:
+    def open(self, name: str, holdout: float = 0.0) -> runs.Run:
         with self._scene.database.transaction() as tx:
-            return runs.open_run(tx, name, {}, "rows", ["set"], holdout=0.0)
+            return runs.open_run(tx, name, {}, "rows", ["set"], holdout=holdout)
 
     def trainer(
         self,
@@ -75,9 +87,22 @@ class Bench:
         loss: str = "nll",
         allowed: Allowed = NOTHING,
         keep: int = 3,
+        checkpoint_every: int | None = None,
+        checkpoint_minutes: float | None = None,
+        sharding: Literal["none", "full"] = "none",
+        publish: Literal["adapter", "merged"] | None = None,
     ) -> Trainer:
         setup = setup_of(
-            settings(micro_batch_size, lora, publish_every, keep),
+            settings(
+                micro_batch_size,
+                lora,
+                publish_every,
+                keep,
+                checkpoint_every,
+                checkpoint_minutes,
+                sharding,
+                publish,
+            ),
             recipe("sft", loss=loss),
             self.checkpoints,
             model=model,
@@ -112,4 +137,9 @@ class Bench:
         return self._scene.rows(statement, self.run.id)
 
     def folders(self) -> list[str]:
-        return sorted(path.name for path in self.checkpoints.iterdir() if path.is_dir())
+        """Those of versions."""
+        return sorted(path.name for path in self.checkpoints.glob("version-*"))
+
+    def saved(self) -> list[str]:
+        """The folders of checkpoints."""
+        return sorted(path.name for path in self.checkpoints.glob("checkpoint-*"))

@@ -1,6 +1,7 @@
 """Servers for the whole session, and a database of its own for each test that asks for one."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -19,16 +20,34 @@ TEMPLATE = "trinity_template"
 # that the tests interrupt would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# pytest-xdist gives its workers the width of a terminal. What tests read is as wide as in a pipe.
+os.environ.pop("COLUMNS", None)
+
 # Commands remember in which folders they made stores: not those of tests.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="trinity-db-test-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
+# Workers side by side have a core each. With more threads they would spin and wait for one another's: a test
+# of two seconds took minutes.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# While torch and transformers are imported, the garbage collector would look at a million objects again and
+# again and find none to free: 5 s of each session, and later 0.7 s each time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again from here on, but not among what the imports made."""
+    gc.freeze()
+    gc.enable()
+
 
 def make_template(url: str) -> None:
     """Give an empty database what every test's database starts with."""
-    from trinity_db import database
+    from trinity_db import opening
 
-    database.upgrade(url)
+    opening.upgrade(url)
 
 
 @pytest.fixture(scope="session")

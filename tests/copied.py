@@ -10,13 +10,23 @@ from typing import Any
 from trinity_db.database import Database, Transaction
 from trinity_db.store import payloads
 
-OF_THE_STORE = {"alembic_version", "archive", "store_instance"}
+OF_THE_STORE = {
+    "alembic_version",
+    "archive",
+    "minhash",
+    "overlap",
+    "rescore",
+    "store_instance",
+}
+OF_REVIEWS = "t.review_id IN (SELECT id FROM trinity.review WHERE run_id = ANY(%(runs)s))"
 OWNER = {
     "run": "t.id = ANY(%(runs)s)",
     "taskset": "t.id = ANY(%(tasksets)s)",
     "task": "t.taskset_id = ANY(%(tasksets)s)",
     "batch_item": "t.batch_id IN (SELECT id FROM trinity.batch WHERE run_id = ANY(%(runs)s))",
     "call": "t.agent_id IN (SELECT id FROM trinity.agent WHERE run_id = ANY(%(runs)s))",
+    "label": OF_REVIEWS,
+    "decision": OF_REVIEWS,
     "reward_event": "coalesce((SELECT run_id FROM trinity.rollout WHERE id = t.rollout_id),"
     " (SELECT run_id FROM trinity.experience WHERE id = t.experience_id)) = ANY(%(runs)s)",
 }
@@ -27,10 +37,12 @@ REFERENCES = {
     "experience_id": "experience", "chosen_id": "experience", "rejected_id": "experience",
     "source_id": "experience", "origin_id": "experience", "preference_id": "preference", "batch_id": "batch",
     "setting_id": "run_setting", "evaluation_id": "evaluation", "agent_id": "agent",
+    "other_id": "experience", "review_id": "review",
+    "synthesis_id": "synthesis", "source_task_id": "task",
 }  # fmt: skip
-PRESENT = {"xact", "ready_xact", "stopped_at", "snapshot"}
+PRESENT = {"xact", "ready_xact", "computed_xact", "stopped_at", "snapshot"}
 """Of these columns only whether there is something."""
-LOCAL = {"snapshot", "checkpoint", "archive_row", "archive_number", "place", "key_hash"}
+LOCAL = {"snapshot", "checkpoint", "resume_from", "archive_row", "archive_number", "place", "key_hash"}
 
 Contents = dict[str, list[dict[str, Any]]]
 

@@ -16,6 +16,9 @@ class Digits:
 
     bos_token: str | None = None
     eos_token_id: int | None = None
+    all_special_ids: list[int] = []  # noqa: RUF012
+    all_special_tokens: list[str] = []  # noqa: RUF012
+    added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
     chat_template: str | None = "..."
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:

@@ -28,6 +28,7 @@ from trinity_db.imports.records import Demonstration, Preference, Task, Trajecto
 from trinity_db.schema.states import Draws, WorkerRole
 from trinity_db.store import (
     batches,
+    draws,
     evaluations,
     groups,
     offline,
@@ -36,6 +37,7 @@ from trinity_db.store import (
     rewards,
     runs,
     samplers,
+    settling,
     workers,
 )
 from trinity_db.store.metrics import record_metrics
@@ -104,10 +106,15 @@ class Scene:
             workers.stop(tx, worker_id)
             return workers.release_leases(tx, self.run.id, lease_seconds=30)
 
-    def publish(self, version: int, step: int, worker: int | None = None) -> None:
+    def publish(
+        self, version: int, step: int, worker: int | None = None, *, with_checkpoint: bool = True
+    ) -> None:
         policy = policies.PolicyVersion(version, step, Path(f"version-{version}"), f"hash {version}")
         with self.database.transaction() as tx:
             policies.publish(tx, self.run.id, policy, worker or self.trainer)
+            if version and with_checkpoint:
+                saved = policies.Checkpoint(Path(f"checkpoint-{version}"), f"hash of checkpoint {version}")
+                policies.record_checkpoint(tx, self.run.id, version, saved)
 
     def claim(
         self,
@@ -192,17 +199,11 @@ class Scene:
         requires_reward: str | None = None,
         drop_equal_rewards: bool = False,
         solved_reward: float = 1.0,
+        keep: str = "all",
     ) -> int:
         with self.database.transaction() as tx:
-            return processing.settle_groups(
-                tx,
-                self.run.id,
-                min_group_size,
-                1000,
-                requires_reward,
-                drop_equal_rewards=drop_equal_rewards,
-                solved_reward=solved_reward,
-            )
+            rules = settling.Rules(min_group_size, drop_equal_rewards, keep, solved_reward, requires_reward)
+            return settling.settle_groups(tx, self.run.id, rules, 1000)
 
     def process(self) -> None:
         """Clean, score and settle all there is."""
@@ -225,22 +226,22 @@ class Scene:
         *,
         max_staleness: int | None = None,
         worker: int | None = None,
-        sampler: samplers.Sampler = samplers.FIFO,
+        sampler: samplers.Picks = samplers.FIFO,
         max_uses: int = 1,
         experts: int = 0,
     ) -> batches.Batch | None:
         """Whole groups for a trainer step, and adopted rows beside them."""
         draw = self._draw(step, size, worker, max_uses, experts)
         with self.database.transaction() as tx:
-            return batches.draw_groups(tx, draw, max_staleness, centered, sampler)
+            return draws.draw_groups(tx, draw, max_staleness, centered, sampler)
 
     def draw_rows(self, step: int, size: int) -> batches.Batch | None:
         with self.database.transaction() as tx:
-            return batches.draw_rows(tx, self._draw(step, size))
+            return draws.draw_rows(tx, self._draw(step, size))
 
     def draw_pairs(self, step: int, size: int) -> batches.Batch | None:
         with self.database.transaction() as tx:
-            return batches.draw_pairs(tx, self._draw(step, size))
+            return draws.draw_pairs(tx, self._draw(step, size))
 
     def pair(self, margin: float = 0.0) -> int:
         """Derive preferences until no group is left to look at; how many are new."""

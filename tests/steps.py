@@ -6,7 +6,7 @@ from typing import Any
 from tests.rows import Scene
 from trinity_db.processors import lists
 from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.processors.judge import judge
+from trinity_db.processors.judge import Row, judge
 from trinity_db.processors.service import Processors
 from trinity_db.processors.step import Step
 from trinity_db.store.processing import Verdict
@@ -39,10 +39,10 @@ def load(processor: str, *named: Any) -> list[Step]:
 def verdicts(processor: str, steps: Sequence[Step], *rows: Mapping[str, Any]) -> list[Verdict]:
     """What the steps make of rows; each has what they read."""
     asked = [
-        ({"id": number, "rollout_id": number, "last_step": 0, **row}, Verdict(number, 1))
+        Row({"id": number, "rollout_id": number, "last_step": 0, **row}, Verdict(number, 1))
         for number, row in enumerate(rows)
     ]
-    return list(judge(asked, steps, lists.LISTS[processor].reading, lambda: False))
+    return [row.verdict for row in judge(asked, steps, lists.LISTS[processor].reading, lambda: False)]
 
 
 def value(name: str, row: Mapping[str, Any], **options: Any) -> float:

@@ -217,11 +217,3 @@ def reversing(steps: int, batch_size: int, explored: int = 2, **trainer: int) ->
         "processors": {"score": ["position_match"]},
         "trainer": {"steps": steps, "batch_size": batch_size, "learning_rate": 1e-3, **trainer},
     }
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

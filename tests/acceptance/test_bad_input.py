@@ -83,9 +83,10 @@ CASES = {
     "unknown run as model": Case("There is no run 'teacher'", GRPO | {"model": {"run": "teacher"}}),
     "unknown taskset": Case("There is no taskset 'revers'", GRPO | {"taskset": "revers"}),
     "unknown data set": Case(
-        "There is no data set 'anwsers'; did you mean 'answers'?", SFT | {"data": ["answers", "anwsers"]}
+        "There is no data set or run 'anwsers'; did you mean 'answers'?",
+        SFT | {"data": ["answers", "anwsers"]},
     ),
-    "a run as data": Case("data: 'taken' is a training run", SFT | {"data": ["answers", "taken"]}),
+    "a run without rows as data": Case("run 'taken' has no rollouts", SFT | {"data": ["answers", "taken"]}),
     "no pairs": Case("has no preferences", SFT | {"name": "no-pairs", "algorithm": "dpo"}, (), "train"),
     "name of a data set": Case("'answers' is the name of an imported data set", SFT | {"name": "answers"}),
     "name in use": Case(
@@ -122,7 +123,9 @@ CASES = {
     "no file of rewards": Case("there is no file nowhere.py", rewarded("nowhere.py:f"), (), "process"),
     "no function in the file": Case("has no function 'missing'", rewarded("{folder}/rewards.py:missing")),
     "file of rewards that fails": Case("ZeroDivisionError", rewarded("{folder}/broken.py:f")),
-    "unknown option of a reward": Case("unknown key 'x'; known: name, weight", rewarded("exact_match", x=1)),
+    "unknown option of a reward": Case(
+        "unknown key 'x'; known: name, limits, weight", rewarded("exact_match", x=1)
+    ),
     "unreachable database": Case(
         "No database answers at postgresql://me:***@127.0.0.1:1/x",
         GRPO,
@@ -260,7 +263,7 @@ def test_groups_without_a_member_are_dropped_whole(store: Store) -> None:
     for group in groups:
         assert (group["state"], group["arrived"], group["failed"]) == ("dropped", 0, GROUP_SIZE)
         assert (group["stage"], group["reason"]) == ("group", "group_too_small")
-        assert group["detail"] == {"members": 0, "needed": 2}
+        assert group["detail"] == {"members": 0, "needed": 2, "scored": 0, "solved": 0}
 
 
 @pytest.mark.usefixtures("troubled")

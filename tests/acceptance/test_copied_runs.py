@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.command import Ended, Store, new_store, reversals, reversing
 
-STEPS = 8
+STEPS = 24  # so many that the run is still on its way when it is interrupted, on a busy machine too
 RUN = reversing(STEPS, 2)
 COMMITTED = "SELECT array_agg(step ORDER BY step) FROM batch WHERE state = 'committed'"
 VERSIONS = "SELECT array_agg(version ORDER BY version) FROM policy_version"

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.acceptance.command import Ended, Process, Store, is_alive, new_store, reversals, reversing
+from tests.acceptance.command import Ended, Process, Store, new_store, reversals, reversing
+from tests.processes import is_alive
 from tests.waiting import wait_until
 
 STEPS, BATCH_SIZE = 80, 4
@@ -126,7 +127,8 @@ def hurried(store: Store, config: Path, interrupted: Ended) -> Ended:
 def resumed(store: Store, config: Path, hurried: Ended) -> Resumed:
     """Chapter 6: the latest checkpoint is damaged, the run goes on, and its supervisor is killed."""
     (latest,) = store.rows(
-        "SELECT version, step, checkpoint FROM policy_version ORDER BY version DESC LIMIT 1"
+        "SELECT version, step, checkpoint FROM policy_version WHERE resume_from IS NOT NULL"
+        " ORDER BY version DESC LIMIT 1"
     )
     os.truncate(Path(latest["checkpoint"]) / "model.safetensors", 100)
     process = store.start("run", config)

@@ -7,6 +7,7 @@ import pytest
 from tests.acceptance.command import Ended, Store, new_store, reversals
 
 STEPS, GROUPS, EXPERTS = 6, 2, 5
+PARTS = {"apart": {"sampler": {"name": "uniform", "where": "reward_std > 0"}}, "rest": {}}
 USES = """
 SELECT e.state::text, e.use_count, count(*) AS rows FROM experience e JOIN run r ON r.id = e.run_id
 WHERE r.name = 'mixed' AND e.source_id IS NOT NULL GROUP BY 1, 2 ORDER BY 2
@@ -37,6 +38,7 @@ def ended(store: Store) -> Ended:
         taskset="reverse",
         data=["answers"],
         algorithm={"name": "chord", "expert_rows": EXPERTS, "mu": 0.5},
+        sampler={"name": "mix", "parts": PARTS, "experts": {"answers": 1}},
         trainer={"steps": STEPS, "batch_size": GROUPS, "learning_rate": 3e-3},
         explorer={"group_size": 4, "concurrency": 16, "max_new_tokens": 4},
         processors={"score": ["position_match"]},
@@ -63,3 +65,4 @@ def test_each_of_its_draws_can_be_run_again_by_command(ended: Ended, store: Stor
     checked = store.run("replay", str(newest), "--check")
     assert checked.code == 0, checked.stderr
     assert "draws the same" in checked.stdout
+    assert store.value("SELECT sampler FROM batch ORDER BY id DESC LIMIT 1") == "mix"

@@ -93,7 +93,7 @@ def test_the_wheel_claims_one_name(wheel: Path) -> None:
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_no_test(wheel: Path) -> None:
-    suffixes = {".py", ".sql", ".mako", ".txt", ".typed"}
+    suffixes = {".py", ".sql", ".mako", ".txt", ".typed", ".css", ".js"}
     package = ROOT / "trinity_db"
     folders = [package, *(path for path in package.iterdir() if path.is_symlink())]
     wanted = {
@@ -107,6 +107,8 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_test(wheel: Path) -> N
         "schema/views.sql",
         "schema/queries/batches.sql",
         "schema/migrations/script.py.mako",
+        "page/style.css",
+        "page/components/rows.js",
     ):
         assert f"trinity_db/{name}" in wanted
     held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("trinity_db/")}

@@ -13,14 +13,21 @@ from safetensors.torch import load_file
 
 from tests.acceptance import steps_of_ranks
 from tests.acceptance.command import TORCHRUN
+from tests.saving import checkpoint_of
 from trinity_db.config import ScratchConfig
-from trinity_db.models import build_scratch
+from trinity_db.models import build_scratch, folder_digest
+from trinity_db.trainer.checkpoints.checkpoint import TENSORS_FILE
 from trinity_db.trainer.distribution.ranks import ALONE
 
 SHARDINGS = ("none", "full")
 CASES = [
     *(f"{name}{when}" for name in steps_of_ranks.ALGORITHMS for when in ("", ", again", ", evaluated")),
     *steps_of_ranks.SIZES,
+    "sft, canary",
+    "lora, canary",
+    "padded",
+    "experts",
+    "replayed experts",
     "nothing to learn",
 ]
 
@@ -43,6 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32)
     for seed, name in enumerate(("start", "moved")):
         build_scratch(tiny, seed, folder / name)
+    build_scratch(ScratchConfig(alphabet="0123456789", hidden_size=64, layers=12), 2, folder / "deep")
+    steps_of_ranks.build_padded(folder / "padded")
+    steps_of_ranks.build_experts(folder / "experts")
     one = steps_of_ranks.learner(ALONE, folder, "dpo")
     for seed in range(2):
         one.step(steps_of_ranks.batch(6, seed))
@@ -78,6 +88,28 @@ def test_two_processes_make_the_step_that_one_makes(
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
 
 
+def test_an_optimizer_on_the_cpu_makes_the_same_step(
+    alone: dict[str, dict[str, Any]], together: dict[str, Any]
+) -> None:
+    found = together["offloaded"]
+    assert found["metrics"] == pytest.approx(alone["dpo"]["metrics"], abs=1e-6, rel=1e-5)
+    for mine, theirs in zip(found["gradients"], alone["dpo"]["gradients"], strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
+    assert found["devices"] == {"cpu"}
+
+
+def test_a_rank_never_holds_more_than_its_part_one_layer_and_what_is_outside_of_layers(
+    together: dict[str, Any],
+) -> None:
+    """Of the policy, and then of the reference beside it: the starting model, which has two layers."""
+    for rank in together["loading"]:
+        small = rank["whole"] / 20
+        assert rank["layer"] < small + rank["whole"] / 12
+        assert rank["most"] < rank["whole"] / 2 + rank["layer"] + 2 * rank["outside"] + small
+        assert rank["then"] < rank["whole"] / 2 + small
+        assert rank["then"] > rank["whole"] / 2 - small
+
+
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_a_stop_and_a_loss_that_is_no_number_are_the_same_on_each(
     together: dict[str, Any], sharding: str
@@ -86,6 +118,7 @@ def test_a_stop_and_a_loss_that_is_no_number_are_the_same_on_each(
     assert first == second
     assert first[:2] == ["Abandoned", "NonFiniteLoss"]
     assert math.isfinite(float(first[2]))
+    assert first[3] == "True", "gradients of the step that was stopped are left"
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
@@ -124,7 +157,24 @@ def test_what_stands_beside_the_model_is_whole_in_their_checkpoints(
     files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(two) for path in two.rglob("*") if path.is_file())
     weights = [file for file in files if file.suffix == ".safetensors"]
-    assert len(weights) == 2
+    assert len(weights) == {"ppo": 2, "lora": 2, "synchronised": 1}[name]
     for file in weights:
         steps_of_ranks.assert_same_weights(load_file(two / file), load_file(one / file))
         assert (one / file).stat().st_size == (two / file).stat().st_size
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("name", steps_of_ranks.SAVED)
+def test_ranks_with_parts_write_them_and_go_on_to_the_bit(
+    folder: Path, together: dict[str, Any], name: str, sharding: str
+) -> None:
+    assert together[sharding][f"{name}, resumed"]["metrics"] == {"exact": 1.0}
+    alone, found = (checkpoint_of(folder / of / name) for of in ("alone", sharding))
+    whole = load_file(alone / TENSORS_FILE)
+    parts = [load_file(part / TENSORS_FILE) for part in folder_digest.parts_of(found)]
+    assert len(parts) == {"none": 1, "full": 2}[sharding]
+    sizes = [sum(part[tensor].numel() for tensor in whole if tensor in part) for part in parts]
+    assert sum(sizes) == sum(tensor.numel() for tensor in whole.values())
+    assert max(sizes) < 1.1 * min(sizes)
+    rows = {tensor: [part[tensor] for part in parts if tensor in part] for tensor in whole}
+    steps_of_ranks.assert_same_weights({tensor: torch.cat(one) for tensor, one in rows.items()}, whole)

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.command import Process, Store, is_alive, new_store, reversals
+from tests.acceptance.command import Process, Store, new_store, reversals
+from tests.processes import is_alive
 from tests.waiting import WAIT_SECONDS, wait_until
 
 AGENTS, CALLS, TOKENS = 4, 12, 3

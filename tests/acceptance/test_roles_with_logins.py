@@ -61,6 +61,8 @@ REFUSED = {
         "UPDATE trinity.experience SET use_count = 0",
         "UPDATE trinity.run SET state = 'finished'",
         "UPDATE trinity.reward_event SET value = 1",
+        "INSERT INTO trinity.experience (run_id, step, state) SELECT id, 0, 'ready' FROM trinity.run LIMIT 1",
+        "UPDATE trinity.task SET payload = '{}'",
         "INSERT INTO trinity.rollout_group (run_id, task_id, expected) SELECT run_id, task_id, 1"
         " FROM trinity.rollout_group LIMIT 1",
     ],

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from tests.integration.conftest import scene, shared_database
-from tests.integration.test_recording import explore
+from tests.integration.conftest import explore, explorer, scene, shared_database, starting_model
 
-__all__ = ["PYTHON", "explore", "scene", "shared_database"]
+__all__ = ["PYTHON", "explore", "explorer", "scene", "shared_database", "starting_model"]
 
 PYTHON = str(Path(__file__).parents[2] / ".venv-agents" / "bin" / "python")

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.agents.conftest import PYTHON
 from tests.echo import Echo
-from tests.integration.test_recording import ERRORS, Explore
+from tests.explorers import ERRORS, Explore
 from tests.rows import Scene
 from tests.unit.test_tools import HERMES
 from trinity_db import arrays

@@ -25,7 +25,7 @@ from typing import Any
 from tests.chaos import crash_at
 from trinity_db import archive
 from trinity_db.arrays import encode
-from trinity_db.database import open_database
+from trinity_db.opening import open_database
 from trinity_db.processors import archive as processor
 from trinity_db.store import payloads
 

@@ -4,9 +4,10 @@
     python tests/chaos/crash_at.py --undisturbed train CONFIG   one life; the points it passes
 
 A point is just before a named query, just before or after the COMMIT of a transaction, or just before a
-change to a file (an open to write, a flush, a rename, a removal); all of the main thread, and each where it
-is in our code: `Trainer._record: publish_version`. Points are not listed anywhere: they are met. A life is a
-forked process, so that torch is imported once; it dies by SIGKILL. For each it writes a line of JSON.
+change to a file (an open to write, a flush, a rename, a removal); all of the main thread, and of those that
+write a version and a checkpoint. Each is where it is in our code: `Publisher._record: publish_version`.
+Points are not listed anywhere: they are met. A life is a forked process, so that torch is imported once; it
+dies by SIGKILL. For each it writes a line of JSON.
 """
 
 import importlib
@@ -37,8 +38,12 @@ CALLED: tuple[str, ...] = (
     "trinity_db.durable",
     "trinity_db.trainer.checkpoints.checkpoint",
     "trinity_db.trainer.checkpoints.folder",
+    "trinity_db.trainer.checkpoints.version",
+    "trinity_db.trainer.checkpoints.writing",
+    "trinity_db.trainer.hold",
     "trinity_db.models",
 )
+WRITERS = ("publish", "checkpoint")  # the threads beside the main one whose points count
 FILE_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 Reach = Callable[[str], None]
@@ -91,14 +96,19 @@ def _run(arguments: list[str]) -> int:
 
 def _reach(journal: int, survived: set[str] | None) -> Reach:
     passed: set[str] = set()
+    one_at_a_time = threading.Lock()  # so that no thread notes a point after the one at which the life ends
 
     def reach(point: str) -> None:
-        if threading.current_thread() is not threading.main_thread() or point in passed:
+        thread = threading.current_thread()
+        if thread is not threading.main_thread() and thread.name not in WRITERS:
             return
-        passed.add(point)
-        os.write(journal, f"{point}\n".encode())
-        if survived is not None and point not in survived:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with one_at_a_time:
+            if point in passed:
+                return
+            passed.add(point)
+            os.write(journal, f"{point}\n".encode())
+            if survived is not None and point not in survived:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     return reach
 
@@ -142,6 +152,9 @@ def watch(reach: Reach) -> None:
 def place() -> str:
     """The innermost function of ours that is running, of those that call the store or the disk."""
     frame: FrameType | None = sys._getframe(1)
+    thread = threading.current_thread().name
+    if thread in WRITERS:
+        return thread
     while frame is not None:
         module = frame.f_globals["__name__"]
         if module.startswith("trinity_db.") and not module.startswith(CALLED):
@@ -153,7 +166,7 @@ def place() -> str:
 def name(path: str) -> str:
     """A file's name without what differs from version to version, or from write to write."""
     written = re.sub(r"\.[0-9a-f]{8}\.tmp$", ".tmp", Path(path).name)
-    return re.sub(r"^version-.*", "version", written)
+    return re.sub(r"^(version|checkpoint)-.*", r"\1", written)
 
 
 def _import_what_lives_need() -> None:

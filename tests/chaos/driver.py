@@ -19,9 +19,10 @@ from typing import Any
 
 import psycopg
 
-from tests.acceptance.command import Store, is_alive
+from tests.acceptance.command import Store
 from tests.chaos.crew import Crew, Member
 from tests.pooler import Pooler
+from tests.processes import is_alive
 from tests.waiting import WAIT_SECONDS, wait_until
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.service import LEASE_SECONDS
@@ -52,11 +53,13 @@ SELECT w.id,
        + (SELECT count(*) FROM batch b WHERE b.worker_id = w.id AND b.state = 'leased') AS held
 FROM worker w WHERE w.pid = %(pid)s ORDER BY w.id DESC LIMIT 1
 """
+GONE = "SELECT bool_and(w.stopped_at IS NOT NULL) AS is_gone FROM worker w WHERE w.pid = %(pid)s"
 BACKENDS = """
 SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
 ORDER BY backend_start
 """
+AT_WORK = "SELECT pid FROM worker WHERE stopped_at IS NULL"
 COMMITTED = "SELECT count(*) FROM batch WHERE state = 'committed'"
 
 
@@ -134,14 +137,20 @@ class Driver:
             tick.wait(TICK_SECONDS)
 
     def settle(self, num_batches: int) -> None:
-        """Leave the run alone until it has committed so many more batches."""
+        """Leave the run alone until it has committed so many more batches, and every process is at work.
+
+        A process that starts takes back what a killed one held. One that is stopped before that leaves it.
+        """
         wanted = self._committed() + num_batches
 
         def done() -> bool:
             self.crew.refill()
-            return self._committed() >= wanted
+            at_work = {row["pid"] for row in self._ask(AT_WORK)}
+            wanted_at_work = {member.process.pid for member in self.crew.places}
+            running = {member.process.pid for member in self.crew.members if member.process.running}
+            return wanted_at_work <= at_work <= running and self._committed() >= wanted
 
-        wait_until(done, f"{num_batches} more batches, undisturbed")
+        wait_until(done, f"{num_batches} more batches, undisturbed, and all processes at work")
 
     def _disturb(self, disturbance: Disturbance) -> None:
         act, _, what = disturbance.what.partition(" ")
@@ -249,7 +258,9 @@ class Driver:
                 continue
             if member.role == "train" and not member.replaced:
                 self.crew.replace(member)
-            if self._in_hand(member)[1] == 0:
+            # It may hold nothing before another one has its place: its commit was on the way when it froze.
+            has_lost_place = not member.replaced or self._ask(GONE, pid=member.process.pid)[0]["is_gone"]
+            if self._in_hand(member)[1] == 0 and has_lost_place:
                 self.frozen.remove(zombie)
                 self._wake(zombie)
             else:

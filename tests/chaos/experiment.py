@@ -16,7 +16,7 @@ from tests.chaos.aftermath import Aftermath
 from tests.chaos.crew import Crew
 from tests.chaos.driver import POOLER, Driver, plan
 from tests.pooler import Pooler
-from trinity_db import database
+from trinity_db import opening
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.service import SUPERVISOR
 
@@ -66,7 +66,7 @@ def new_store(cluster: Cluster, folder: Path, pooler: Pooler | None = None) -> S
     """
     cluster.ensure_running()
     store = Store(cluster.url(), folder)
-    database.upgrade(store.url)
+    opening.upgrade(store.url)
     if pooler is not None:
         store.environment["TRINITY_DB_URL"] = pooler.url
     elif cluster.binaries.major == 18:
@@ -91,7 +91,9 @@ def go_through(
     say(f"seed {seed}, {seconds:.0f} s on {variant.name}")
     journal = store.folder / "journal"
     journal.mkdir()
-    trainer = RUN["trainer"] | {"publish_every": variant.publish_every}
+    # Every third version is a checkpoint, so a crash withdraws up to two.
+    cadence = {"publish_every": variant.publish_every, "checkpoint_every": 3 * variant.publish_every}
+    trainer = RUN["trainer"] | cadence
     config = store.config("chaos", **(RUN | {"max_staleness": variant.max_staleness, "trainer": trainer}))
     environment = {workflow.JOURNAL: str(journal), SUPERVISOR: str(os.getpid())}
     crew = Crew(store, config, environment, say)

@@ -158,6 +158,7 @@ def test_every_version_includes_each_step_up_to_its_own_once(after: Aftermath) -
         SELECT p.version, p.step, count(b.id) AS batches, count(DISTINCT b.step) AS steps, max(b.step) AS last
         FROM policy_version p
         LEFT JOIN batch b ON b.run_id = p.run_id AND b.state = 'committed' AND b.included_version <= p.version
+        WHERE p.withdrawn_at IS NULL
         GROUP BY p.run_id, p.version
         HAVING count(b.id) <> p.step OR count(DISTINCT b.step) <> p.step OR coalesce(max(b.step), 0) <> p.step
         """
@@ -219,12 +220,39 @@ def test_every_batch_has_as_many_groups_as_configured(after: Aftermath) -> None:
 
 
 def test_no_row_was_over_the_staleness_limit_at_its_draw(after: Aftermath) -> None:
-    """Staleness anew: from the versions in the payload's bytes, and from what was published by then."""
+    """Staleness anew: from the versions in the payload's bytes, and from what was published by then.
+
+    Each version was made from the newest that was not withdrawn when it was published.
+    """
+    versions = after.store.rows(
+        "SELECT version, published_at, withdrawn_at FROM policy_version ORDER BY version"
+    )
+    parents = {
+        new["version"]: max(
+            (
+                old["version"]
+                for old in versions
+                if old["version"] < new["version"]
+                and (old["withdrawn_at"] is None or old["withdrawn_at"] > new["published_at"])
+            ),
+            default=None,
+        )
+        for new in versions
+    }
+
+    def line(version: int | None) -> list[int]:
+        return [] if version is None else [version, *line(parents[version])]
+
+    def distance(one: int, other: int) -> int:
+        theirs = line(other)
+        return next(up + theirs.index(at) for up, at in enumerate(line(one)) if at in theirs)
+
     drawn = after.store.rows(
         """
         SELECT i.experience_id, i.staleness, b.policy_version, e.version_min, e.response_length, p.data,
                (SELECT max(v.version) FROM policy_version v
-                WHERE v.run_id = b.run_id AND v.published_at <= b.created_at) AS latest
+                WHERE v.run_id = b.run_id AND v.published_at <= b.created_at
+                  AND (v.withdrawn_at IS NULL OR v.withdrawn_at > b.created_at)) AS latest
         FROM batch b
         JOIN batch_item i ON i.batch_id = b.id
         JOIN experience e ON e.id = i.experience_id
@@ -233,10 +261,12 @@ def test_no_row_was_over_the_staleness_limit_at_its_draw(after: Aftermath) -> No
     )
     for row in drawn:
         # One version for each token of the response, four bytes each, at the end.
-        oldest = int(np.frombuffer(row["data"][-4 * row["response_length"] :], "<i4").min())
+        sampled = np.frombuffer(row["data"][-4 * row["response_length"] :], "<i4")
+        oldest, newest = int(sampled.min()), int(sampled.max())
         assert oldest == row["version_min"], row
         assert row["latest"] == row["policy_version"], row
-        assert row["staleness"] == row["latest"] - oldest <= after.max_staleness, row
+        farthest = max(distance(row["latest"], end) for end in (oldest, newest))
+        assert row["staleness"] == farthest <= after.max_staleness, row
     assert max(row["staleness"] for row in drawn) > 0
 
 

@@ -23,8 +23,8 @@ from tests.chaos import crash_at
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
 LIVES_SECONDS = 1200.0
-ROWS, EPOCHS, BATCH_SIZE, PUBLISH_EVERY = 24, 3, 4, 2
-STEPS = EPOCHS * ROWS // BATCH_SIZE  # enough for a prune that is killed three times on its way
+ROWS, EPOCHS, BATCH_SIZE, PUBLISH_EVERY = 24, 6, 4, 2
+STEPS = EPOCHS * ROWS // BATCH_SIZE  # with a checkpoint for each point that comes after its record
 RUN: dict[str, Any] = {
     "data": ["rows"],
     "algorithm": "sft",
@@ -32,6 +32,7 @@ RUN: dict[str, Any] = {
         "epochs": EPOCHS,
         "batch_size": BATCH_SIZE,
         "publish_every": PUBLISH_EVERY,
+        "checkpoint_every": 2 * PUBLISH_EVERY,  # so every second version has none
         "keep_checkpoints": 2,
         "learning_rate": 1e-3,
         "schedule": "cosine",
@@ -121,12 +122,19 @@ def test_every_point_of_an_undisturbed_run_was_survived(killed: Lives, undisturb
         "Trainer._draw: lease_experiences",
         "Trainer._commit: record_metrics, before COMMIT",
         "Trainer._commit: record_metrics, after COMMIT",
-        "Trainer._publish: fsync model.safetensors",
-        "Trainer._publish: os.rename",
-        "Trainer._record: include_batches",
-        "Trainer._record: prune_checkpoints, after COMMIT",
-        "Trainer._publish: shutil.rmtree",
+        "publish: fsync model.safetensors",
+        "publish: os.rename",
+        "checkpoint: os.mkdir",
+        "checkpoint: open tensors.safetensors",
+        "checkpoint: fsync trainer_state.pt",
+        "Saving.finish: os.rename",
+        "Publisher._record_checkpoint: record_checkpoint",
+        "Publisher._record_checkpoint: prune_checkpoints, after COMMIT",
+        "Publisher._record: include_batches",
+        "Publisher._record: prune_checkpoints, after COMMIT",
+        "Publisher._record: shutil.rmtree",
         "_go_on_from: reopen_experiences",
+        "_delete_weights: shutil.rmtree",
         "clear_leftovers: shutil.rmtree",
     ):
         assert point in died_at
@@ -149,7 +157,8 @@ def test_each_step_was_committed_once_and_is_in_the_version_that_says_so(killed:
     batches = killed.store.rows(
         """
         SELECT b.step, (SELECT min(p.version) FROM policy_version p
-                        WHERE p.step >= b.step AND p.run_id = b.run_id) = b.included_version AS included
+                        WHERE p.step >= b.step AND p.run_id = b.run_id AND p.withdrawn_at IS NULL)
+                       = b.included_version AS included
         FROM batch b WHERE b.state = 'committed' ORDER BY b.step
         """
     )
@@ -173,13 +182,18 @@ def test_the_same_rows_were_drawn_in_the_same_order(killed: Lives, undisturbed: 
 
 
 def test_weights_and_optimizer_are_equal_to_the_bit(killed: Lives, undisturbed: Lives) -> None:
-    last = "SELECT step, checkpoint_hash FROM policy_version ORDER BY version DESC LIMIT 1"
+    last = "SELECT step, checkpoint_hash, resume_hash FROM policy_version ORDER BY version DESC LIMIT 1"
     assert killed.store.rows(last) == undisturbed.store.rows(last)
     assert killed.store.rows(last)[0]["step"] == STEPS
+    assert killed.store.rows(last)[0]["resume_hash"] is not None
 
 
 def test_only_the_checkpoints_of_versions_are_left(killed: Lives) -> None:
-    named = killed.store.rows("SELECT checkpoint FROM policy_version WHERE checkpoint IS NOT NULL")
+    named = killed.store.rows(
+        "SELECT checkpoint AS place FROM policy_version WHERE checkpoint IS NOT NULL"
+        " UNION ALL SELECT resume_from FROM policy_version WHERE resume_from IS NOT NULL"
+    )
     folders = [path for path in (killed.store.home / "checkpoints" / "run").iterdir() if path.is_dir()]
-    assert {str(folder) for folder in folders} == {row["checkpoint"] for row in named}
-    assert len(folders) == 3
+    assert {str(folder) for folder in folders} == {row["place"] for row in named}
+    kinds = sorted(folder.name.partition("-")[0] for folder in folders)
+    assert kinds == 2 * ["checkpoint"] + 4 * ["version"]

@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 
 from tests.acceptance.command import Ended, Store, reversals, reversing
 from tests.postgres import cluster_18, discard, execute, start
-from trinity_db import database
+from trinity_db import opening
 from trinity_db.embedded import presence
 from trinity_db.embedded.accounts import server_account
 from trinity_db.embedded.cluster import Cluster
@@ -32,7 +32,7 @@ def servers() -> Iterator[tuple[Cluster, Cluster]]:
     primary, replica = cluster_18(), cluster_18()
     try:
         start(primary)
-        database.upgrade(primary.url())
+        opening.upgrade(primary.url())
         replica.data.mkdir(mode=0o700)
         if account := server_account(primary.data):
             os.chown(replica.data, account.uid, account.gid)
@@ -100,10 +100,11 @@ def test_what_was_lost_is_on_the_record(store: Store, failed_over: tuple[int, in
     assert behind <= setback["known_step"] < ahead <= setback["last_step"]
     assert setback["num_rows"] >= (setback["last_step"] - setback["known_step"]) * BATCH_SIZE
     assert setback["first_version"] == setback["known_version"] + 1
-    assert setback["resumed_version"] == setback["known_version"]
+    # A version's checkpoint is recorded after it, beside the next step: the server may have lost only that.
+    assert setback["resumed_version"] in (setback["known_version"], setback["known_version"] - 1)
     shown = store.run("status", "failover").stdout
     assert f"steps {setback['known_step'] + 1} to {setback['last_step']}" in shown
-    assert f"went on from version {setback['known_version']}" in shown
+    assert f"went on from version {setback['resumed_version']}" in shown
     doctor = store.run("doctor").stdout
     assert "the server had lost steps" in " ".join(doctor.split())
 
@@ -129,4 +130,8 @@ def test_no_number_of_a_lost_version_is_used_again(store: Store, failed_over: tu
     folder = store.home / "checkpoints" / "failover"
     kept = {path.name for path in folder.glob("*.later")}
     versions = range(setback["first_version"], setback["last_version"] + 1)
-    assert kept == {f"version-{version:06d}.later" for version in versions}
+    weights, checkpoints = (
+        {f"{kind}-{version:06d}.later" for version in versions} for kind in ("version", "checkpoint")
+    )
+    assert weights <= kept <= weights | checkpoints
+    assert kept & checkpoints, "what the trainer could go on from is there too"

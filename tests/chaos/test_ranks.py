@@ -12,8 +12,9 @@ from typing import NamedTuple
 import pytest
 from safetensors.torch import load_file
 
-from tests.acceptance.command import Ended, Store, is_alive, new_store, reversals
+from tests.acceptance.command import Ended, Store, new_store, reversals
 from tests.acceptance.steps_of_ranks import assert_same_weights
+from tests.processes import is_alive
 from tests.waiting import wait_until
 
 STEPS, BATCH_SIZE, EPOCHS = 60, 4, 2

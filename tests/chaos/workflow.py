@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import single_turn
+from trinity_db.explorer.writing import RolloutWriter
 from trinity_db.store.groups import Rollout
 
 JOURNAL = "CHAOS_JOURNAL"  # the folder, in the environment of explorers
@@ -47,15 +47,17 @@ def keep_journal() -> None:
     A workflow knows neither its group nor when its rollout is stored. So the one place that does is wrapped:
     the write of rollouts that ended, which returns when their transaction is committed.
     """
-    write = Explorer._write
+    write = RolloutWriter._write
 
-    def write_and_note(self: Explorer, finished: list[Rollout], metrics: dict[str, float]) -> set[int]:
+    async def write_and_note(
+        self: RolloutWriter, finished: list[Rollout], metrics: dict[str, float]
+    ) -> set[int]:
         unequal = [_with_luck(rollout) for rollout in finished]
-        complete = write(self, unequal, metrics)
+        complete = await write(self, unequal, metrics)
         _note(unequal)
         return complete
 
-    Explorer._write = write_and_note  # type: ignore[method-assign]
+    RolloutWriter._write = write_and_note  # type: ignore[method-assign]
 
 
 def read(folder: Path) -> list[Acknowledged]:

@@ -3,12 +3,17 @@
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.echo import Echo
+from tests.explorers import Explore, Explorers, Says, publish
 from tests.postgres import new_database
 from tests.rows import Scene
 from trinity_db.database import Database
+from trinity_db.explorer.service import Explorer
+from trinity_db.explorer.workflow import Workflow
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +38,43 @@ def scene(shared_database: Database) -> Iterator[Scene]:
     with shared_database.transaction() as tx:
         tx.execute("DELETE FROM trinity.run")
         tx.execute("DELETE FROM trinity.taskset")
+
+
+@pytest.fixture
+def starting_model(scene: Scene, tmp_path: Path) -> Path:
+    """Files of version 0, which an explorer holds to their hash."""
+    folder = tmp_path / "version-0"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    publish(scene, 0, folder)
+    return folder
+
+
+@pytest.fixture
+def explorer(scene: Scene, starting_model: Path) -> Iterator[Explorers]:
+    """Makes explorers, and releases them at the end."""
+    explorers = Explorers(scene)
+    yield explorers
+    explorers.release()
+
+
+@pytest.fixture
+def explore(explorer: Explorers) -> Explore:
+    """Makes an explorer of one group by an engine that talks, and lets it work until nothing is under way."""
+
+    def explore(
+        workflow: Workflow, engine: Echo | None = None, *, size: int = 2, groups: int = 1, **options: Any
+    ) -> Explorer:
+        role = explorer(workflow, engine or Says(), group_size=size, groups=groups, **options)
+        assert role.work()
+        return role
+
+    return explore
+
+
+@pytest.fixture
+def written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a thread of the trainer writes are safe when the trainer looks at them."""
+    from trinity_db.trainer.checkpoints.writing import Writing
+
+    monkeypatch.setattr(Writing, "has_ended", property(lambda writing: writing.wait() is None))

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lancedb
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.disk import fill, small_disk
@@ -18,6 +20,7 @@ from trinity_db.database import Transaction, connect
 from trinity_db.errors import NotFound, TrinityError
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
+from trinity_db.schema.lance import payload_schema
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, instances, payloads, runs
 from trinity_db.store.processing import CLEAN, SCORE
@@ -431,7 +434,7 @@ def test_a_missing_archive_is_named_and_harms_no_other_run(
     [*hot] = scene.values("SELECT id FROM trinity.experience WHERE state = 'ready'")
     monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(place / "elsewhere"))
     assert payloads.read(scene.database, hot).keys() == set(hot)
-    with pytest.raises(NotFound, match=r"no table payload_.*TRINITY_DB_LANCE_URI"):
+    with pytest.raises(NotFound, match=r"no table run_\d+_.*TRINITY_DB_LANCE_URI"):
         payloads.read(scene.database, archived)
     assert not (place / "elsewhere").exists(), "to look makes no folder"
     train(scene, step=2)
@@ -464,7 +467,7 @@ def test_a_damaged_archive_is_said_in_one_line(scene: Scene, place: Path) -> Non
     for file in (folder(scene, place) / "data").iterdir():
         os.truncate(file, 10)
     archive._table.cache_clear()
-    archive._connect.cache_clear()
+    archive.connection.cache_clear()
     with pytest.raises(TrinityError, match=r"cannot be read: .*TRINITY_DB_LANCE_URI") as raised:
         read(scene)
     assert "\n" not in str(raised.value)
@@ -492,3 +495,70 @@ def test_a_full_disk_leaves_everything_where_it_is(
         assert scene.value(IN_POSTGRES) == 0
         assert read(scene) == before
         assert_each_is_there_once(scene)
+
+
+def test_others_read_the_table_of_a_run_without_us(scene: Scene, place: Path) -> None:
+    """With lancedb and pyarrow alone."""
+    [group] = scene.claim(1)
+    scene.write([rollout(group, 0, "0.25", (0, 0)), rollout(group, 1, "-1.5", (0, 0))])
+    scene.process()
+    scene.train(step=1, size=1)
+    expected = payloads.read(scene.database, scene.values("SELECT id FROM trinity.experience"))
+    assert archiver(scene).finish(scene.processor)
+    store = lancedb.connect(place)
+    [table] = store.list_tables().tables
+    assert table.startswith(f"run_{scene.run.id}_")
+    found = store.open_table(table).to_arrow()
+    assert found.schema.field("token_ids").type == pa.list_(pa.int32())
+    names = ["experience_id", "run", "prompt", "response", "reward", "version_min", "version_max"]
+    seen = scene.rows(
+        "SELECT e.id, 'run' AS run, x.prompt, x.response, e.reward, e.version_min, e.version_max"
+        " FROM trinity.experience e JOIN trinity.experience_text x ON x.experience_id = e.id ORDER BY e.id"
+    )
+    assert [tuple(row.values()) for row in found.select(names).to_pylist()] == seen
+    assert [row[3] for row in seen] == ["0.25", "-1.5"]
+    for row in found.to_pylist():
+        payload = expected[row["experience_id"]]
+        assert row["token_ids"] == payload.token_ids.tolist()
+        assert row["action_mask"] == payload.action_mask.tolist()
+        # As the page on the archive describes the bytes.
+        count, trained = row["num_tokens"], sum(row["action_mask"])
+        assert payload.logprobs is not None
+        logprobs = np.frombuffer(row["data"], "<f4", trained, offset=5 * count)
+        assert logprobs.tolist() == payload.logprobs.tolist()
+    assert store.open_table(table).search().where("reward > 0").to_arrow().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("called", "table"),
+    [("gsm8k-0.5b", "gsm8k-0-5b"), ("../a b/ü?", "a-b"), ("数学", "run"), ("x" * 99, "x" * 60)],
+)
+def test_a_table_has_the_name_of_its_run(scene: Scene, called: str, table: str) -> None:
+    other = scene.beside(called)
+    with other.database.transaction() as tx:
+        lease = payloads.claim_archive(tx, other.run.id, other.processor, lease_seconds=30)
+    assert lease is not None
+    assert lease.table.startswith(f"{table}_{other.run.id}_")
+    archive.Writer(lease.table, must_exist=False)
+
+
+def test_a_table_of_an_earlier_release_gets_the_new_columns_and_keeps_its_rows(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its first rows were archived under the schema of then."""
+    new = payload_schema()
+    monkeypatch.setattr(archive, "payload_schema", lambda: pa.schema(list(new)[:4]))
+    train(scene, step=1)
+    before = read(scene)
+    archiver(scene).finish(scene.processor)
+    monkeypatch.setattr(archive, "payload_schema", lambda: new)
+    archive._table.cache_clear()
+    pointers = archive_rows(scene)
+    train(scene, step=2)
+    before |= read(scene)
+    archiver(scene).finish(scene.processor)
+    assert set(pointers) < set(archive_rows(scene))
+    assert read(scene) == before
+    assert_each_is_there_once(scene)
+    told = archive._open(os.environ["TRINITY_DB_LANCE_URI"], name(scene)).to_arrow()
+    assert told.column("run").to_pylist() == [None] * 4 + ["run"] * 4

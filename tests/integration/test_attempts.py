@@ -15,7 +15,7 @@ from tests.rows import Scene, attempt, claim_rows, finish_rows, members, payload
 from tests.steps import process
 from trinity_db.errors import TrinityError
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import batches, groups, processing, rewards, samplers
+from trinity_db.store import batches, draws, groups, processing, rewards, samplers
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.service import Trainer
@@ -54,9 +54,7 @@ def draw(scene: Scene, algorithm: AlgorithmConfig, size: int = 1) -> list[tuple[
     compared = create(algorithm)
     with scene.database.transaction() as tx:
         asked = batches.Draw(scene.run.id, scene.trainer, step=1, batch_size=size, seed=0)
-        assert (
-            batches.draw_groups(tx, asked, None, compared.advantages, compares=compared.compares) is not None
-        )
+        assert draws.draw_groups(tx, asked, None, compared.advantages, compares=compared.compares) is not None
     return scene.rows(ITEMS)
 
 

@@ -183,6 +183,7 @@ def test_the_summary_says_which_weights_the_step_began_with(url: str, output: Sa
     assert summary == {
         "batch": 3,
         "run": "first",
+        "run_id": 1,
         "step": 2,
         "state": "leased",
         "policy_version": 1,
@@ -193,6 +194,8 @@ def test_the_summary_says_which_weights_the_step_began_with(url: str, output: Sa
         "sampler": "fifo",
         "parameters": {"max_uses": 1},
         "seed": 0,
+        "size": 1,
+        "max_staleness": None,
         "rows": 2,
         "has_pairs": False,
         "file": str(file),

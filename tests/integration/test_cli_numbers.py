@@ -53,14 +53,27 @@ OTHERS: dict[str, list[str]] = {
     "sql": ["SELECT 1 AS one"],
     "show": ["{experience}"],
     "batches": ["run"],
+    "search": ["none"],
+    "overlap": ["run", "--with", "none"],
+    "label": ["run", "--ask", "true"],
     "replay": ["--check"],
     "reward": ["{experience}", "0.5"],
     "prune": ["run", "--yes"],
+    "parked": ["run"],
+    "failed": ["run"],
+    "rescore": ["run", "--dry-run"],
+    "export": ["run", "{folder}", "--as", "model"],
+    "wake": [],
+    "page": [],
     "db start": [],
 }
 """What else each command needs: the words before its number, or before its option."""
 PLACES = {("show", "experience_id"): 0, ("reward", "experience"): 0, ("reward", "value"): 1}
 """Where a number stands among these words, if it is one of them."""
+
+
+def interrupted(*arguments: Any, **named: Any) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -76,7 +89,8 @@ def say(
     experience, *_ = scene.values("SELECT id FROM trinity.experience ORDER BY id")
     monkeypatch.setenv("TRINITY_DB_URL", shared_database.url)
     monkeypatch.setenv("TRINITY_DB_READ_URL", by_login(shared_database.url))
-    given = {"config": tmp_path / "none.yaml", "experience": experience}
+    monkeypatch.setattr("uvicorn.Server.run", interrupted)  # a page is served until Ctrl-C
+    given = {"config": tmp_path / "none.yaml", "experience": experience, "folder": tmp_path / "model"}
 
     def say(number: Number, value: str) -> tuple[int, list[str]]:
         words = [word.format(**given) for word in OTHERS[number.command]]

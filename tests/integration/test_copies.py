@@ -13,9 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from psycopg.types.json import Jsonb
 from sqlalchemy import BigInteger, Column, Identity, MetaData, Table
 
 from tests.copied import OF_THE_STORE, Contents, contents
+from tests.making import make
 from tests.postgres import new_database
 from tests.rows import (
     Scene,
@@ -38,17 +40,18 @@ from trinity_db.copies.importer import import_run
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, ImportFileError, NotFound, TrinityError
 from trinity_db.imports.dataset import open_writer
-from trinity_db.models.folder_digest import digest
+from trinity_db.imports.records import Demonstration
+from trinity_db.models.folder_digest import digest, verify_checkpoint
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.models import metadata
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import calls, policies, processing, rewards, runs, workers
+from trinity_db.store import calls, parks, policies, processing, rewards, runs, synthesis, workers
 from trinity_db.store.replay import find, first_difference
 from trinity_db.store.selection import Selection
 
 DATA = ("trajectories", "demonstrations", "preferences")
-TASKSETS = ("tasks", *DATA)
+TASKSETS = ("tasks", "made", *DATA)
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,26 @@ def target(database_url_15: str) -> Iterator[Database]:
         yield database
 
 
+PEOPLE = """
+WITH asked AS (
+    INSERT INTO trinity.review
+        (run_id, experience_id, other_id, source, name, weight, wanted, lowest, highest)
+    SELECT e.run_id, min(e.id), max(e.id), 'human', 'human', 1, 1, -1, 1
+    FROM trinity.experience e WHERE e.run_id = %s GROUP BY e.run_id
+    RETURNING id
+),
+said AS (
+    INSERT INTO trinity.label (review_id, author, state, value, swapped, seconds, decided_at)
+    SELECT id, 'ann', 'submitted', 1, true, 2.5, now() FROM asked
+)
+INSERT INTO trinity.decision (review_id, side) SELECT id, 1 FROM asked
+"""
+COMPUTED = (
+    "INSERT INTO trinity.group_priority (run_id, group_id, priority, computed_xact)"
+    " VALUES (%s, %s, 0.5, pg_current_xact_id()::text::bigint)"
+)
+
+
 def lively(database: Database, name: str = "run") -> Scene:
     """A run in the middle of its work, with something in every table."""
     import_records(
@@ -85,6 +108,7 @@ def lively(database: Database, name: str = "run") -> Scene:
     scene.encode()
     scene.record(1, {"loss": 0.1, "none": float("nan"), "all": float("inf")})
     scene.make_ready(6, rewards=(1.0, 0.0, 0.5))
+    make(scene, [task(100), Demonstration(task(0), "an answer", {})], "made", "demonstrations")
     [group] = scene.claim(1, group_size=3)
     scene.write(
         [
@@ -115,8 +139,13 @@ def lively(database: Database, name: str = "run") -> Scene:
         agent = calls.begin(tx, again, taken, member=0, retry=0, key="key")
         asked = calls.Call(agent, 0, b"digest", "prompt", payload((1, 1)), "stop")
         assert calls.record(tx, again, [asked])
+        point = parks.Point({"draft": None}, 1, [([0], None, None)], 1, None)
+        parks.park(tx, again, agent, parks.ticket(tx, again, agent), taken.attempt, point, [])
+        parks.answer(tx, parks.ticket(tx, again, agent), None, "ann")
         processing.record_steps(tx, scene.run.id, "clean", [{"name": "not_empty", "version": 1}])
         processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 1)
+        tx.execute(COMPUTED, [scene.run.id, group.id])
+        tx.execute(PEOPLE, [scene.run.id])
     return scene
 
 
@@ -219,6 +248,14 @@ def give_files(scene: Scene, folder: Path) -> None:
             " WHERE run_id = %s AND version = %s RETURNING 1",
             *(str(place), digest(place), scene.run.id, version),
         )
+        state = folder / f"checkpoint-{version:06d}" / "part-00000"
+        state.mkdir(parents=True)
+        (state / "trainer_state.pt").write_bytes(bytes([version]))
+        scene.values(
+            "UPDATE trinity.policy_version SET resume_from = %s, resume_hash = %s"
+            " WHERE run_id = %s AND version = %s AND resume_from IS NOT NULL RETURNING 1",
+            *(str(state.parent), digest(state), scene.run.id, version),
+        )
 
 
 def test_a_copy_equals_its_original_on_another_major_version(
@@ -230,11 +267,15 @@ def test_a_copy_equals_its_original_on_another_major_version(
     imported = load(target, tmp_path / "copy")
     assert imported.rows == exported.rows
     assert imported.data == {name: name for name in DATA}
-    assert imported.tasksets == {**imported.data, "tasks": "tasks-2"}  # the other run explores "tasks"
+    assert imported.tasksets == {
+        **imported.data,
+        "made": "made",
+        "tasks": "tasks-2",
+    }  # the other run explores "tasks"
     leave(scene)
     original = contents(source, ["run", *DATA], TASKSETS)
     assert {table for table, found in original.items() if not found} == set()
-    copy = contents(target, ["run", *DATA], ["tasks-2", *DATA])
+    copy = contents(target, ["run", *DATA], ["tasks-2", "made", *DATA])
     assert copy == renamed(original, {"tasks": "tasks-2"})
 
 
@@ -250,15 +291,17 @@ def test_a_copy_of_the_other_version_stands_beside_the_original(
         load(source, tmp_path / "here")
     imported = load(source, tmp_path / "here", "again")
     assert imported.data == {name: f"{name}-2" for name in DATA}
-    assert imported.tasksets == {**imported.data, "tasks": "tasks"}
-    assert imported.num_matched_tasks == 8
+    assert imported.tasksets == {**imported.data, "made": "made", "tasks": "tasks"}
+    assert imported.num_matched_tasks == 9
     after = everything(source)
     assert {name: set(found) - set(after[name]) for name, found in before.items()} == {
         name: set() for name in before
     }
     names = {"run": "again", **imported.data}
     original = contents(source, ["run", *DATA], TASKSETS)
-    copy = contents(source, [names[name] for name in ("run", *DATA)], ["tasks", *imported.data.values()])
+    copy = contents(
+        source, [names[name] for name in ("run", *DATA)], ["tasks", "made", *imported.data.values()]
+    )
     assert copy == renamed(original, names)
 
 
@@ -318,14 +361,19 @@ def test_the_files_can_be_read_without_the_store(source: Database, tmp_path: Pat
         for row in pq.read_table(tmp_path / "copy/tables/payload.parquet").to_pylist()
         if row["num_tokens"] == 5
     )
-    tokens, mask, logprobs, versions, temperatures = found["arrays"](
+    tokens, mask, logprobs, versions, temperatures, routing = found["arrays"](
         row["codec"], row["data"], row["num_tokens"]
     )
     assert temperatures is None
+    assert routing is None
     sampled = payload((1, 2))
     tempered = replace(sampled, temperatures=np.array([0.5, 1.5], np.float32))
-    *_, temperatures = found["arrays"](codec_of(tempered), encode(tempered), tempered.num_tokens)
+    *_, temperatures, _ = found["arrays"](codec_of(tempered), encode(tempered), tempered.num_tokens)
     assert temperatures.tolist() == [0.5, 1.5]
+    experts = np.arange(sampled.num_tokens * 6 - 6, dtype=np.uint16).reshape(-1, 3, 2)
+    for one in (replace(sampled, routing=experts), replace(tempered, routing=experts)):
+        *_, routing = found["arrays"](codec_of(one), encode(one), one.num_tokens)
+        np.testing.assert_array_equal(routing, experts)
     assert (tokens.tolist(), mask.tolist()) == ([0, 1, 2, 3, 4], [0, 0, 0, 1, 1])
     assert logprobs is None or (len(logprobs), len(versions)) == (2, 2)
 
@@ -395,6 +443,45 @@ def test_a_data_set_is_a_run_too(source: Database, target: Database, tmp_path: P
     assert (again.name, again.tasksets) == ("some-more", {"trajectories": "some-more"})
 
 
+def test_a_copy_knows_what_was_made_and_its_caps_count_it(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    scene = Scene.open(source)
+    made = {"taskset": "harder", "data": "answers", "total": 3}
+    with source.transaction() as tx:
+        tx.execute(
+            "UPDATE trinity.run SET config = jsonb_set(config, '{processors,made}', %s)", [Jsonb(made)]
+        )
+    make(scene, [task(100), Demonstration(task(0), "an answer", {})], "harder", "answers")
+    import_records(target, "answers", [demonstration(1)])
+    open_writer(target, "tasks", "harder")([task(7)])
+    assert export(source, tmp_path / "copy").data == ["answers"]
+    load(target, tmp_path / "copy", "again")
+    found = (
+        "SELECT o.step, o.source_run, g.payload ->> 'prompt' AS source, t.payload ->> 'prompt' AS made,"
+        " x.response, e.group_id = o.source_group_id AS is_shown, o.source_reward"
+        " FROM trinity.origin_view o JOIN trinity.task g ON g.id = o.source_task_id"
+        " JOIN trinity.experience e ON e.id = o.source_experience_id"
+        " LEFT JOIN trinity.task t ON t.id = o.task_id"
+        " LEFT JOIN trinity.experience_text x ON x.experience_id = o.experience_id ORDER BY t.id"
+    )
+    with target.transaction() as tx:
+        assert [tuple(row.values()) for row in tx.execute(found)] == [
+            ("maker", "again", "task 0", "task 100", None, True, 1.0),
+            ("maker", "again", "task 0", None, "an answer", True, 1.0),
+        ]
+        run = runs.find(tx, "again")
+        assert synthesis.count_made(tx, run.id) == 2
+        [kept] = tx.execute(
+            "SELECT config -> 'processors' -> 'made' AS made FROM trinity.run WHERE id = %s", [run.id]
+        )
+        assert kept["made"] == {"taskset": "harder-2", "data": "answers-2", "total": 3}
+        [one] = tx.execute(
+            "SELECT count(*) AS due FROM trinity.synthesis WHERE refused = '{\"duplicate\": 1}'"
+        )
+        assert one["due"] == 1
+
+
 def test_checkpoints_come_along_on_request(source: Database, target: Database, tmp_path: Path) -> None:
     give_files(lively(source), tmp_path / "run")
     assert export(source, tmp_path / "bare").checkpoints == []
@@ -409,34 +496,83 @@ def test_checkpoints_come_along_on_request(source: Database, target: Database, t
     for policy in kept:
         assert policy.checkpoint.is_relative_to(tmp_path / "home")
         assert digest(policy.checkpoint) == policy.checkpoint_hash
+    [resumed, none] = [policy.resumed for policy in kept]
+    assert resumed is not None
+    assert none is None
+    assert resumed.folder.is_relative_to(tmp_path / "home")
+    assert verify_checkpoint(resumed.folder, resumed.hash)
 
 
 @pytest.mark.parametrize(
-    ("moment", "gone", "copied"),
-    [("run", 2, [2, 1, 0]), ("checkpoint 1", 1, [2, 0]), ("checkpoint 2", 2, None)],
+    ("moment", "gone", "copied", "is_checkpoint"),
+    [
+        ("run", 2, [2, 1, 0], True),
+        ("checkpoint 1", 1, [2, 0], True),
+        ("checkpoint 2", 2, None, True),
+        ("checkpoint 1", 1, None, False),
+    ],
 )
 def test_a_run_may_delete_old_checkpoints_while_it_is_copied(
-    source: Database, target: Database, tmp_path: Path, moment: str, gone: int, copied: list[int] | None
+    source: Database,
+    target: Database,
+    tmp_path: Path,
+    moment: str,
+    gone: int,
+    copied: list[int] | None,
+    is_checkpoint: bool,
 ) -> None:
+    """But for the newest, and the newest that a trainer goes on from."""
     scene = lively(source)
-    scene.publish(2, step=2)
+    scene.publish(2, step=2, with_checkpoint=is_checkpoint)
     give_files(scene, tmp_path / "run")
 
     def trainer(now: str, _: int) -> None:
         if now == moment:
             shutil.rmtree(tmp_path / "run" / f"version-{gone:06d}")
             with closing(Database(source.url)) as other, other.transaction() as tx:
-                tx.execute("UPDATE trinity.policy_version SET checkpoint = NULL WHERE version = %s", [gone])
+                tx.execute(
+                    "UPDATE trinity.policy_version SET checkpoint = NULL, resume_from = NULL"
+                    " WHERE version = %s",
+                    [gone],
+                )
 
     def export_now() -> list[int]:
         return export_run(source, "run", tmp_path / "copy", True, trainer).checkpoints
 
     if copied is None:
-        with pytest.raises(TrinityError, match="Version 2: the run deleted it while it was copied"):
+        with pytest.raises(TrinityError, match=f"Version {gone}: the run deleted it while it was copied"):
             export_now()
         return
     assert export_now() == copied
     assert sorted(load(target, tmp_path / "copy").checkpoints) == sorted(copied)
+
+
+@pytest.mark.parametrize(("gone", "newest"), [(1, 2), (2, 2), (1, 1)])
+def test_a_run_may_delete_an_old_checkpoint_and_keep_its_weights_while_it_is_copied(
+    source: Database, target: Database, tmp_path: Path, gone: int, newest: int
+) -> None:
+    """But for the latest checkpoint. Then the weights come along without it."""
+    scene = lively(source)
+    scene.publish(2, step=2, with_checkpoint=newest == 2)
+    give_files(scene, tmp_path / "run")
+
+    def trainer(now: str, _: int) -> None:
+        if now == f"checkpoint {gone}":
+            shutil.rmtree(tmp_path / "run" / f"checkpoint-{gone:06d}")
+            with closing(Database(source.url)) as other, other.transaction() as tx:
+                forget = "UPDATE trinity.policy_version SET resume_from = NULL WHERE version = %s"
+                tx.execute(forget, [gone])
+
+    if gone == newest:
+        with pytest.raises(TrinityError, match=f"Version {gone}: the run deleted it while it was copied"):
+            export_run(source, "run", tmp_path / "copy", True, trainer)
+        return
+    assert export_run(source, "run", tmp_path / "copy", True, trainer).checkpoints == [2, 1, 0]
+    assert sorted(load(target, tmp_path / "copy").checkpoints) == [0, 1, 2]
+    with target.transaction() as tx:
+        kept = policies.with_checkpoint(tx, runs.find(tx, "run").id)
+    assert all(digest(policy.checkpoint) == policy.checkpoint_hash for policy in kept)
+    assert [policy.resumed is None for policy in kept] == [False, True, True]
 
 
 def test_a_damaged_checkpoint_is_not_copied(source: Database, target: Database, tmp_path: Path) -> None:
@@ -448,11 +584,22 @@ def test_a_damaged_checkpoint_is_not_copied(source: Database, target: Database, 
         export(source, tmp_path / "another", checkpoints=True)
     assert not (tmp_path / "another").exists()
     assert not list(tmp_path.glob(".another*"))
-    (tmp_path / "copy/checkpoints/version-000001/model.safetensors").write_bytes(b"x" * 3_000_000)
     before = everything(target)
-    with pytest.raises(ImportFileError, match="their digest differs"):
-        load(target, tmp_path / "copy")
+    for damaged in ("checkpoint-000001/part-00000/trainer_state.pt", "version-000001/model.safetensors"):
+        (tmp_path / "copy/checkpoints" / damaged).write_bytes(b"x" * 3_000_000)
+        with pytest.raises(ImportFileError, match=f"{damaged[:10]}.*their digest differs"):
+            load(target, tmp_path / "copy")
     assert everything(target) == before
+
+
+def test_a_damaged_checkpoint_beside_whole_weights_is_not_copied(source: Database, tmp_path: Path) -> None:
+    scene = lively(source)
+    scene.publish(2, step=2)
+    give_files(scene, tmp_path / "run")
+    (tmp_path / "run/checkpoint-000001/part-00000/trainer_state.pt").write_bytes(b"damaged")
+    with pytest.raises(TrinityError, match=r"Version 1: its files at .*checkpoint-000001 are not those"):
+        export(source, tmp_path / "copy", checkpoints=True)
+    assert not (tmp_path / "copy").exists()
 
 
 def test_an_import_that_ends_in_between_leaves_nothing(

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from tests.command_line import CommandLine
-from tests.rows import Scene, copy_of, demonstration, import_records
+from tests.making import make
+from tests.rows import Scene, copy_of, demonstration, import_records, task
 from trinity_db import archive
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, NotFound
+from trinity_db.imports.records import Demonstration
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.states import WorkerRole
@@ -107,6 +109,27 @@ def test_without_a_yes_nothing_is_deleted(
     code, _ = delete(stopped, "run")
     assert code == 1
     assert stopped.value("SELECT count(*) FROM trinity.run WHERE deleting_at IS NULL") == 1
+
+
+def test_what_a_run_made_stays_and_the_command_says_what_it_forgets(
+    scene: Scene, home: Path, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
+    make(scene, [task(100), task(101), Demonstration(task(0), "an answer", {})], "others", "answers")
+    stop(scene)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    asked = command_line("delete", "run")
+    assert asked.stderr.startswith("Made from rows of 'run': 2 tasks and 1 response. They stay")
+    assert "Delete train run 'run'" in asked.stderr
+    assert scene.value("SELECT count(*) FROM trinity.origin_view") == 3
+    done = command_line("delete", "run", "--yes", "--json")
+    assert json.loads(done.stdout)["lost_origins"] == {"tasks": 2, "responses": 1}
+    assert scene.value("SELECT count(*) FROM trinity.origin_view") == 0
+    assert scene.values("SELECT response FROM trinity.experience_text") == ["an answer"]
+    left = (
+        "SELECT count(*) FROM trinity.task t JOIN trinity.taskset s ON s.id = t.taskset_id WHERE s.name = %s"
+    )
+    assert scene.value(left, "others") == 2
 
 
 def test_a_data_set_stays_while_a_run_trains_on_it_and_goes_after_that(

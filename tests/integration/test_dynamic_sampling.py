@@ -30,7 +30,9 @@ def test_a_group_whose_rewards_are_all_equal_is_dropped_with_all_its_members(sce
     assert scene.values(GROUPS) == ["dropped", "ready"]
     assert scene.rows(ROWS) == [("ready", 3), ("dropped", 3)]
     assert scene.rows(DROPS) == [("group", "equal_rewards", 3)]
-    assert scene.rows(GROUP_DROPS) == [("group", "equal_rewards", {"members": 3, "reward": 0.1})]
+    assert scene.rows(GROUP_DROPS) == [
+        ("group", "equal_rewards", {"members": 3, "reward": 0.1, "scored": 3, "solved": 0})
+    ]
 
 
 def test_the_smallest_difference_of_rewards_keeps_a_group(scene: Scene) -> None:
@@ -48,7 +50,9 @@ def test_a_group_that_is_too_small_is_dropped_for_that(scene: Scene) -> None:
     [group] = scene.claim(1, group_size=2)
     scene.write([rollout(group, 0), rollout(group, 1, error="no answer")])
     settle(scene)
-    assert scene.rows(GROUP_DROPS) == [("group", "group_too_small", {"members": 1, "needed": 2})]
+    assert scene.rows(GROUP_DROPS) == [
+        ("group", "group_too_small", {"members": 1, "needed": 2, "scored": 1, "solved": 1})
+    ]
 
 
 def test_exploring_goes_on_until_a_batch_is_full_of_groups_with_differences(scene: Scene) -> None:

@@ -16,14 +16,16 @@ import pytest
 
 import trinity_db
 from tests.postgres import cluster_15, discard, execute, new_home, on_database, start
+from tests.processes import is_alive
 from tests.waiting import wait_until
 from trinity_db import embedded
-from trinity_db.database import Database, open_reader, upgrade
+from trinity_db.database import Database
 from trinity_db.embedded import logins
 from trinity_db.embedded.accounts import as_account, server_account
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.embedded.place import SOCKET
 from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.opening import open_reader, upgrade
 
 WAIT_SECONDS = 30.0
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root runs the server as another user")
@@ -374,21 +376,13 @@ def test_a_server_whose_data_were_deleted_does_not_outlive_them(home: Path) -> N
     shutil.rmtree(home / "postgres")
     url = embedded.ensure_running(home)
     assert value(url, "SELECT 1") == "1"
-    wait_until(lambda: not is_running(orphan), "the orphan ends")
+    wait_until(lambda: not is_alive(orphan), "the orphan ends")
 
 
 def at_once(call: Callable[[], object], times: int) -> list[object]:
     """A call in several threads."""
     with ThreadPoolExecutor(times) as threads:
         return [future.result(WAIT_SECONDS) for future in [threads.submit(call) for _ in range(times)]]
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is more than an entry that its parent has not collected yet."""
-    try:
-        return "Z" not in Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
 
 
 def starter(home: Path) -> subprocess.Popen[str]:

@@ -1,7 +1,8 @@
 """Evaluations: what explorers do for them, what no draw and no pace sees of them, and what they say."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
@@ -12,18 +13,17 @@ import psycopg
 import pytest
 
 from tests.echo import Echo
+from tests.explorers import Explorers
+from tests.explorers import publish as publish_folder
 from tests.rows import Scene, rollout
-from trinity_db.explorer import evaluating, service
-from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer import evaluating, given_back
 from trinity_db.explorer.engines.engine import Completion, NotLoadedYet, Request
 from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.service import Explorer
-from trinity_db.explorer.workflow import Workflow
-from trinity_db.models import folder_digest
+from trinity_db.imports.dataset import open_writer
+from trinity_db.imports.records import Task
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import evaluations, policies, processing, pruning, rewards
-from trinity_db.store.groups import Pace
 
 NUM_TASKS = 8
 
@@ -33,13 +33,7 @@ def publish(scene: Scene, version: int, folder: Path) -> None:
     files = folder / f"version-{version}"
     files.mkdir(exist_ok=True)
     (files / "model.safetensors").write_bytes(b"weights %d" % version)
-    with scene.database.transaction() as tx:
-        tx.execute(
-            "INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)"
-            " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (run_id, version) DO UPDATE"
-            " SET checkpoint = excluded.checkpoint, checkpoint_hash = excluded.checkpoint_hash",
-            [scene.run.id, version, version, str(files), folder_digest.digest(files)],
-        )
+    publish_folder(scene, version, files)
 
 
 def taskset(scene: Scene) -> int:
@@ -84,54 +78,17 @@ def attempt(
     scene.judge(processing.SCORE)
 
 
-class Explorers:
-    """Makes explorers of a scene, whose starting model is there."""
-
-    def __init__(self, scene: Scene, folder: Path) -> None:
-        self.scene, self.folder = scene, folder
-        self.made: list[Explorer] = []
-        publish(scene, 0, folder)
-
-    def __call__(
-        self, workflow: Workflow, engine: Echo | None = None, pace: int = 2, **options: Any
-    ) -> Explorer:
-        only = options.pop("only", None)
-        config = ExplorerConfig(workflow="mine.py:workflow", group_size=2, **options)
-        role = Explorer(
-            self.scene.database,
-            self.scene.run,
-            config,
-            workflow,
-            engine or Echo(),
-            Pace(max_staleness=0, per_version=pace),
-            self.scene.selection,
-            "{prompt}",
-            only=only,
-        )
-        role.worker_id = self.scene.explorer
-        self.made.append(role)
-        return role
-
-
-@pytest.fixture
-def explorers(scene: Scene, tmp_path: Path) -> Iterator[Explorers]:
-    made = Explorers(scene, tmp_path)
-    yield made
-    for role in made.made:
-        role.release()
-
-
 async def answers(task: Mapping[str, Any], policy: Policy) -> float:
     await policy.sample([1, 2])
     return 1.0
 
 
 def test_an_explorer_makes_the_attempts_of_an_evaluation_beside_those_for_training(
-    scene: Scene, explorers: Explorers
+    scene: Scene, explorer: Explorers
 ) -> None:
     begin(scene, samples=3)
     engine = Echo()
-    assert explorers(answers, engine).work()
+    assert explorer(answers, engine).work()
     states = scene.rows("SELECT state, count(*) FROM trinity.rollout_group GROUP BY 1 ORDER BY 1")
     assert dict(states) == {"complete": 2, "evaluated": NUM_TASKS}
     asked = [(request.temperature, request.max_new_tokens) for request in engine.asked]
@@ -139,9 +96,9 @@ def test_an_explorer_makes_the_attempts_of_an_evaluation_beside_those_for_traini
     assert asked.count((1.0, 256)) == 2 * 2
 
 
-def test_no_statement_of_training_sees_an_evaluation(scene: Scene, explorers: Explorers) -> None:
+def test_no_statement_of_training_sees_an_evaluation(scene: Scene, explorer: Explorers) -> None:
     begin(scene)
-    role = explorers(answers, pace=2)
+    role = explorer(answers, groups=2)
     assert role.work()
     scene.process()
     counts = scene.rows(
@@ -175,7 +132,7 @@ def test_the_database_refuses_a_token_of_another_version(scene: Scene) -> None:
 
 
 def test_an_attempt_with_a_token_of_another_version_is_a_failed_rollout(
-    scene: Scene, explorers: Explorers
+    scene: Scene, explorer: Explorers
 ) -> None:
     class Ahead(Echo):
         async def generate(self, request: Request) -> Completion:
@@ -183,17 +140,51 @@ def test_an_attempt_with_a_token_of_another_version_is_a_failed_rollout(
             return Completion(said.token_ids, said.logprobs, [7] * len(said.token_ids), "stop")
 
     begin(scene)
-    assert explorers(answers, Ahead(), pace=1).work()
+    assert explorer(answers, Ahead(), groups=1).work()
     errors = scene.values("SELECT DISTINCT error FROM trinity.rollout WHERE error IS NOT NULL")
     assert errors == ["the engine sampled by version 7 in an evaluation of version 0"]
 
 
+class Moved(Echo):
+    """A fleet whose servers other people have moved on to version 1, and back when they are asked for 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_moved = True
+
+    async def generate(self, request: Request) -> Completion:
+        answer = await super().generate(request)
+        return replace(answer, versions=[int(self.has_moved)] * len(answer.versions))
+
+    async def load(self, path: Path, version: int) -> None:
+        self.loads = getattr(self, "loads", 0) + 1
+        self.has_moved = self.loads < 3
+        await super().load(path, version)
+
+
+def test_attempts_for_which_a_fleet_has_gone_on_to_another_version_are_given_back_and_made_later(
+    scene: Scene, explorer: Explorers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(given_back, "PAUSE_SECONDS", (0.0, 0.0))
+    evaluation = begin(scene)
+    endpoint = {"name": "endpoint", "urls": ["http://127.0.0.1:1"], "load_weights": False}
+    role = explorer(answers, Moved(), only=[evaluation], engine=endpoint)
+    while not role.is_done():
+        role.work()
+    counts = "SELECT state::text, count(*) FROM trinity.rollout GROUP BY 1"
+    found = dict(scene.rows(counts))
+    assert (found["finished"], "failed" in found) == (2 * NUM_TASKS, False)
+    assert scene.value("SELECT DISTINCT finish_reason FROM trinity.rollout WHERE state = 'refused'") == (
+        "given back: the engine sampled by version 1 in an evaluation of version 0"
+    )
+
+
 def test_attempts_of_an_older_version_are_made_by_it_and_training_goes_on_by_the_newest(
-    scene: Scene, explorers: Explorers, tmp_path: Path
+    scene: Scene, explorer: Explorers, tmp_path: Path
 ) -> None:
     begin(scene)
     publish(scene, 1, tmp_path)
-    assert explorers(answers, pace=2).work()
+    assert explorer(answers, groups=2).work()
     versions = scene.rows(
         "SELECT evaluation_id IS NOT NULL, version_min, version_max, count(*) FROM trinity.rollout_group"
         " GROUP BY 1, 2, 3 ORDER BY 1"
@@ -202,7 +193,7 @@ def test_attempts_of_an_older_version_are_made_by_it_and_training_goes_on_by_the
 
 
 def test_evaluation_and_training_take_turns_where_both_have_work(
-    scene: Scene, explorers: Explorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, explorer: Explorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither waits for the end of the other one's work."""
     monkeypatch.setattr(evaluating, "TURN_SECONDS", 0.0)
@@ -215,19 +206,19 @@ def test_evaluation_and_training_take_turns_where_both_have_work(
 
     begin(scene)
     publish(scene, 1, tmp_path)
-    assert explorers(answers, Loads(), pace=8, concurrency=4).work()
+    assert explorer(answers, Loads(), groups=8, concurrency=4).work()
     assert loaded.count(0) > 1
     assert loaded.count(1) > 1
     versions = scene.values("SELECT DISTINCT version_max FROM trinity.rollout_group WHERE evaluation_id > 0")
     assert versions == [0]
 
 
-def test_the_same_evaluation_samples_by_the_same_seeds(scene: Scene, explorers: Explorers) -> None:
+def test_the_same_evaluation_samples_by_the_same_seeds(scene: Scene, explorer: Explorers) -> None:
     """Seeds follow from task and member: not from groups, whose numbers differ, and not from their order."""
     engines = [Echo(), Echo()]
     for engine, temperature in zip(engines, (0.5, 0.25), strict=True):
         begin(scene, temperature=temperature)
-        assert explorers(answers, engine, pace=1).work()
+        assert explorer(answers, engine, groups=1).work()
     first, second = (
         {request.seed for request in engine.asked if request.max_new_tokens == 4} for engine in engines
     )
@@ -235,20 +226,58 @@ def test_the_same_evaluation_samples_by_the_same_seeds(scene: Scene, explorers: 
     assert first == second
 
 
-def test_an_evaluation_is_begun_once_and_goes_on_where_it_was(scene: Scene, explorers: Explorers) -> None:
+def test_an_evaluation_is_begun_once_and_goes_on_where_it_was(scene: Scene, explorer: Explorers) -> None:
     evaluation = begin(scene)
     assert begin(scene) == evaluation
     lost = scene.new_worker(WorkerRole.EXPLORE)
     group, other = claim(scene, evaluation, limit=2, worker=lost)
     scene.write([rollout(group, member, "1") for member in group.members], worker=lost)
     assert scene.lose(lost).groups == 1
-    role = explorers(answers, only=[evaluation])
+    role = explorer(answers, only=[evaluation])
     assert not role.is_done()
     assert role.work()
     assert role.is_done()
     assert scene.rows("SELECT id, attempt FROM trinity.rollout_group WHERE attempt <> 1") == [(other.id, 2)]
     assert scene.values("SELECT count(*) FROM trinity.rollout") == [2 * NUM_TASKS]
     assert scene.values("SELECT count(*) FROM trinity.rollout_group WHERE evaluation_id IS NULL") == [0]
+
+
+def test_an_evaluation_that_is_said_again_takes_in_tasks_that_were_imported_since(scene: Scene) -> None:
+    evaluation = begin(scene)
+    attempt(scene, evaluation, lambda task, member: 1.0)
+    assert finish(scene) == [evaluation]
+    assert begin(scene) == evaluation
+    assert claim(scene, evaluation) == [], "no task is new"
+    assert said(scene, evaluation)[0]["finished_at"] is not None
+    open_writer(scene.database, "tasks", "tasks")([Task({"prompt": "a new one"})])
+    assert begin(scene) == begin(scene) == evaluation
+    [group] = claim(scene, evaluation)
+    assert group.task == {"prompt": "a new one"}
+    assert said(scene, evaluation)[0]["finished_at"] is None
+
+
+def test_an_evaluation_ends_when_its_version_is_withdrawn(scene: Scene, tmp_path: Path) -> None:
+    for version in (1, 2):
+        publish(scene, version, tmp_path)
+    kept, withdrawn = begin(scene, version=1), begin(scene, version=2)
+    scene.reopen(1)
+    ended = {
+        row["id"]: (row["error"], row["finished_at"] is not None) for row in said(scene, kept, withdrawn)
+    }
+    assert ended == {kept: (None, False), withdrawn: ("its version was withdrawn", True)}
+
+
+def test_what_says_how_much_was_explored_counts_no_evaluation(scene: Scene) -> None:
+    scene.explore(1)
+    attempt(scene, begin(scene), lambda task, member: 1.0)
+    values = {"run_id": scene.run.id, "batches": 8, "window_seconds": 1, "versions": 8, "rows": None}
+    with scene.database.transaction() as tx:
+        [summary] = tx.execute(query("run_summary"), values)
+    assert summary["rollouts"] == 2
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.rollout SET finished_at = now() + interval '1 hour'")
+        [status] = tx.execute(query("status_detail"), values)
+    assert status["rates"]["rollouts_per_second"] == 2
 
 
 def test_an_evaluation_ends_when_its_last_attempt_is_judged_and_its_numbers_are_metrics(scene: Scene) -> None:
@@ -274,13 +303,13 @@ def test_an_evaluation_ends_when_its_last_attempt_is_judged_and_its_numbers_are_
 
 
 def test_an_evaluation_whose_version_cannot_be_loaded_is_given_up_and_can_be_resumed(
-    scene: Scene, explorers: Explorers, tmp_path: Path
+    scene: Scene, explorer: Explorers, tmp_path: Path
 ) -> None:
     publish(scene, 1, tmp_path)
     evaluation = begin(scene, version=1)
     publish(scene, 2, tmp_path)
     (tmp_path / "version-1" / "model.safetensors").write_bytes(b"damaged")
-    role = explorers(answers, only=[evaluation])
+    role = explorer(answers, only=[evaluation])
     role.work()
     assert role.is_done()
     [row] = said(scene, evaluation)
@@ -293,9 +322,9 @@ def test_an_evaluation_whose_version_cannot_be_loaded_is_given_up_and_can_be_res
 
 @pytest.mark.parametrize("seconds", [600.0, 0.0])
 def test_an_evaluation_waits_for_other_people_to_load_its_version(
-    scene: Scene, explorers: Explorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+    scene: Scene, explorer: Explorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr(service, "NOT_LOADED_SECONDS", seconds)
+    monkeypatch.setattr(evaluating, "NOT_LOADED_SECONDS", seconds)
 
     class Late(Echo):
         """A fleet that gets version 1 after the explorer has asked for it twice."""
@@ -312,7 +341,7 @@ def test_an_evaluation_waits_for_other_people_to_load_its_version(
 
     publish(scene, 1, tmp_path)
     evaluation = begin(scene, version=1)
-    role = explorers(answers, Late(), only=[evaluation])
+    role = explorer(answers, Late(), only=[evaluation])
     while not role.is_done():
         role.work()
     assert said(scene, evaluation)[0]["error"] == (None if seconds else "no server has it yet")

@@ -13,6 +13,7 @@ from tests.replays import adopted, correct, difference, differences, drawn
 from tests.rows import (
     WAIT_SECONDS,
     Scene,
+    centered,
     demonstration,
     import_records,
     in_a_thread,
@@ -22,7 +23,7 @@ from tests.rows import (
 )
 from trinity_db.database import connect
 from trinity_db.errors import LeaseLost, TrinityError
-from trinity_db.store import batches, payloads, rewards
+from trinity_db.store import batches, draws, payloads, rewards
 from trinity_db.store.samplers import Sampler
 
 ITEMS = """
@@ -182,6 +183,36 @@ def test_every_sampler_takes_them_and_its_draw_can_be_run_again(mixed: Scene, sa
     assert differences(mixed) == []
 
 
+def test_data_sets_have_their_shares_and_each_its_own_passes(scene: Scene) -> None:
+    import_records(scene.database, "large", [demonstration(number) for number in range(9)])
+    import_records(scene.database, "small", [demonstration(number) for number in range(10, 12)])
+    run = adopted(scene, "mixed", "large", "small")
+    sets = "SELECT r.name FROM trinity.experience e JOIN trinity.experience o ON o.id = e.source_id"
+    sets += " JOIN trinity.run r ON r.id = o.run_id WHERE e.id = %s"
+    seen: list[list[str]] = []
+    for step in range(1, 5):
+        run.make_ready(1)
+        draw = batches.Draw(run.run.id, run.trainer, step, 1, run.run.seed, 1, 4, {"large": 3, "small": 1})
+        with run.database.transaction() as tx:
+            batch = drawn(draws.draw_groups(tx, draw, None, centered))
+        run.commit(batch)
+        seen.append([run.value(sets, of) for of in experts(run, batch.id)])
+    assert seen == [["large"] * 3 + ["small"]] * 4
+    # Twelve uses of nine rows, and four of two.
+    assert run.rows(EXPERTS, run.run.id) == [("ready", 1, 6), ("ready", 2, 5)]
+    run.make_ready(1)
+    draw = batches.Draw(run.run.id, run.trainer, 5, 1, run.run.seed, 1, 8, {"large": 1, "small": 3})
+    with run.database.transaction() as tx:
+        batch = drawn(draws.draw_groups(tx, draw, None, centered))
+    assert [run.value(sets, of) for of in experts(run, batch.id)] == ["large"] * 6 + ["small"] * 2
+    assert differences(run) == []
+    with run.database.transaction() as tx:
+        tx.execute(
+            "UPDATE trinity.batch SET parameters = jsonb_set(parameters, '{expert_shares,small}', '0.1')"
+        )
+    assert differences(run) != []
+
+
 def test_draws_are_run_again_over_corrected_rewards_and_rows_that_came_later(scene: Scene) -> None:
     attempts = [trajectory(number, f"attempt at {number}", 1.0) for number in range(6)]
     import_records(scene.database, "set", attempts[:4])
@@ -225,7 +256,7 @@ def test_expert_rows_have_a_snapshot_of_their_own(scene: Scene) -> None:
 
     draw = batches.Draw(run.run.id, run.trainer, step=1, batch_size=1, seed=0, experts=1)
     with run.database.transaction() as tx:
-        batch = drawn(batches.draw_groups(tx, draw, None, advantage))
+        batch = drawn(draws.draw_groups(tx, draw, None, advantage))
     assert first != second
     assert experts(run, batch.id) == [second]
     assert differences(run) == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.explorers import publish
 from tests.rows import Scene
 from tests.servers import Server, VLLMServer
 from trinity_db.config import ScratchConfig
@@ -16,7 +17,7 @@ from trinity_db.explorer.engines.dialects import VLLM
 from trinity_db.explorer.engines.endpoint import EndpointEngine
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.service import Explorer
-from trinity_db.models import build_scratch, folder_digest
+from trinity_db.models import build_scratch
 from trinity_db.store.groups import Pace
 
 GROUPS, SIZE = 6, 4
@@ -57,14 +58,7 @@ def test_a_server_that_dies_costs_no_rollout_and_doubles_none(
 ) -> None:
     folder = tmp_path / "version-0"
     build_scratch(ScratchConfig(alphabet="0123456789", hidden_size=16, heads=1, layers=1), 0, folder)
-    with scene.database.transaction() as tx:
-        tx.execute(
-            "INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)"
-            " VALUES (%(run)s, 0, 0, %(folder)s, %(digest)s)"
-            " ON CONFLICT (run_id, version) DO UPDATE"
-            " SET checkpoint = excluded.checkpoint, checkpoint_hash = excluded.checkpoint_hash",
-            {"run": scene.run.id, "folder": str(folder), "digest": folder_digest.digest(folder)},
-        )
+    publish(scene, 0, folder)
     first, second = hosted.servers
     killed = threading.Event()
 

@@ -93,7 +93,7 @@ def test_a_second_import_adds_nothing(database: Database, tmp_path: Path, kind: 
     assert counts(load(database, path, kind)) == (2 * len(rows), 0, 2 * len(rows), 0)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet", ".arrow"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".parquet", ".arrow"])
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_an_export_is_read_back_without_loss(
     database: Database, tmp_path: Path, kind: Kind, suffix: str
@@ -346,7 +346,7 @@ def test_what_is_not_there_cannot_be_exported(database: Database, tmp_path: Path
         save(database, tmp_path / "out.jsonl", "preferences")
     assert (tmp_path / "out.jsonl").read_text() == "precious"
     with pytest.raises(ConfigError, match=r"known are \.jsonl"):
-        save(database, tmp_path / "out.csv", "tasks")
+        save(database, tmp_path / "out.tsv", "tasks")
     with pytest.raises(ConfigError, match="there is no folder"):
         save(database, tmp_path / "nowhere" / "out.jsonl", "tasks")
 

@@ -12,10 +12,11 @@ from tests.postgres import cluster_18, discard, execute, new_database, new_home,
 from tests.rows import Scene
 from trinity_db import embedded
 from trinity_db.cli import db
-from trinity_db.database import Database, connect, upgrade
+from trinity_db.database import Database, connect
 from trinity_db.embedded import presence
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.errors import TrinityError
+from trinity_db.opening import upgrade
 from trinity_db.store import instances
 
 

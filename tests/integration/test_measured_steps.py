@@ -39,7 +39,7 @@ def ready_groups(scene: Scene) -> None:
 
 
 def trainer(
-    scene: Scene, run: runs.Run, algorithm: AlgorithmConfig, folder: Path, **settings: int
+    scene: Scene, run: runs.Run, algorithm: AlgorithmConfig, folder: Path, **settings: int | None
 ) -> Trainer:
     setup = setup_of(
         TrainerConfig.model_validate({"batch_size": 2, **settings}),
@@ -105,6 +105,33 @@ def test_passes_and_tokens_are_counted_on_after_a_restart(scene: Scene, tmp_path
     assert [one["epoch"] for one in found] == [0.5, 1.0]
     assert found[1]["num_tokens"] == 2 * found[0]["num_tokens"] > 0
     assert "reward" not in found[0]
+
+
+def test_an_offline_run_ends_after_its_steps_and_later_goes_on_with_the_rows_that_are_left(
+    scene: Scene, tmp_path: Path
+) -> None:
+    import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(6)])
+    with scene.database.transaction() as tx:
+        run = runs.open_run(tx, "imitation", {}, "rows", ["set"], holdout=0.0)
+    steps = "SELECT count(*) FROM trinity.batch WHERE run_id = %s AND state = 'committed'"
+    state = "SELECT state::text FROM trinity.run WHERE id = %s"
+
+    def train(limit: int | None) -> Trainer:
+        one = trainer(scene, run, recipe("sft"), tmp_path, steps=limit)
+        one.start()
+        while one.work():
+            pass
+        assert one.is_done()
+        with scene.database.transaction() as tx:
+            workers.stop(tx, one.worker_id)
+        return one
+
+    train(limit=2)
+    assert (scene.value(steps, run.id), scene.value(state, run.id)) == (2, "finished")
+    assert dict(scene.rows(METRICS, run.id, 2))["epoch"] == pytest.approx(2 / 3)
+    train(limit=None)
+    assert scene.value(steps, run.id) == 3
+    assert dict(scene.rows(METRICS, run.id, 3))["epoch"] == 1.0
 
 
 def test_an_evaluation_is_no_part_of_a_step_nor_of_the_wait_for_its_batch(

@@ -1,5 +1,6 @@
 """The processors: a reward function that fails for some rows or for all, and a run over imported ones."""
 
+import hashlib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -7,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import Scene, at_once, demonstration, import_records, rollout
+from tests.rows import Scene, at_once, demonstration, import_records, reward, rollout
 from tests.steps import processors
 from trinity_db.errors import TrinityError
-from trinity_db.processors import service
+from trinity_db.processors import changed_files, service
 from trinity_db.processors.service import Processors
-from trinity_db.store import processing, runs
+from trinity_db.store import processing, rewards, runs
 
 FAILURES_IN_A_ROW = 4
 STATES = "SELECT state::text, count(*) FROM trinity.experience GROUP BY 1 ORDER BY 1"
@@ -142,13 +143,51 @@ def test_a_list_that_changes_in_options_or_code_is_a_version_of_its_own(scene: S
     versions += [pass_one(2), pass_one(1)]
     path.write_text(code)
     assert [*versions, pass_one(2)] == [1, 1, 2, 3, 4, 2]
+    digest = hashlib.sha256(code.encode()).hexdigest()
     [clean, first, *_] = scene.rows(LISTS)
     assert clean[:2] == ("clean", 1)
     assert [step["name"] for step in clean[2]] == ["not_empty", "finite_logprobs"]
     assert first == (
         *("score", 1),
-        [{"name": f"{path}:short", "version": 1, "weight": 2.0, "options": {"limit": 1}}],
+        [{"name": f"{path}:short", "version": 1, "digest": digest, "weight": 2.0, "options": {"limit": 1}}],
     )
+
+
+MAKERS = """
+SELECT v.value, v.processor_version, s->>'digest' FROM trinity.reward_event v
+JOIN trinity.step_list l ON l.run_id = v.run_id AND l.processor = v.source AND l.version = v.processor_version
+CROSS JOIN jsonb_array_elements(l.steps) s
+WHERE s->>'name' = v.name ORDER BY v.id
+"""
+
+
+def test_a_reward_names_the_code_that_made_it_and_a_file_that_changes_meanwhile_is_noticed(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(changed_files, "LOOK_SECONDS", 0.0)
+    path = tmp_path / "mine.py"
+    texts = [f"def mine(response):\n    return {number}.0\n" for number in (1, 2)]
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    config = {"score": [f"{path}:mine"]}
+    path.write_text(texts[0])
+    role = processors(scene, config)
+    explore(scene, "a")
+    drain(role)
+    assert "judges on" not in caplog.text
+    path.write_text(texts[1])
+    explore(scene, "b")
+    drain(role)
+    assert caplog.text.count("mine.py changed; this process judges on by what it loaded") == 1
+    explore(scene, "c")
+    drain(processors(scene, config))
+    assert scene.rows(MAKERS) == [(1.0, 1, digests[0]), (1.0, 1, digests[0]), (2.0, 2, digests[1])]
+    path.unlink()
+    drain(role)
+    assert "mine.py is gone; this process judges on" in caplog.text
+    about = scene.value("SELECT min(id) FROM trinity.rollout")
+    with scene.database.transaction() as tx:
+        rewards.record(tx, scene.run.id, "human", [reward(about, 0.5, "human")])
+    assert scene.values("SELECT processor_version FROM trinity.reward_event WHERE source = 'human'") == [None]
 
 
 def test_processors_that_start_at_once_agree_on_the_version(scene: Scene) -> None:

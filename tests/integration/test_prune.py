@@ -83,7 +83,9 @@ def test_a_row_stays_while_an_older_checkpoint_is_kept_that_does_not_include_its
     prune("run", "--payloads", "--keep-versions", "0")
     assert scene.values(PRUNED) == scene.values(ROWS, trained[:1])
     with scene.database.transaction() as tx:
-        tx.execute("UPDATE trinity.policy_version SET checkpoint = NULL WHERE version = 1")
+        tx.execute(
+            "UPDATE trinity.policy_version SET checkpoint = NULL, resume_from = NULL WHERE version = 1"
+        )
     prune("run", "--payloads", "--keep-versions", "0")
     assert scene.values(PRUNED) == scene.values(ROWS, trained[:2])
 

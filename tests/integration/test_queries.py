@@ -104,6 +104,7 @@ HOT = {
     "draw_by_chance": "rollout_group_chance_idx",
     "draw_groups": "rollout_group_live_idx",
     "draw_newest": "rollout_group_live_idx",
+    "draw_adopted_groups": "rollout_group_place_idx",
     "draw_pairs": "preference_place_idx",
     "draw_rows": "experience_place_idx",
     "drop_partial_attempts": "experience_group_idx",

@@ -1,158 +1,29 @@
-"""The recording endpoint: what programs are answered, what is stored of it, what becomes of attempts."""
+"""The recording endpoint: what programs are answered, and what is stored of it."""
 
 import asyncio
+import gc
 import json
-import socket
-import sys
-import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
 
-from tests.echo import Digits, Echo
-from tests.rows import Scene, wait_until_blocked
+from tests.explorers import ERRORS, Explore, Explorers, Says, give_back, sequences, stored, user
+from tests.rows import Scene
+from tests.waiting import until, wait_until
 from trinity_db import arrays
 from trinity_db.database import connect
-from trinity_db.errors import ConfigError
-from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.recording.command import Command
-from trinity_db.explorer.recording.listener import Place
-from trinity_db.explorer.recording.offers import Offers
-from trinity_db.explorer.service import Explorer
-from trinity_db.explorer.workflow import Workflow
-from trinity_db.models import folder_digest
-from trinity_db.store.groups import Pace
+from trinity_db.explorer.recorded import Sampled
 
 CALLS = (
     "SELECT a.ordinal, a.retry, c.number FROM trinity.call c JOIN trinity.agent a ON a.id = c.agent_id"
     " ORDER BY a.ordinal, a.retry, c.number"
 )
-ERRORS = "SELECT error FROM trinity.rollout ORDER BY id"
-ASK = """
-import json, os, urllib.request
-def ask(content, path="/chat/completions"):
-    body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-    url = os.environ["OPENAI_BASE_URL"] + path
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as response:
-        return json.load(response)
-"""
-
-
-class Talk(Digits):
-    """A tokenizer that writes a token as one character, and conversations with a system too."""
-
-    response_template = None
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        return "".join(message["content"] for message in messages)
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [ord(character) for character in text]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return "".join(map(chr, token_ids))
-
-
-class Says(Echo):
-    """An engine that says the same each time, or what a function makes of the prompt."""
-
-    tokenizer = Talk()
-
-    def __init__(self, answer: str | Callable[[str], str] = "yes", context: int = 4096) -> None:
-        super().__init__(context=context)
-        self.answer = answer
-        self.gate: asyncio.Event | None = None
-        """Where there is one, responses wait for it."""
-
-    async def generate(self, request: Request) -> Completion:
-        await super().generate(request)
-        if self.gate is not None:
-            await self.gate.wait()
-        prompt = self.tokenizer.decode(request.prompt_ids)
-        said = self.answer if isinstance(self.answer, str) else self.answer(prompt)
-        tokens = self.tokenizer.encode(said, add_special_tokens=False)[: request.max_new_tokens]
-        reason = "stop" if len(tokens) == len(said) else "length"
-        return Completion(tokens, [-0.5] * len(tokens), [self.version] * len(tokens), reason)  # type: ignore[arg-type]
-
-
-Explore = Callable[..., Explorer]
-
-
-@pytest.fixture
-def explore(scene: Scene, tmp_path: Path) -> Iterator[Explore]:
-    """Explores one group with a workflow, to its end."""
-    folder = tmp_path / "version-0"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"weights")
-    with scene.database.transaction() as tx:
-        tx.execute(
-            "UPDATE trinity.policy_version SET checkpoint = %s, checkpoint_hash = %s WHERE run_id = %s",
-            [str(folder), folder_digest.digest(folder), scene.run.id],
-        )
-    made: list[Explorer] = []
-
-    def explore(
-        workflow: Workflow,
-        engine: Echo | None = None,
-        size: int = 2,
-        place: Place | None = None,
-        **options: Any,
-    ) -> Explorer:
-        config = ExplorerConfig(group_size=size, **options)
-        pace = Pace(max_staleness=0, per_version=1)
-        role = Explorer(
-            scene.database,
-            scene.run,
-            config,
-            workflow,
-            engine or Says(),
-            pace,
-            scene.selection,
-            "{prompt}",
-            place=place,
-        )
-        role.worker_id = scene.explorer
-        made.append(role)
-        if place is None:
-            assert role.work()
-        return role
-
-    yield explore
-    for role in made:
-        role.release()
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[Callable[[str], Command]]:
-    """Makes a workflow of a program's text; the program may `ask` the policy."""
-    made: list[Command] = []
-
-    def command(program: str) -> Command:
-        path = tmp_path / f"agent-{len(made)}.py"
-        path.write_text(ASK + program)
-        made.append(Command(f"{sys.executable} -S '{path}'"))
-        return made[-1]
-
-    yield command
-    for one in made:
-        one.close()
-
-
-def user(content: Any) -> Any:
-    return {"role": "user", "content": content}
+WAITS = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 
 @asynccontextmanager
@@ -170,22 +41,6 @@ async def asking(policy: Policy) -> AsyncIterator[Callable[..., Any]]:
 
     async with aiohttp.ClientSession() as session:
         yield ask
-
-
-def stored(scene: Scene, statement: str) -> list[tuple[Any, ...]]:
-    """What is committed, as another connection sees it."""
-    with closing(connect(scene.database.url)) as other:
-        return [tuple(row.values()) for row in other.execute(statement.encode())]
-
-
-def sequences(scene: Scene) -> list[tuple[str, str]]:
-    """Of each experience the text, and below it an x for each token that was sampled."""
-    rows = scene.rows("SELECT codec, data, num_tokens FROM trinity.payload ORDER BY experience_id")
-    found = [arrays.decode(*row) for row in rows]
-    return [
-        (Talk().decode(one.token_ids.tolist()), "".join(".x"[int(sampled)] for sampled in one.action_mask))
-        for one in found
-    ]
 
 
 def test_a_conversation_over_http_is_one_sequence_of_the_tokens_that_were_sampled(
@@ -311,13 +166,13 @@ def test_a_request_that_a_client_repeats_is_sampled_once(explore: Explore, scene
 
     async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
         engine.gate = asyncio.Event()
+        agent: Any = await policy.address()
         async with asking(policy) as ask:
             body = {"messages": [user("a")]}
             first = asyncio.create_task(ask(body))
-            while not engine.asked:
-                await asyncio.sleep(0.001)
-            again = asyncio.create_task(ask(body, **repeated))  # the first is still under way
-            await asyncio.sleep(0.01)
+            await until(lambda: engine.asked, "the first is being sampled")
+            again = asyncio.create_task(ask(body, **repeated))
+            await until(lambda: agent._under_way == 2, "both are being answered")
             engine.gate.set()
             assert await first == await again
             assert await ask(body, **{"x-stainless-retry-count": "2"}) == await first
@@ -332,25 +187,71 @@ def test_a_request_that_a_client_repeats_is_sampled_once(explore: Explore, scene
     assert scene.values(ERRORS) == [None]
 
 
+def test_a_conversation_is_kept_once_however_often_it_comes_back(explore: Explore, scene: Scene) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        messages: list[Any] = [user("a")]
+        others = [one for one in gc.get_objects() if type(one) is Sampled]  # of tests before this one
+        async with asking(policy) as ask:
+            for _ in range(4):
+                answer = await ask({"messages": messages})
+                last, messages = messages, [*messages, answer[1]["choices"][0]["message"], user("b")]
+            gc.collect()
+            kept = [one for one in gc.get_objects() if type(one) is Sampled]
+            assert all(any(one is other for other in others) for one in kept)
+            assert await ask({"messages": last}, **{"x-stainless-retry-count": "1"}) == answer
+        return 0.0
+
+    explore(workflow, size=1)
+    assert scene.values(ERRORS) == [None]
+    assert sequences(scene) == [("a" + "yesb" * 3 + "yes", "." + "xxx." * 3 + "xxx")]
+
+
+def test_a_call_that_is_cancelled_while_it_is_stored_is_part_of_the_attempt(
+    explore: Explore, scene: Scene
+) -> None:
+    """What the store has, a policy has that goes on in this process, as one that goes on in another."""
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        await policy.address()
+        with closing(connect(scene.database.url)) as other:
+            other.execute("LOCK TABLE trinity.call")
+            call = asyncio.create_task(policy.complete("a"))
+            await asyncio.to_thread(wait_until, lambda: stored(scene, WAITS), "it waits for the lock")
+            call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled()
+        await policy.complete("b")
+        return 0.0
+
+    explore(workflow, size=1)
+    assert sequences(scene) == [("ayes", ".xxx"), ("byes", ".xxx")]
+
+
 def test_a_client_that_leaves_before_its_stream_begins_is_no_error(
-    explore: Explore, scene: Scene, caplog: pytest.LogCaptureFixture
+    explorer: Explorers, scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Says()
+
+    def connections() -> int:
+        """Those that the endpoint does not know to be closed."""
+        endpoint: Any = role._endpoint
+        return sum(one.transport is not None for one in endpoint._runner.server.connections)
 
     async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
         engine.gate = asyncio.Event()
         async with asking(policy) as ask:
             left = asyncio.create_task(ask({"messages": [user("a")], "stream": True}))
-            while not engine.asked:
-                await asyncio.sleep(0.001)
+            await until(lambda: engine.asked, "it is being sampled")
+            assert connections() == 1
             left.cancel()
             await asyncio.wait([left])
-            await asyncio.sleep(0.05)  # the endpoint sees that the connection is closed
+            await until(lambda: not connections(), "the endpoint sees that the connection is closed")
             engine.gate.set()
             assert (await ask({"messages": [user("b")]}))[0] == 200
         return 0.0
 
-    explore(workflow, engine, size=1)
+    role = explorer(workflow, engine, group_size=1, groups=1)
+    assert role.work()
     assert scene.values(ERRORS) == [None]
     assert "was not answered" not in caplog.text
 
@@ -517,269 +418,3 @@ def test_an_attempt_whose_group_was_lost_is_told_so(explore: Explore, scene: Sce
     assert said == [(403, "The attempt has ended.")]
     assert scene.values("SELECT prompt FROM trinity.call") == ["a"]
     assert sorted(scene.values("SELECT state FROM trinity.rollout")) == ["finished", "refused"]
-
-
-def give_back(scene: Scene) -> None:
-    """Take the groups from the explorer, as after a silence."""
-    with closing(connect(scene.database.url)) as other:
-        other.execute("UPDATE trinity.rollout_group SET worker_id = NULL WHERE state = 'open'")
-        other.commit()
-
-
-@dataclass
-class Served:
-    """An explorer that gives attempts to whatever program asks, in a thread of its own."""
-
-    role: Explorer
-    url: str
-
-    def post(self, path: str, body: Any = None, key: str = "", **headers: str) -> tuple[int, Any]:
-        data = b"" if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers}
-        request = urllib.request.Request(f"{self.url}{path}", data, headers, method="POST")
-        try:
-            with urllib.request.urlopen(request) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def say(self, key: str, *texts: str, **headers: str) -> tuple[int, Any]:
-        return self.post("/v1/chat/completions", {"messages": [user(text) for text in texts]}, key, **headers)
-
-
-@pytest.fixture
-def serve(explore: Explore) -> Callable[..., AbstractContextManager[Served]]:
-    """Serves attempts until the end of the block."""
-
-    @contextmanager
-    def serve(seconds: float | None = None, key: str | None = None, **options: Any) -> Iterator[Served]:
-        offers = Offers(seconds)
-        with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-            port = probe.getsockname()[1]
-        role = explore(offers, place=Place("127.0.0.1", port, offers, key), **options)
-        thread = threading.Thread(target=role.work)
-        thread.start()
-        try:
-            until_listening(port)
-            yield Served(role, f"http://127.0.0.1:{port}")
-        finally:
-            role.stop()
-            role.wake()
-            thread.join()
-            role.release()
-
-    return serve
-
-
-def until_listening(port: int) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.01)
-    raise AssertionError("the endpoint does not listen")
-
-
-Serve = Callable[..., AbstractContextManager[Served]]
-
-
-def test_agents_of_other_people_take_attempts_and_end_them(serve: Serve, scene: Scene) -> None:
-    with serve(key="secret") as served:
-        for wrong in ("wrong", "fälsch"):
-            assert served.post("/v1/attempts", key=wrong)[0] == 401
-            assert served.say(wrong, "a?")[0] == 401
-        keys = []
-        for _ in range(2):
-            status, given = served.post("/v1/attempts", key="secret")
-            assert (status, given["base_url"]) == (201, f"{served.url}/v1")
-            assert "prompt" in given["task"]
-            keys.append(given["key"])
-        assert served.post("/v1/attempts", key="secret")[0] == 429  # the pace allows one group of two
-        assert served.say(keys[0], "a?")[0] == 200
-        assert served.post(f"/v1/attempts/{keys[0]}/reward", {"style": 0.5}) == (
-            200,
-            {"rewards": {"style": 0.5}},
-        )
-        status, ended = served.post(f"/v1/attempts/{keys[0]}/finish", 1)
-        assert (status, ended["state"]) == (200, "finished")
-        assert stored(scene, "SELECT state FROM trinity.rollout") == [("finished",)]
-        assert stored(scene, "SELECT name, value FROM trinity.reward_event ORDER BY 1") == [
-            ("style", 0.5),
-            ("workflow", 1.0),
-        ]
-        assert served.say(keys[0], "b?") == (403, error("The attempt has ended."))
-        assert served.post(f"/v1/attempts/{keys[1]}/fail", {"error": "no tools"}) == (
-            200,
-            {"state": "failed"},
-        )
-        assert served.say(keys[1], "b?")[0] == 403
-        # A page in a browser reaches this address too, and cannot keep from saying where it comes from.
-        assert served.post("/v1/attempts", key="secret", Origin="http://page.example")[0] == 403
-    assert scene.values(ERRORS) == [None, "AttemptFailed: no tools"]
-
-
-def error(message: str) -> Any:
-    return {"error": {"message": message, "type": "permission_error", "param": None, "code": None}}
-
-
-def test_a_reward_after_the_end_is_a_reward_event_like_any_other(serve: Serve, scene: Scene) -> None:
-    with serve(size=1) as served:
-        key = served.post("/v1/attempts")[1]["key"]
-        served.say(key, "a?")
-        assert served.post(f"/v1/attempts/{key}/finish", {"judge": 1})[1]["state"] == "finished"
-        assert served.post(f"/v1/attempts/{key}/reward", {"judge": -1})[0] == 200
-        assert served.post(f"/v1/attempts/{key}/reward", "much")[0] == 400
-        assert served.post("/v1/attempts/unknown/reward", 1)[0] == 401
-        assert served.post(f"/v1/attempts/{key}/fail")[1] == {"state": "finished"}
-    assert scene.values("SELECT reward FROM trinity.experience") == [-1.0]
-    assert scene.values("SELECT reward_mean FROM trinity.rollout_group") == [-1.0]
-
-
-def test_a_reward_that_is_being_stored_when_the_attempt_ends_counts(serve: Serve, scene: Scene) -> None:
-    with serve(size=1) as served, ThreadPoolExecutor(2) as threads:
-        key = served.post("/v1/attempts")[1]["key"]
-        served.say(key, "a?")
-        with closing(connect(scene.database.url)) as other:
-            other.execute("SELECT FROM trinity.agent FOR UPDATE")
-            late = threads.submit(served.post, f"/v1/attempts/{key}/reward", {"late": 1})
-            wait_until_blocked(scene.database, late)
-            ended = threads.submit(served.post, f"/v1/attempts/{key}/finish")
-            time.sleep(0.1)  # the workflow returns
-        assert late.result() == (200, {"rewards": {"late": 1}})
-        assert ended.result()[1]["state"] == "finished"
-        assert stored(scene, "SELECT name, value FROM trinity.reward_event") == [("late", 1.0)]
-
-
-def test_an_agent_that_never_ends_is_a_failed_rollout(serve: Serve, scene: Scene) -> None:
-    with serve(seconds=0.3, size=1) as served:
-        key = served.post("/v1/attempts")[1]["key"]
-        served.say(key, "a?")
-        until_written(scene, 1)
-    assert scene.values(ERRORS) == ["TookTooLong: took longer than 0.3 s"]
-    assert scene.values("SELECT prompt FROM trinity.call") == ["a?"]
-
-
-def test_an_attempt_that_took_too_long_is_offered_again_to_another_agent(serve: Serve, scene: Scene) -> None:
-    with serve(seconds=0.5, size=1, retries=1) as served:
-        late = served.post("/v1/attempts")[1]["key"]
-        served.say(late, "a?")
-        status, given = served.post("/v1/attempts")  # it waits for the next offer
-        assert status == 201
-        assert served.say(late, "b?")[0] == 403
-        served.say(given["key"], "c?")
-        assert served.post(f"/v1/attempts/{given['key']}/finish")[1]["state"] == "finished"
-    assert sequences(scene) == [("c?yes", "..xxx")]
-
-
-def until_written(scene: Scene, count: int) -> None:
-    deadline = time.monotonic() + 10
-    while len(stored(scene, "SELECT FROM trinity.rollout")) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_an_agent_goes_on_with_its_key_when_the_endpoint_is_another_one(serve: Serve, scene: Scene) -> None:
-    """What was said before is one sequence with what follows, and no answered call is sampled again."""
-    engine = Says()
-    repeated = {"x-stainless-retry-count": "1"}
-    with serve(engine=engine, size=1) as served:
-        key = served.post("/v1/attempts")[1]["key"]
-        first = served.say(key, "a?")
-        served.post(f"/v1/attempts/{key}/reward", {"style": 0.5})
-    give_back(scene)
-    with serve(engine=engine, size=1) as served:
-        until_answered(served, key)
-        assert served.say(key, "a?", **repeated) == first
-        assert len(engine.asked) == 1
-        said = {"role": "assistant", "content": "yes"}
-        served.post("/v1/chat/completions", {"messages": [user("a?"), said, user("b?")]}, key)
-        assert served.post(f"/v1/attempts/{key}/finish")[1]["state"] == "finished"
-    assert sequences(scene) == [("a?yesb?yes", "..xxx..xxx")]
-    assert scene.values("SELECT reward FROM trinity.experience") == [0.5]
-    assert scene.values("SELECT count(*) FROM trinity.agent") == [1]
-
-
-def until_answered(served: Served, key: str) -> None:
-    deadline = time.monotonic() + 10
-    while served.post("/v1/messages/count_tokens", {"messages": [user("?")]}, key)[0] == 503:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_program_makes_the_attempt_and_its_last_line_is_the_reward(
-    explore: Explore, scene: Scene, command: Callable[[str], Command], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRINITY_DB_URL", "postgresql://secret")
-    monkeypatch.setenv("PGPASSWORD", "secret")
-    program = (
-        "task = json.loads(os.environ['TRINITY_TASK'])\n"
-        "assert not [name for name in os.environ if name.startswith(('PG', 'TRINITY_DB'))]\n"
-        "assert ask(task['prompt'])['choices'][0]['message']['content'] == 'yes'\n"
-        "print('done\\n0.25')\n"
-    )
-    explore(command(program))
-    assert scene.values(ERRORS) == [None, None]
-    assert scene.values("SELECT reward FROM trinity.experience") == [0.25, 0.25]
-
-
-def test_a_program_that_fails_is_a_failed_rollout_with_its_last_words(
-    explore: Explore, scene: Scene, command: Callable[[str], Command]
-) -> None:
-    explore(command("ask('a'); raise SystemExit('no more ideas')"))
-    assert scene.values(ERRORS) == ["ProgramFailed: the program ended with status 1: no more ideas"] * 2
-
-
-SAY = """
-def say(what, value):
-    url = os.environ["OPENAI_BASE_URL"] + "/attempts/" + os.environ["OPENAI_API_KEY"] + "/" + what
-    urllib.request.urlopen(urllib.request.Request(url, json.dumps(value).encode(), method="POST"))
-ask("a")
-"""
-
-
-def test_what_a_program_says_to_have_earned_counts_beside_its_last_line(
-    explore: Explore, scene: Scene, command: Callable[[str], Command]
-) -> None:
-    explore(command(SAY + "say('reward', {'style': 0.5, 'workflow': 9}); print(0.25)"), size=1)
-    assert scene.rows("SELECT name, value FROM trinity.reward_event ORDER BY 1") == [
-        ("style", 0.5),
-        ("workflow", 0.25),
-    ]
-
-
-def test_a_program_that_says_that_it_has_finished_ends_by_itself(
-    explore: Explore, scene: Scene, command: Callable[[str], Command]
-) -> None:
-    explore(command(SAY + "say('finish', 0.5); print('done')"), size=1, attempt_seconds=20)
-    assert scene.rows("SELECT name, value FROM trinity.reward_event") == [("workflow", 0.5)]
-
-
-def test_a_program_that_says_that_it_failed_is_a_failed_rollout(
-    explore: Explore, scene: Scene, command: Callable[[str], Command]
-) -> None:
-    explore(command(SAY + "say('fail', {'error': 'no tools'}); print(0.25)"), size=1)
-    assert scene.values(ERRORS) == ["AttemptFailed: no tools"]
-
-
-def test_a_program_that_takes_too_long_is_killed_with_what_it_started(
-    explore: Explore, scene: Scene, command: Callable[[str], Command], tmp_path: Path
-) -> None:
-    program = (
-        f"import subprocess, time\nchild = subprocess.Popen(['sleep', '600'])\n"
-        f"open('{tmp_path}/' + str(child.pid), 'w').close()\ntime.sleep(600)\n"
-    )
-    explore(command(program), attempt_seconds=0.7)
-    assert scene.values(ERRORS) == ["took longer than 0.7 s"] * 2
-    children = [int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()]
-    assert len(children) == 2
-    assert not [child for child in children if is_running(child)]
-
-
-def is_running(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def test_a_program_that_is_not_there_is_found_out_before_the_run() -> None:
-    with pytest.raises(ConfigError, match="there is no program 'no-such-agent' on the PATH"):
-        Command("no-such-agent --fast")

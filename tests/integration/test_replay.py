@@ -18,7 +18,8 @@ from tests.rows import (
 )
 from trinity_db.database import connect
 from trinity_db.errors import NotFound, TrinityError
-from trinity_db.store import batches, processing, replay, rewards
+from trinity_db.store import batches, draws, processing, replay, rewards, settling
+from trinity_db.store.settling import Rules
 
 
 def test_a_draw_waits_for_no_transaction_that_makes_other_groups_ready(scene: Scene) -> None:
@@ -30,7 +31,7 @@ def test_a_draw_waits_for_no_transaction_that_makes_other_groups_ready(scene: Sc
         if group is late:
             scene.settle()
     with closing(connect(scene.database.url)) as other:
-        assert processing.settle_groups(other, scene.run.id, 2, limit=10) == 1
+        assert settling.settle_groups(other, scene.run.id, Rules(2), limit=10) == 1
         first = drawn(scene.draw(step=1, size=1))
         other.commit()
     second = drawn(scene.draw(step=2, size=1))
@@ -130,7 +131,7 @@ def test_a_batch_that_was_given_back_by_its_own_draw_is_not_in_the_way(scene: Sc
     with scene.database.transaction() as tx:
         draw = batches.Draw(scene.run.id, scene.trainer, step=1, batch_size=2, seed=0)
         batches.reopen_leased(tx, draw)
-        drawn(batches.draw_groups(tx, draw, None, centered))
+        drawn(draws.draw_groups(tx, draw, None, centered))
     assert differences(scene) == []
 
 

@@ -31,6 +31,9 @@ INSERT INTO trinity.agent (id, run_id, group_id, ordinal, attempt, retry, worker
 VALUES (1, 1, 1, 2, 1, 0, 1, '\\x01'), (2, 1, 1, 3, 1, 0, 1, '\\x02');
 INSERT INTO trinity.call (agent_id, number, digest, prompt, codec, num_tokens, data, finish_reason)
 VALUES (1, 0, '', '', '', 1, '', 'stop');
+INSERT INTO trinity.park
+    (id, run_id, agent_id, parked_at, state, record, resumed_at, resumed_attempt, left_at)
+VALUES (1, 1, 1, now(), '1', '{}', now(), 1, now()), (2, 1, 1, now(), 'null', '{}', NULL, NULL, NULL);
 INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, state)
 VALUES (1, 1, 1, 0, 1, 'finished'), (2, 1, 1, 1, 1, 'finished');
 INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, version_min, version_max, import_key)
@@ -40,6 +43,10 @@ INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, source_
 VALUES (3, 2, 1, 1, 'ready', 1);
 INSERT INTO trinity.score (experience_id, name, digest, data) VALUES (1, 'teacher', '', '\\x00000000');
 INSERT INTO trinity.preference (id, run_id, chosen_id, rejected_id, source) VALUES (1, 1, 1, 2, 'pair');
+INSERT INTO trinity.review
+    (id, run_id, experience_id, other_id, source, name, weight, wanted, lowest, highest)
+VALUES (1, 1, 1, NULL, 'human', 'human', 1, 1, 0, 1), (2, 1, 1, 2, 'human', 'human', 1, 1, -1, 1);
+INSERT INTO trinity.label (id, review_id, author, leased_until) VALUES (1, 1, 'ann', now());
 INSERT INTO trinity.batch
     (id, run_id, step, worker_id, setting_id, policy_version, size, sampler, seed, query)
 VALUES (1, 1, 1, 1, 1, 0, 1, 'fifo', 0, '');
@@ -48,6 +55,15 @@ VALUES (1, 'clean', 1, 1, 'passed');
 INSERT INTO trinity."drop" (run_id, experience_id, stage, reason) VALUES (1, 1, 'clean', 'empty');
 """
 
+NEW_PRIORITY = (
+    "INSERT INTO trinity.group_priority (run_id, group_id, priority, computed_xact, failed_at, error) VALUES "
+)
+NEW_OVERLAP = "INSERT INTO trinity.overlap (task_id, of_task_id, experience_id, measure, share, text) VALUES "
+NEW_SYNTHESIS = "INSERT INTO trinity.synthesis (run_id, group_id, error, failed_at, finished_at) VALUES "
+NEW_ORIGIN = (
+    "INSERT INTO trinity.origin (synthesis_id, run_id, source_task_id, task_id, experience_id, step, digest)"
+    " VALUES "
+)
 NEW_ROLLOUT = "INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, state, error) VALUES "
 NEW_PASS = "INSERT INTO trinity.task_pass (run_id, taskset_id, walk, size, position) VALUES "
 NEW_ROW = (
@@ -80,6 +96,11 @@ NEW_PROCESSING = (
     " VALUES "
 )
 
+NEW_REVIEW = (
+    "INSERT INTO trinity.review"
+    " (run_id, experience_id, other_id, source, name, weight, wanted, lowest, highest) VALUES "
+)
+
 REFUSED = [
     # runs
     (
@@ -92,6 +113,15 @@ REFUSED = [
     ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET state = 'finished'"),
     ("run_finished_at_iff_finished_check", "UPDATE trinity.run SET finished_at = now()"),
     ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET version = -1"),
+    ("policy_version_skips_numbers_below_check", "UPDATE trinity.policy_version SET skipped = 1"),
+    (
+        "policy_version_withdrawn_has_no_files_check",
+        "UPDATE trinity.policy_version SET checkpoint = 'version-000000', withdrawn_at = now()",
+    ),
+    (
+        "policy_version_checkpoint_has_weights_check",
+        "UPDATE trinity.policy_version SET checkpoint = NULL, resume_from = 'checkpoint', resume_hash = ''",
+    ),
     ("setback_versions_together_check", NEW_SETBACK + "(1, 1, 0, 0, 1, 2, NULL, 0)"),
     ("setback_lost_something_check", NEW_SETBACK + "(1, 1, 0, 3, 3, NULL, NULL, 0)"),
     ("store_instance_one_row_check", NEW_INSTANCE + "(false, 1, 1, 1)"),
@@ -102,6 +132,23 @@ REFUSED = [
         "INSERT INTO trinity.archive (run_id, number, store, name)"
         " VALUES (1, 0, gen_random_uuid(), 'payload_2_ab')",
     ),
+    # people
+    ("review_row_key", NEW_REVIEW + "(1, 1, NULL, 'human', 'human', 1, 2, 0, 5)"),
+    ("review_pair_key", NEW_REVIEW + "(1, 1, 2, 'other', 'other', 1, 1, -1, 1)"),
+    ("review_pair_in_order_check", NEW_REVIEW + "(1, 2, 1, 'human', 'human', 1, 1, -1, 1)"),
+    ("review_wants_a_verdict_check", "UPDATE trinity.review SET wanted = 0"),
+    ("review_scale_in_order_check", "UPDATE trinity.review SET lowest = 1"),
+    ("review_scale_of_a_pair_check", "UPDATE trinity.review SET lowest = 0"),
+    ("review_weight_finite_check", "UPDATE trinity.review SET weight = 'NaN'"),
+    (
+        "label_review_id_author_key",
+        "INSERT INTO trinity.label (review_id, author, leased_until) VALUES (1, 'ann', now())",
+    ),
+    ("label_value_iff_submitted_check", "UPDATE trinity.label SET value = 1"),
+    ("label_leased_iff_draft_check", "UPDATE trinity.label SET leased_until = NULL"),
+    ("label_decided_iff_no_draft_check", "UPDATE trinity.label SET decided_at = now()"),
+    ("label_seconds_finite_check", "UPDATE trinity.label SET seconds = 'NaN'"),
+    ("decision_known_side_check", "INSERT INTO trinity.decision (review_id, side) VALUES (2, 2)"),
     # tasks
     ("taskset_name_key", "INSERT INTO trinity.taskset (name) VALUES ('tasks')"),
     (
@@ -123,6 +170,13 @@ REFUSED = [
     ("agent_live_member_key", "UPDATE trinity.agent SET ordinal = 2"),
     ("call_has_tokens_check", "UPDATE trinity.call SET num_tokens = 0"),
     ("call_has_tokens_check", "UPDATE trinity.call SET number = -1"),
+    ("park_current_key", "UPDATE trinity.park SET agent_id = 1, left_at = NULL"),
+    ("park_ticket_key", "INSERT INTO trinity.park (run_id, agent_id) VALUES (1, 1), (1, 1)"),
+    ("park_parked_with_state_check", "UPDATE trinity.park SET state = NULL"),
+    ("park_parked_with_state_check", "UPDATE trinity.park SET record = NULL"),
+    ("park_answer_iff_answered_check", "UPDATE trinity.park SET answered_at = now()"),
+    ("park_resumed_from_a_park_check", "UPDATE trinity.park SET resumed_at = now(), resumed_attempt = NULL"),
+    ("park_left_after_it_was_resumed_check", "UPDATE trinity.park SET left_at = now() WHERE id = 2"),
     # groups and rollouts
     ("rollout_group_members_within_expected_check", "UPDATE trinity.rollout_group SET arrived = 9"),
     ("rollout_group_members_within_expected_check", "UPDATE trinity.rollout_group SET failed = 7"),
@@ -151,6 +205,16 @@ REFUSED = [
     ("rollout_group_evaluation_id_version_max_fkey", EVALUATED + "version_max = 1"),
     ("rollout_group_priority_in_range_check", "UPDATE trinity.rollout_group SET priority = 1e-19"),
     ("rollout_group_priority_in_range_check", "UPDATE trinity.rollout_group SET priority = 1e19"),
+    ("group_priority_computed_by_a_transaction_check", NEW_PRIORITY + "(1, 1, 0.5, NULL, NULL, NULL)"),
+    ("group_priority_failed_with_an_error_check", NEW_PRIORITY + "(1, 1, NULL, NULL, now(), NULL)"),
+    ("group_priority_failed_with_an_error_check", NEW_PRIORITY + "(1, 1, 0.5, 7, now(), 'no number')"),
+    ("group_priority_priority_in_range_check", NEW_PRIORITY + "(1, 1, 1e19, 7, NULL, NULL)"),
+    ("synthesis_failed_with_an_error_check", NEW_SYNTHESIS + "(1, 1, NULL, now(), NULL)"),
+    ("synthesis_ended_once_check", NEW_SYNTHESIS + "(1, 1, 'no answer', now(), now())"),
+    ("synthesis_group_id_fkey", NEW_SYNTHESIS + "(1, 9, NULL, NULL, NULL)"),
+    ("synthesis_group_id_key", NEW_SYNTHESIS + "(1, 1, NULL, NULL, NULL), (1, 1, NULL, NULL, NULL)"),
+    ("origin_of_one_thing_check", NEW_ORIGIN + "(1, 1, 1, NULL, NULL, 'x', 'y')"),
+    ("group_priority_group_id_fkey", NEW_PRIORITY + "(1, 9, NULL, NULL, NULL, NULL)"),
     ("rollout_error_iff_failed_check", NEW_ROLLOUT + "(1, 1, 2, 1, 'failed', NULL)"),
     ("rollout_error_iff_failed_check", NEW_ROLLOUT + "(1, 1, 2, 1, 'finished', 'no answer')"),
     ("rollout_group_id_ordinal_attempt_key", NEW_ROLLOUT + "(1, 1, 0, 1, 'failed', 'again')"),
@@ -182,6 +246,9 @@ REFUSED = [
         "experience_import_key",
         NEW_ROW + "(1, NULL, NULL, 'ready', NULL, '00000000-0000-0000-0000-000000000001')",
     ),
+    ("overlap_of_one_text_check", NEW_OVERLAP + "(1, NULL, NULL, '', 1, '')"),
+    ("overlap_is_share_check", NEW_OVERLAP + "(1, 1, NULL, '', 0, '')"),
+    ("minhash_has_bands_check", "INSERT INTO trinity.minhash VALUES (1, '{}')"),
     ("payload_has_tokens_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 0, '')"),
     ("payload_in_one_place_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 1, NULL, NULL)"),
     ("payload_in_one_place_check", "INSERT INTO trinity.payload VALUES (1, 'packed-1', 1, '', 1)"),
@@ -320,6 +387,7 @@ def test_the_states_of_the_code_are_those_of_the_database(connection: psycopg.Co
         "batch_state": states.BatchState,
         "experience_state": states.ExperienceState,
         "group_state": states.GroupState,
+        "label_state": states.LabelState,
         "processing_outcome": states.Outcome,
         "rollout_state": states.RolloutState,
         "run_kind": states.RunKind,

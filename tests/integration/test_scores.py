@@ -30,7 +30,8 @@ from trinity_db.store import payloads, processing, runs, scores, workers
 from trinity_db.store.groups import Pace
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.rows import precompute
-from trinity_db.trainer.service import Trainer, TrainerSetup
+from trinity_db.trainer.service import Trainer
+from trinity_db.trainer.setup import TrainerSetup
 
 TINY = ScratchConfig(hidden_size=8, layers=1, heads=1, context=64)
 MODEL = scores.Model("teacher", "its digest")

@@ -13,13 +13,16 @@ import pytest
 from tests.bench import Bench
 from tests.postgres import cluster_18, discard, start
 from tests.rows import Scene
-from trinity_db.database import Database, upgrade
+from trinity_db.database import Database
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.opening import upgrade
 from trinity_db.trainer.checkpoints.recovery import Allowed
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
 from trinity_db.trainer.service import Trainer
+
+pytestmark = pytest.mark.usefixtures("written_at_once")
 
 SETBACKS = """
 SELECT known_version, known_step, last_step, num_rows, first_version, last_version, resumed_version,

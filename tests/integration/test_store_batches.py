@@ -16,7 +16,7 @@ from tests.rows import (
 from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, policies, rewards, workers
+from trinity_db.store import batches, draws, policies, rewards, workers
 from trinity_db.trainer.parts.advantages import group
 
 STATES = "SELECT state, use_count, count(*) FROM trinity.experience GROUP BY 1, 2 ORDER BY 1, 2"
@@ -122,7 +122,7 @@ def test_the_advantages_that_are_recorded_are_those_computed_and_those_read(scen
     scene.make_ready(1, rewards=(2.0, -1.0))
     with scene.database.transaction() as tx:
         draw = batches.Draw(scene.run.id, scene.trainer, step=1, batch_size=2, seed=0)
-        batch = batches.draw_groups(
+        batch = draws.draw_groups(
             tx, draw, None, lambda columns: group(columns["rewards"], columns["groups"])
         )
     assert batch is not None
@@ -153,7 +153,7 @@ def test_a_batch_says_how_it_was_drawn(scene: Scene) -> None:
     scene.make_ready(1)
     with scene.database.transaction() as tx:
         draw = batches.Draw(scene.run.id, scene.trainer, step=1, batch_size=1, seed=17)
-        batches.draw_groups(tx, draw, 3, centered)
+        draws.draw_groups(tx, draw, 3, centered)
     assert scene.rows(
         "SELECT sampler, seed, query, size, policy_version, worker_id, state FROM trinity.batch"
     ) == [("fifo", 17, query("draw_groups"), 1, 0, scene.trainer, "leased")]
@@ -163,7 +163,7 @@ def test_a_draw_that_was_rolled_back_took_nothing(scene: Scene) -> None:
     scene.make_ready(1)
     with rolled_back(scene.database) as tx:
         draw = batches.Draw(scene.run.id, scene.trainer, step=1, batch_size=1, seed=0)
-        assert batches.draw_groups(tx, draw, None, centered) is not None
+        assert draws.draw_groups(tx, draw, None, centered) is not None
     assert scene.rows(STATES) == [("ready", 0, 2)]
     assert scene.rows(BATCH_STATES) == []
     assert scene.draw(step=1, size=1) is not None
@@ -296,8 +296,8 @@ def test_the_lineage_of_a_version_names_its_rows_with_the_numbers_used(scene: Sc
     scene.publish(1, step=1)
     ids = scene.values("SELECT id FROM trinity.experience WHERE group_id = %s ORDER BY id", group)
     assert scene.rows("SELECT * FROM trinity.lineage(1)") == [
-        (batch.id, 1, 0, ids[0], 0, 1, 1.0, 0.5, 0, 1.0, None),
-        (batch.id, 1, 1, ids[1], 0, 1, 0.0, -0.5, 0, 1.0, None),
+        (batch.id, 1, 0, ids[0], 0, 1, 1.0, 0.5, 0, 1.0, None, None, None, None),
+        (batch.id, 1, 1, ids[1], 0, 1, 0.0, -0.5, 0, 1.0, None, None, None, None),
     ]
 
 
@@ -351,7 +351,7 @@ def test_a_version_said_again_after_its_steps_were_reopened_includes_nothing_new
     scene.publish(1, step=1)
     scene.reopen(version=0)
     scene.train(step=1, size=1)
-    scene.publish(1, step=1)
+    scene.publish(1, step=1, with_checkpoint=False)
     assert scene.values("SELECT included_version FROM trinity.batch WHERE state = 'committed'") == [None]
 
 
@@ -373,9 +373,51 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_first(scene: Scene) -> Non
         scene.publish(step, step)
     with scene.database.transaction() as tx:
         pruned = policies.prune(tx, scene.run.id, keep=2)
-        assert sorted(pruned) == [(1, Path("version-1")), (2, Path("version-2"))]
+        assert sorted(pruned) == [
+            (version, Path(f"{kind}-{version}")) for version in (1, 2) for kind in ("checkpoint", "version")
+        ]
         assert policies.prune(tx, scene.run.id, keep=2) == []
         assert [policy.version for policy in policies.with_checkpoint(tx, scene.run.id)] == [4, 3, 0]
+
+
+def test_pruning_keeps_the_weights_of_checkpoints_and_of_the_one_that_is_being_written(scene: Scene) -> None:
+    scene.make_ready(6)
+    for step in range(1, 7):
+        scene.train(step, size=1)
+        with scene.database.transaction() as tx:
+            policy = policies.PolicyVersion(step, step, Path(f"version-{step}"), f"hash {step}")
+            policies.publish(tx, scene.run.id, policy, scene.trainer)
+            if step in (1, 2):
+                saved = policies.Checkpoint(Path(f"checkpoint-{step}"), "hash")
+                policies.record_checkpoint(tx, scene.run.id, step, saved)
+    with scene.database.transaction() as tx:
+        assert policies.prune(tx, scene.run.id, keep=2, saving=4) == [(3, Path("version-3"))]
+        policies.record_checkpoint(tx, scene.run.id, 4, policies.Checkpoint(Path("checkpoint-4"), "hash"))
+        assert sorted(policies.prune(tx, scene.run.id, keep=2)) == [
+            (1, Path("checkpoint-1")),
+            (1, Path("version-1")),
+        ]
+        assert [policy.version for policy in policies.with_checkpoint(tx, scene.run.id)] == [6, 5, 4, 2, 0]
+        with pytest.raises(LeaseLost, match="Version 1 has no checkpoint"):
+            policies.record_checkpoint(tx, scene.run.id, 1, policies.Checkpoint(Path("late"), "hash"))
+
+
+def test_a_folder_of_weights_and_checkpoint_stays_as_long_as_the_weights(scene: Scene) -> None:
+    """As in runs that began before checkpoints had folders of their own."""
+    scene.make_ready(4)
+    for step in (1, 2, 3, 4):
+        scene.train(step, size=1)
+        scene.publish(step, step)
+    scene.rows("UPDATE trinity.policy_version SET resume_from = checkpoint WHERE version > 0 RETURNING 1")
+    with scene.database.transaction() as tx:
+        assert policies.prune(tx, scene.run.id, keep=2, every=1) == []
+        found = policies.with_checkpoint(tx, scene.run.id)
+        assert [policy.version for policy in found] == [4, 3, 2, 1, 0]
+        assert [policy.version for policy in found if policy.resumed] == [4, 3]
+        assert sorted(policies.prune(tx, scene.run.id, keep=2)) == [
+            (1, Path("version-1")),
+            (2, Path("version-2")),
+        ]
 
 
 def test_a_checkpoint_that_another_run_started_from_is_not_pruned(scene: Scene) -> None:
@@ -388,6 +430,7 @@ def test_a_checkpoint_that_another_run_started_from_is_not_pruned(scene: Scene) 
         tx.execute(
             "UPDATE trinity.policy_version SET checkpoint = 'version-1' WHERE run_id = %s", [other.run.id]
         )
+        assert policies.prune(tx, scene.run.id, keep=2) == [(1, Path("checkpoint-1"))]
         assert policies.prune(tx, scene.run.id, keep=2) == []
         tx.execute("DELETE FROM trinity.run WHERE id = %s", [other.run.id])
         assert policies.prune(tx, scene.run.id, keep=2) == [(1, Path("version-1"))]

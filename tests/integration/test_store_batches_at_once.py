@@ -9,7 +9,7 @@ from tests.rows import WAIT_SECONDS, Scene, centered, in_a_thread, reward, wait_
 from trinity_db.database import connect
 from trinity_db.errors import LeaseLost
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, policies, processing, rewards, runs
+from trinity_db.store import batches, draws, policies, processing, rewards, runs
 
 STATES = "SELECT state, use_count, count(*) FROM trinity.experience GROUP BY 1, 2 ORDER BY 1, 2"
 GROUP_STATES = "SELECT state FROM trinity.rollout_group ORDER BY id"
@@ -33,7 +33,7 @@ def test_two_trainers_that_draw_one_step_do_not_share_its_rows(scene: Scene) -> 
     groups = scene.make_ready(2)
     other = scene.new_worker(WorkerRole.TRAIN)
     with closing(connect(scene.database.url)) as tx:
-        batches.draw_groups(tx, batches.Draw(scene.run.id, other, 1, 1, 0), None, centered)
+        draws.draw_groups(tx, batches.Draw(scene.run.id, other, 1, 1, 0), None, centered)
         drawing = in_a_thread(scene.database, lambda: scene.draw(step=1, size=1))
         wait_until_blocked(scene.database, drawing)
         tx.commit()
@@ -49,7 +49,7 @@ def test_rows_that_another_trainer_takes_are_not_drawn_in_part(scene: Scene) -> 
     scene.make_ready(3)
     other = scene.new_worker(WorkerRole.TRAIN)
     with closing(connect(scene.database.url)) as tx:
-        batches.draw_groups(tx, batches.Draw(scene.run.id, other, 1, 1, 0), None, centered)
+        draws.draw_groups(tx, batches.Draw(scene.run.id, other, 1, 1, 0), None, centered)
         drawing = in_a_thread(scene.database, lambda: scene.draw(step=2, size=2))
         wait_until_blocked(scene.database, drawing)
         tx.commit()
@@ -160,4 +160,4 @@ def test_a_checkpoint_that_a_run_is_starting_from_is_not_pruned(scene: Scene) ->
         wait_until_blocked(scene.database, pruning)
         policies.publish(tx, other.id, policies.PolicyVersion(0, 0, Path("version-1"), "hash 1"))
         tx.commit()
-    assert pruning.result(WAIT_SECONDS) == []
+    assert pruning.result(WAIT_SECONDS) == [(1, Path("checkpoint-1"))], "its weights stay"

@@ -15,9 +15,10 @@ from trinity_db.database import Database, connect
 from trinity_db.errors import LeaseLost, TrinityError
 from trinity_db.privileges import make_login, open_to_roles
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import calls
+from trinity_db.store import calls, groups, parks
 from trinity_db.store.groups import ClaimedGroup
 
+LABELLER = f"agents_labeller_{os.getpid()}"
 LOGINS = [f"agents_{whose}_{os.getpid()}" for whose in ("mine", "theirs")]
 NUMBERS = "SELECT number FROM trinity.call ORDER BY agent_id, number"
 
@@ -50,8 +51,9 @@ def logins(shared_database: Database) -> Iterator[None]:
         open_to_roles(owner)
         for login in LOGINS:
             make_login(owner, login, "trinity_explorer")
+        make_login(owner, LABELLER, "trinity_labeller")
     yield
-    for login in LOGINS:
+    for login in (*LOGINS, LABELLER):
         execute(shared_database.url, "DROP ROLE {}", login)
 
 
@@ -84,6 +86,19 @@ def test_a_member_has_one_agent_that_may_call(scene: Scene) -> None:
     assert record(scene, call(first, 0)) == 0
     assert record(scene, call(second, 0)) == 1
     assert scene.values("SELECT id FROM trinity.agent WHERE ended_at IS NULL") == [second]
+
+
+def test_an_agent_that_no_explorer_took_up_has_ended_with_its_member(scene: Scene) -> None:
+    [group] = scene.claim(1)
+    begin(scene, group)
+
+    def fate() -> calls.Fate | None:
+        with scene.database.transaction() as tx:
+            return calls.fate(tx, calls.hash_of("key"))
+
+    assert fate() == calls.Fate(scene.run.id, False, None, None)
+    scene.write(members(group)[:1])  # as a workflow that asks for no address does
+    assert fate() == calls.Fate(scene.run.id, True, None, None)
 
 
 def test_the_calls_of_an_accepted_rollout_go_and_those_of_a_refused_one_stay(scene: Scene) -> None:
@@ -154,3 +169,40 @@ def test_another_login_takes_up_the_agents_of_an_explorer_that_is_gone(
         fate = calls.fate(tx, calls.hash_of("key"))
     assert fate is not None
     assert (fate.ended, fate.state) == (True, "finished")
+
+
+def test_an_explorer_s_login_goes_on_with_what_another_one_parked_and_a_labeller_answered(
+    explorers: tuple[Scene, Scene], scene: Scene
+) -> None:
+    mine, theirs = explorers
+    [group] = mine.claim(1)
+    agent = begin(mine, group)
+    point = parks.Point({"draft": 1}, 1, [], 0, None)
+    with mine.database.transaction() as tx:
+        ticket = parks.ticket(tx, mine.explorer, agent)
+        for _ in range(2):  # as after a commit whose outcome was unclear
+            parks.park(tx, mine.explorer, agent, ticket, group.attempt, point, [call(agent, 0)])
+    record(mine, call(agent, 1))  # after the park: the next one makes it anew
+    mine.write(members(group)[1:])
+    with mine.database.transaction() as tx:
+        groups.give_back(tx, mine.run.id, mine.explorer, [], [group.id])
+    assert [one.id for one in theirs.claim(1)] != [group.id], "no member of it may go on"
+    with closing(Database(by_login(scene.database.url, LABELLER))) as person, person.transaction() as tx:
+        assert parks.answer(tx, ticket, "yes", "ann").parked_at is not None
+    with (
+        closing(Database(by_login(scene.database.url, LABELLER))) as person,
+        pytest.raises(TrinityError, match="permission denied"),
+        person.transaction() as tx,
+    ):
+        tx.execute("UPDATE trinity.park SET state = '1'")
+    [again] = [one for one in theirs.claim(9) if one.id == group.id]
+    assert (again.members, again.parked) == ([0], frozenset([0]))
+    with theirs.database.transaction() as tx:  # mine lives on
+        resumed = parks.resume(tx, theirs.explorer, again, 0, "another")
+    assert resumed is not None
+    assert (resumed.state, resumed.answer, resumed.attempt) == ({"draft": 1}, "yes", group.attempt)
+    assert [one.number for one in resumed.said] == [0]
+    with pytest.raises(LeaseLost), mine.database.transaction() as tx:
+        parks.park(tx, mine.explorer, agent, ticket, group.attempt, point, [])
+    assert record(mine, call(agent, 2)) == 0
+    assert record(theirs, call(resumed.agent.id, 1)) == 1

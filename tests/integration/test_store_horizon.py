@@ -10,8 +10,9 @@ import psycopg
 from tests.rows import WAIT_SECONDS, Scene, in_a_thread, reward, rollout
 from trinity_db.database import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import processing
+from trinity_db.store import processing, settling
 from trinity_db.store.processing import CLEAN, SCORE, Stage, Verdict
+from trinity_db.store.settling import Rules
 
 ROUNDS = 30
 GROUP_SIZE = 8
@@ -51,7 +52,7 @@ class Flow:
         self.judge(SCORE)
         ids = [group.id for group in claimed]
         with self.counted("settle"), scene.database.transaction() as tx:
-            assert processing.settle_groups(tx, scene.run.id, 2, SIZE, None, ids) == SIZE
+            assert settling.settle_groups(tx, scene.run.id, Rules(2), SIZE, ids) == SIZE
         with self.counted("draw"):
             batch = scene.draw(step, SIZE, max_staleness=10)
         with self.counted("commit"):

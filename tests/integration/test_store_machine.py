@@ -25,7 +25,8 @@ from tests.rows import centered, reward, rollout
 from trinity_db.database import Database, Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import batches, groups, processing, rewards, workers
+from trinity_db.store import batches, draws, groups, processing, rewards, settling, workers
+from trinity_db.store.settling import Rules
 
 LEASE_SECONDS = 3600.0  # only the rule `lose` makes a worker silent for so long
 MAX_ATTEMPTS = 2
@@ -111,7 +112,7 @@ class OnlineRun(Machine):
         self.rollout_ids: dict[int, int] = {}
 
     def draw_from_store(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
-        return batches.draw_groups(tx, draw, self.max_staleness, centered)
+        return draws.draw_groups(tx, draw, self.max_staleness, centered)
 
     def draw_from_model(self, draw: batches.Draw) -> Batch | None:
         return self.model.draw(draw.worker_id, draw.step, draw.batch_size)
@@ -171,13 +172,15 @@ class OnlineRun(Machine):
     @rule()
     def settle(self) -> None:
         settled = self.perform(
-            lambda tx: processing.settle_groups(
+            lambda tx: settling.settle_groups(
                 tx,
                 self.scene.run.id,
-                self.min_group_size,
+                Rules(
+                    self.min_group_size,
+                    drop_equal_rewards=self.drop_equal_rewards,
+                    solved_reward=self.solved_reward,
+                ),
                 limit=1000,
-                drop_equal_rewards=self.drop_equal_rewards,
-                solved_reward=self.solved_reward,
             )
         )
         assert settled == self.model.settle(self.min_group_size, self.drop_equal_rewards, self.solved_reward)

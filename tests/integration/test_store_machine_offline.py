@@ -16,7 +16,7 @@ from tests.machine.snapshot import PAIRS, ROWS
 from tests.machine.trainer import SEED, TIMES, Machine, assert_no_failures
 from tests.rows import demonstration, import_records, preference
 from trinity_db.database import Database, Transaction
-from trinity_db.store import batches
+from trinity_db.store import batches, draws
 
 EPOCHS = 2
 NUM_RECORDS = 7  # no multiple of a batch
@@ -65,7 +65,7 @@ class OfflineRows(OfflineRun):
     order = "SELECT id FROM trinity.experience WHERE run_id = %s ORDER BY hashint8extended(source_id, %s), id"
 
     def draw_from_store(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
-        return batches.draw_rows(tx, draw)
+        return draws.draw_rows(tx, draw)
 
 
 class OfflinePairs(OfflineRun):
@@ -79,7 +79,7 @@ class OfflinePairs(OfflineRun):
     )
 
     def draw_from_store(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
-        return batches.draw_pairs(tx, draw)
+        return draws.draw_pairs(tx, draw)
 
 
 @pytest.mark.timeout(600 * TIMES)  # of a failure the shortest form is looked for, for five minutes

@@ -18,7 +18,7 @@ from tests.machine.trainer import SEED, TIMES, Machine, assert_no_failures, pick
 from tests.rows import import_records, payload, preference, trajectory
 from trinity_db.database import Database, Transaction
 from trinity_db.schema.queries import query
-from trinity_db.store import batches, offline, processing, rewards
+from trinity_db.store import batches, draws, offline, processing, rewards
 
 MAX_USES = 3
 HOLDOUT = 0.2
@@ -64,7 +64,7 @@ class ChangingRun(Machine):
         self._find_pairs()
 
     def draw_from_store(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
-        return batches.draw_pairs(tx, draw) if self.learns_from_pairs else batches.draw_rows(tx, draw)
+        return draws.draw_pairs(tx, draw) if self.learns_from_pairs else draws.draw_rows(tx, draw)
 
     def draw_from_model(self, draw: batches.Draw) -> Batch | None:
         return self.model.draw(draw, self.learns_from_pairs)

@@ -1,5 +1,7 @@
 """Adopted rows: copied into a run once, drawn once an epoch, never those that are held out."""
 
+import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -73,7 +75,7 @@ def items(scene: Scene, batch: batches.Batch, *, pairs: bool) -> list[int]:
 
 def count(scene: Scene, *, pairs: bool = False) -> int:
     with scene.database.transaction() as tx:
-        return sum(offline.count_trainable(tx, scene.run.id, pairs).values())
+        return sum(offline.count_trainable(tx, scene.run.id, "pairs" if pairs else "rows").values())
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -367,3 +369,17 @@ def test_a_run_ends_though_rows_were_judged_bad_while_it_trained(scene: Scene, t
     assert trainer.work()
     assert not trainer.work()
     assert trainer.is_done()
+
+
+@pytest.mark.parametrize("epochs", [0.1, 0.5, 1.0, 1.1, 1.5, 2.0, 2.75])
+@pytest.mark.parametrize(("rows", "size"), [(10, 4), (7, 7), (100, 3), (1, 8)])
+def test_parts_of_a_pass_have_the_steps_that_transformers_counts(rows: int, size: int, epochs: float) -> None:
+    whole = math.ceil(rows / size)
+    steps = math.ceil(round(epochs * whole, 6))
+    assert offline.steps_left({0: rows}, size, epochs) == steps
+    uses = dict.fromkeys(range(rows), 0)
+    for step in range(steps):  # a restart counts what is left
+        passed, place = divmod(step, whole)
+        for row in range(place * size, min((place + 1) * size, rows)):
+            uses[row] = passed + 1
+        assert offline.steps_left(Counter(uses.values()), size, epochs) == steps - step - 1

@@ -67,6 +67,15 @@ def test_a_run_that_may_start_so_many_groups_has_explored_them_when_the_last_one
     assert scene.claim(100, pace=pace) == []
 
 
+def test_groups_that_a_run_started_before_passes_were_kept_count(scene: Scene) -> None:
+    pace = Pace(None, per_version=2, most=5)
+    scene.claim(3, pace=pace)
+    with scene.database.transaction() as tx:
+        tx.execute("DELETE FROM trinity.task_pass")  # as an upgrade leaves it
+    assert len(scene.claim(100, pace=pace)) == 2
+    assert scene.value("SELECT issued FROM trinity.task_pass") == 5
+
+
 def test_a_dropped_group_frees_its_place(scene: Scene) -> None:
     pace = Pace(0, per_version=2)
     kept, lost = scene.claim(2, pace=pace)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 from tests.rows import (
@@ -20,10 +21,12 @@ from tests.rows import (
     trajectory,
 )
 from tests.steps import processors
+from trinity_db.arrays import Payload
 from trinity_db.database import Transaction
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import processing, rewards
+from trinity_db.store import processing, rewards, settling
 from trinity_db.store.processing import CLEAN, SCORE, Verdict
+from trinity_db.store.settling import Rules
 
 STATES = "SELECT state, count(*) FROM trinity.experience GROUP BY state ORDER BY state"
 DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE experience_id IS NOT NULL ORDER BY id'
@@ -206,7 +209,7 @@ def test_a_group_keeps_the_transaction_that_made_it_ready(scene: Scene) -> None:
     scene.judge(CLEAN)
     scene.judge(SCORE)
     with scene.database.transaction() as tx:
-        processing.settle_groups(tx, scene.run.id, 2, limit=10)
+        settling.settle_groups(tx, scene.run.id, Rules(2), limit=10)
         current = tx.execute("SELECT pg_current_xact_id()::text::bigint AS xact").fetchone()
     assert current is not None
     groups = "SELECT state, ready_xact FROM trinity.rollout_group ORDER BY id"
@@ -238,14 +241,18 @@ def test_a_group_that_is_too_small_is_dropped_with_all_its_members(scene: Scene)
     assert scene.rows(STATES) == [("dropped", 1)]
     assert scene.values("SELECT state FROM trinity.rollout_group") == ["dropped"]
     assert scene.rows(DROPS) == [("group", "group_too_small", None)]
-    assert scene.rows(GROUP_DROPS) == [("group", "group_too_small", {"members": 1, "needed": 2})]
+    assert scene.rows(GROUP_DROPS) == [
+        ("group", "group_too_small", {"members": 1, "needed": 2, "scored": 1, "solved": 1})
+    ]
 
 
 def test_a_group_of_which_nothing_is_left_is_dropped_with_a_reason(scene: Scene) -> None:
     [group] = scene.claim(1)
     scene.write([rollout(group, member, error="no answer") for member in group.members])
     scene.process()
-    assert scene.rows(GROUP_DROPS) == [("group", "group_too_small", {"members": 0, "needed": 2})]
+    assert scene.rows(GROUP_DROPS) == [
+        ("group", "group_too_small", {"members": 0, "needed": 2, "scored": 0, "solved": 0})
+    ]
 
 
 def test_selectors_learn_how_often_a_task_was_solved(scene: Scene) -> None:
@@ -294,7 +301,7 @@ def test_settling_at_the_same_time_counts_each_group_once(scene: Scene) -> None:
     scene.judge(SCORE)
 
     def settle(tx: Transaction) -> int:
-        return processing.settle_groups(tx, scene.run.id, min_group_size=2, limit=4)
+        return settling.settle_groups(tx, scene.run.id, Rules(2), limit=4)
 
     assert sum(at_once(scene.database, [settle] * 3)) == 6
     assert scene.value("SELECT sum(scored) FROM trinity.task_stat") == 12
@@ -360,6 +367,18 @@ def test_a_pair_differs_by_the_margin_at_least(scene: Scene, margin: float, pair
 def test_equal_rewards_make_no_pair(scene: Scene) -> None:
     scene.make_ready(2, rewards=(1.0, 1.0, 1.0))
     assert scene.pair() == 0
+
+
+def test_a_response_of_which_nothing_is_predicted_is_in_no_pair(scene: Scene) -> None:
+    [group] = scene.claim(1, group_size=3)
+    alone = Payload(
+        np.zeros(1, np.int32), np.ones(1, np.bool_), np.zeros(1, np.float32), np.zeros(1, np.int32)
+    )
+    worst = replace(rollout(group, 2, "0"), payload=alone)
+    scene.write([rollout(group, 0, "1"), rollout(group, 1, "0.5"), worst])
+    scene.process()
+    assert scene.pair() == 1
+    assert scene.value("SELECT margin FROM trinity.preference") == 0.5
 
 
 def test_pairs_are_made_of_whole_groups(scene: Scene) -> None:

@@ -5,8 +5,9 @@ import pytest
 from tests.rows import WAIT_SECONDS, Scene, claim_rows, finish_rows, in_a_thread, reward, wait_until_blocked
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import processing, rewards
+from trinity_db.store import processing, rewards, settling
 from trinity_db.store.processing import CLEAN, SCORE, Verdict
+from trinity_db.store.settling import Rules
 
 STATES = "SELECT state, count(*) FROM trinity.experience GROUP BY state ORDER BY state"
 DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE experience_id IS NOT NULL ORDER BY id'
@@ -101,7 +102,7 @@ def test_groups_that_wait_do_not_take_the_place_of_others(scene: Scene) -> None:
     scene.judge(SCORE)
     say(scene, *scene.values("SELECT id FROM trinity.rollout ORDER BY id DESC LIMIT 2"))
     with scene.database.transaction() as tx:
-        assert processing.settle_groups(tx, scene.run.id, 2, limit=1, requires_reward="human") == 1
+        assert settling.settle_groups(tx, scene.run.id, Rules(2, requires_reward="human"), limit=1) == 1
 
 
 def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
@@ -118,7 +119,9 @@ def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
     )
     scene.judge(SCORE)
     assert scene.settle(requires_reward="human") == 1, "an empty group waits for no reward"
-    assert scene.rows(GROUP_DROPS) == [("group", "group_too_small", {"members": 0, "needed": 2})]
+    assert scene.rows(GROUP_DROPS) == [
+        ("group", "group_too_small", {"members": 0, "needed": 2, "scored": 0, "solved": 0})
+    ]
     say(scene, *scene.values("SELECT rollout_id FROM trinity.experience WHERE id IN (%s, %s)", first, second))
     assert scene.settle(requires_reward="human") == 1
     assert scene.rows(
@@ -138,7 +141,9 @@ def test_a_group_that_is_too_small_waits_for_no_reward(scene: Scene) -> None:
     scene.judge(SCORE)
     assert scene.settle(requires_reward="human") == 1
     assert scene.values("SELECT state FROM trinity.rollout_group ORDER BY id") == ["dropped", "complete"]
-    assert scene.rows(GROUP_DROPS) == [("group", "group_too_small", {"members": 1, "needed": 2})]
+    assert scene.rows(GROUP_DROPS) == [
+        ("group", "group_too_small", {"members": 1, "needed": 2, "scored": 1, "solved": 0})
+    ]
     assert scene.rows(STATES) == [("scored", 2), ("dropped", 2)]
 
 
@@ -153,13 +158,13 @@ def test_a_reward_that_comes_before_the_lock_is_in_the_statistics_of_the_group(
     lock = "SELECT pg_advisory_xact_lock(1)"
     picks = "WHERE g.run_id = %(run_id)s AND g.state = 'complete'"
     held_up = f"{picks} AND ({lock})::text IS NOT NULL"
-    monkeypatch.setattr(processing, "query", lambda name: query(name).replace(picks, held_up))
+    monkeypatch.setattr(settling, "query", lambda name: query(name).replace(picks, held_up))
     with scene.database.transaction() as tx:
         tx.execute(lock)
-        settling = in_a_thread(scene.database, scene.settle)
-        wait_until_blocked(scene.database, settling)
+        settled = in_a_thread(scene.database, scene.settle)
+        wait_until_blocked(scene.database, settled)
         rewards.record(tx, scene.run.id, "human", [reward(about, 4.0, "human")])
-    assert settling.result(WAIT_SECONDS) == 1
+    assert settled.result(WAIT_SECONDS) == 1
     assert scene.rows("SELECT state, reward_mean FROM trinity.rollout_group") == [("ready", 2.5)]
 
 

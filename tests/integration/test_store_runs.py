@@ -61,14 +61,9 @@ def test_a_data_set_is_no_run_to_train(scene: Scene) -> None:
         open_run(scene, "set", {})
 
 
-def test_a_training_run_is_no_data_set(scene: Scene) -> None:
-    with pytest.raises(ConfigError, match="'run' is a training run"):
-        open_run(scene, "new", {}, "run")
-
-
 def test_a_data_set_that_does_not_exist_is_named_with_the_nearest_that_does(scene: Scene) -> None:
     import_records(scene.database, "gsm8k-train", [demonstration(0)])
-    with pytest.raises(NotFound, match="no data set 'gsm8k-trian'; did you mean 'gsm8k-train'"):
+    with pytest.raises(NotFound, match="no data set or run 'gsm8k-trian'; did you mean 'gsm8k-train'"):
         open_run(scene, "new", {}, "gsm8k-trian")
     assert scene.values("SELECT name FROM trinity.run ORDER BY id") == ["run", "gsm8k-train"]
 

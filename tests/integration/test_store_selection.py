@@ -10,7 +10,8 @@ from trinity_db.errors import TrinityError
 from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.records import Task
 from trinity_db.store import groups, runs
-from trinity_db.store.selection import OwnSelect, Selection
+from trinity_db.store.own_select import OwnSelect
+from trinity_db.store.selection import Selection
 
 
 def shuffled(scene: Scene) -> Selection:
@@ -121,7 +122,7 @@ def test_tasks_near_the_target_come_more_often_and_none_never(scene: Scene) -> N
 
 
 def own(scene: Scene, text: str, seconds: float = 5.0) -> Selection:
-    return replace(scene.selection, own=OwnSelect(text, seconds))
+    return replace(scene.selection, own=OwnSelect(text, seconds, "explorer.tasks"))
 
 
 def test_a_select_of_the_users_says_which_tasks_come(scene: Scene) -> None:

@@ -142,6 +142,16 @@ def test_a_key_that_rows_depend_on_may_not_change_and_the_error_says_why(
     assert len(live.values(SETTINGS, live.run.id)) == 1
 
 
+def test_the_error_says_how_a_run_goes_on_that_began_before_a_default_changed(live: Scene) -> None:
+    """As trainer.dtype, which was float32."""
+    trained(live)
+    go(live)
+    with pytest.raises(ConfigError, match=r"began: --set trainer\.dtype=auto\. For a new run .* --set name="):
+        joined(live.database, online(trainer={"dtype": "float32"}), asked_for=True)
+    with pytest.raises(ConfigError, match=r"trainer\.lora\S* may not change: [^.]*\. For a new run"):
+        joined(live.database, online(trainer={"dtype": "auto", "lora": {}}), asked_for=True)
+
+
 def test_nothing_changes_while_workers_are_alive(live: Scene) -> None:
     trained(live)
     with pytest.raises(ConfigError, match=r"alive \(explore on \S+, pid \d+; .*\): stop them, then change"):

@@ -10,6 +10,7 @@ from tests.rows import Scene
 from trinity_db.cli import supervise
 from trinity_db.cli.supervise import Child, Supervisor
 from trinity_db.errors import TrinityError
+from trinity_db.service import GIVES_UP
 from trinity_db.store import runs
 
 LIVES = supervise.QUICK_DEATHS + 1  # the first one is not like another
@@ -18,19 +19,20 @@ ROLE = """
 import pathlib, sys
 lives = pathlib.Path(sys.argv[1])
 lives.write_text(lives.read_text() + "x")
-sys.exit("error: " + sys.argv[2].format(life=len(lives.read_text())))
+print("error: " + sys.argv[2].format(life=len(lives.read_text())), file=sys.stderr)
+sys.exit(int(sys.argv[3]))
 """
 
 
 class Mortal:
     """A supervised role that says a line and ends, after what counts as a long life."""
 
-    def __init__(self, scene: Scene, folder: Path, says: str) -> None:
+    def __init__(self, scene: Scene, folder: Path, says: str, code: int = 1) -> None:
         self._scene = scene
         self._lives = folder / "lives"
         self._lives.touch()
         self._supervisor = Supervisor(scene.database, scene.run, {}, [])
-        command = [sys.executable, "-S", "-c", ROLE, str(self._lives), says]
+        command = [sys.executable, "-S", "-c", ROLE, str(self._lives), says, str(code)]
         self._supervisor._children = [Child("train", command, folder / "train.log")]
 
     @property
@@ -63,6 +65,13 @@ def test_a_role_that_ends_alike_again_and_again_is_given_up_however_long_it_live
     with pytest.raises(TrinityError, match="train ends again and again: error: step 3 has no loss"):
         role.supervise()
     assert role.lives == LIVES
+
+
+def test_a_role_that_gives_up_is_not_started_again(scene: Scene, tmp_path: Path) -> None:
+    role = Mortal(scene, tmp_path, "the {life}th SELECT fails", GIVES_UP)
+    with pytest.raises(TrinityError, match=r"train has ended: error: the 1th SELECT fails \(log: "):
+        role.supervise()
+    assert role.lives == 1
 
 
 def test_a_role_that_says_something_else_each_time_is_started_again(scene: Scene, tmp_path: Path) -> None:

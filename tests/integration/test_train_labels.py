@@ -16,7 +16,7 @@ from trinity_db.imports.columns import Columns
 from trinity_db.imports.importer import import_rows
 from trinity_db.imports.readers import open_rows
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import runs, workers
+from trinity_db.store import rewards, runs, workers
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.service import Trainer
 
@@ -121,11 +121,36 @@ def test_rows_without_a_reward_are_counted_and_said(
 
 
 def test_a_run_without_any_label_says_where_some_come_from(scene: Scene, tmp_path: Path) -> None:
-    import_records(scene.database, "pairs", [preference(0), preference(1)])
+    import_records(scene.database, "attempts", [trajectory(0, "one"), trajectory(1, "another")])
     with pytest.raises(
         TrinityError, match=r"has no rows with a reward; import some .* with: trinity-db reward$"
     ):
-        started(scene, tmp_path, "pairs")
+        started(scene, tmp_path, "attempts")
+
+
+def test_a_run_of_kto_learns_from_pairs_and_a_verdict_changes_the_rest(scene: Scene, tmp_path: Path) -> None:
+    import_records(scene.database, "pairs", [preference(n) for n in range(5)])
+    trainer = started(scene, tmp_path, "pairs")
+    assert trainer.work()
+    run_id = trainer.run.id
+    good = "SELECT min(id) FROM trinity.experience WHERE run_id = %s AND reward = 1"
+    judged = scene.value(good, run_id)
+    with scene.database.transaction() as tx:
+        rewards.judge(tx, [rewards.Judgement(judged, -1.0, "human", "human", "ann", 1.0)])
+    while trainer.work():
+        pass
+    assert trainer.is_done()
+    assert scene.rows(USED, run_id) == [(2, -1.0, 1), (2, 0.0, 5), (2, 1.0, 4)]
+    assert scene.values(ITEMS, run_id) == [3, 3, 3, 1] * 2
+    used = (
+        "SELECT i.reward FROM trinity.batch b JOIN trinity.batch_item i ON i.batch_id = b.id"
+        " WHERE i.experience_id = %s ORDER BY b.id"
+    )
+    assert scene.values(used, judged)[-1] == -1.0
+    names = {name for name, _, _ in scene.rows(METRICS, run_id)}
+    assert {"rewards/margins", "logps/chosen", "logps/rejected"} <= names
+    run = Scene(scene.database, trainer.run, scene.selection, 0, 0, trainer.worker_id)
+    assert differences(run) == []
 
 
 def test_a_reference_that_was_asked_beforehand_does_not_know_what_is_compared(

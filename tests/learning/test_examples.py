@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.command import Store, new_store
-from tests.examples import curve, script
+from tests.examples import curve, reward_model, script
 
 RUN_SECONDS = 1800.0  # three minutes on a machine that has nothing else to do
 
@@ -34,3 +34,14 @@ def test_the_policy_learns_to_cross_the_lake(empty_store: Store, results: list[s
     results.append(f"frozenlake  {first['goals_reached']} to {last['goals_reached']} of attempts at the goal")
     assert first["goals_reached"] < 0.35
     assert last["goals_reached"] > 0.7
+
+
+def test_the_policy_learns_what_the_reward_model_learned_from_people(
+    empty_store: Store, results: list[str]
+) -> None:
+    reward_model(empty_store, timeout=RUN_SECONDS)
+    first, *_, last = curve(empty_store, "reward_model")
+    results.append(f"reward_model {first['mean_digit']} to {last['mean_digit']} of 9")
+    assert first["mean_digit"] < 6
+    assert last["mean_digit"] > 8
+    assert last["reward"] > first["reward"] + 1

@@ -89,7 +89,9 @@ class Version:
 
     step: int
     digest: str
+    parent: int | None = None
     has_checkpoint: bool = True
+    is_withdrawn: bool = False
 
 
 class History:
@@ -104,6 +106,16 @@ class History:
     def with_checkpoint(self) -> list[int]:
         """Versions that can be loaded, newest first."""
         return sorted((k for k, v in self.versions.items() if v.has_checkpoint), reverse=True)
+
+    def distance(self, one: int, other: int) -> int:
+        """The publications between two versions: up from each to the nearest that both come from."""
+        lines = [self._line(one), self._line(other)]
+        return min(up + lines[1].index(at) for up, at in enumerate(lines[0]) if at in lines[1])
+
+    def _line(self, version: int) -> list[int]:
+        """A version, the one that it was trained from, and so on to version 0."""
+        parent = self.versions[version].parent
+        return [version] if parent is None else [version, *self._line(parent)]
 
     def steps(self, version: int | None = None) -> list[int]:
         """The steps that are committed, or those that a version includes."""
@@ -142,7 +154,8 @@ class History:
         done = [batch for batch in self.batches.values() if batch.state == "committed"]
         if not any(batch.step == policy.step and batch.worker == worker for batch in done):
             raise LeaseLost("its last step was reopened")
-        self.versions[policy.version] = Version(policy.step, policy.checkpoint_hash)
+        parent = max(number for number, version in self.versions.items() if not version.is_withdrawn)
+        self.versions[policy.version] = Version(policy.step, policy.checkpoint_hash, parent)
         for batch in done:
             if batch.included is None and batch.step <= policy.step:
                 batch.included = policy.version
@@ -151,8 +164,9 @@ class History:
 
     def reopen(self, version: int) -> int:
         """Give back what the checkpoint of a version does not include; later versions are withdrawn."""
-        for later in self.versions:
-            self.versions[later].has_checkpoint &= later <= version
+        for number, later in self.versions.items():
+            later.has_checkpoint &= number <= version
+            later.is_withdrawn |= number > version
         live = (batch for batch in self.batches.values() if batch.state != "reopened")
         return self._reopen([b for b in live if b.included is None or b.included > version])
 
@@ -163,7 +177,9 @@ class History:
 
     def tables(self) -> dict[str, Table]:
         return {
-            "versions": {k: (v.step, v.digest, v.has_checkpoint) for k, v in self.versions.items()},
+            "versions": {
+                k: (v.step, v.digest, v.has_checkpoint, v.is_withdrawn) for k, v in self.versions.items()
+            },
             "batches": {
                 k: (b.step, b.state, b.worker, b.version, b.included) for k, b in self.batches.items()
             },

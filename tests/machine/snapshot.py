@@ -14,7 +14,7 @@ Snapshot = dict[str, tuple[int, str]]
 HISTORY: Snapshot = {
     "versions": (
         1,
-        "SELECT version, step, checkpoint_hash, checkpoint IS NOT NULL"
+        "SELECT version, step, checkpoint_hash, checkpoint IS NOT NULL, withdrawn_at IS NOT NULL"
         " FROM trinity.policy_version WHERE run_id = %s",
     ),
     "batches": (

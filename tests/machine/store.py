@@ -179,7 +179,7 @@ class Store(History):
         """Expire what is too stale; then the oldest groups, whole, with their rewards as they are now."""
         version = self.with_checkpoint()[0]
         for group in self.groups_in("ready"):
-            if distance(version, group) > self.max_staleness:
+            if self._staleness(version, group) > self.max_staleness:
                 group.state = "dropped"
                 for row in group.rows("ready"):
                     self._drop(row, "expired", "draw", "stale")
@@ -192,7 +192,7 @@ class Store(History):
             mean = statistics.fmean(row.reward or 0.0 for row in members)
             batch.rows += members
             batch.numbers += [
-                (row.reward, (row.reward or 0.0) - mean, distance(version, row)) for row in members
+                (row.reward, (row.reward or 0.0) - mean, self._staleness(version, row)) for row in members
             ]
         return batch
 
@@ -255,10 +255,9 @@ class Store(History):
         found = (k for k, (outcome, _) in self.processing.items() if outcome == "failed")
         return sum((row_id, processor) == (row.id, stage.processor) for row_id, processor, _ in found)
 
-
-def distance(version: int, sampled: Row | Group) -> int:
-    """Of the versions that sampled a row or a group, that of the one farthest from a version."""
-    return max(abs(version - (sampled.oldest or 0)), abs(version - (sampled.newest or 0)))
+    def _staleness(self, version: int, sampled: Row | Group) -> int:
+        """Of the versions that sampled a row or a group, how far the one farthest from a version is."""
+        return max(self.distance(version, end or 0) for end in (sampled.oldest, sampled.newest))
 
 
 def name_of(rollout: groups.Rollout) -> Name:

@@ -92,11 +92,11 @@ class Machine(RuleBasedStateMachine):
             return verb(tx)
 
     def draw_from_store(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
-        """For subclasses."""
+        """Draw as the store does it; a machine of groups, rows or pairs says by which statement."""
         raise NotImplementedError
 
     def draw_from_model(self, draw: batches.Draw) -> Batch | None:
-        """For subclasses."""
+        """Draw as the model of the store does it."""
         raise NotImplementedError
 
     @precondition(lambda self: not self.interrupted)
@@ -241,6 +241,8 @@ class Machine(RuleBasedStateMachine):
     def _publish(self, policy: policies.PolicyVersion, worker: int) -> None:
         def verb(tx: Transaction) -> None:
             policies.publish(tx, self.scene.run.id, policy, worker)
+            saved = policies.Checkpoint(Path(f"checkpoint-{policy.version}"), policy.checkpoint_hash)
+            policies.record_checkpoint(tx, self.scene.run.id, policy.version, saved)
             policies.prune(tx, self.scene.run.id, KEEP)
 
         self.perform(verb)

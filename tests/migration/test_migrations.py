@@ -18,24 +18,33 @@ from sqlalchemy.exc import InternalError
 from sqlalchemy.pool import NullPool
 
 from tests.postgres import execute, new_database
-from trinity_db import database, schema
+from trinity_db import database, opening, schema
 from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.schema.models import metadata
 from trinity_db.schema.queries import query
 
 ROOT = Path(__file__).parents[2]
 VIEWS = {
+    "agreement_view",
     "awaited_reward_view",
     "batch_view",
+    "dispute_view",
     "drop_view",
     "evaluation_task_view",
     "evaluation_view",
     "experience_view",
+    "failure_view",
     "lease_view",
+    "overlap_view",
+    "origin_view",
+    "parked_view",
     "policy_progress",
     "reward_change_view",
+    "reward_part_view",
     "setting_view",
     "state_time_view",
+    "verdict_agreement_view",
+    "verdict_view",
 }
 
 # Everything that makes up a schema but rights and comments, with its definition in words.
@@ -76,11 +85,11 @@ VISIBLE = (
 
 UPGRADE = """
 import sys
-from trinity_db import database
-database.known_versions()  # what takes long to import is imported
+from trinity_db import opening
+opening.known_versions()  # what takes long to import is imported
 print("ready", flush=True)
 sys.stdin.readline()
-database.upgrade(sys.argv[1])
+opening.upgrade(sys.argv[1])
 """
 
 
@@ -102,8 +111,8 @@ def empty_url(place: tuple[str, str]) -> Iterator[str]:
 def upgraded_url(place: tuple[str, str]) -> Iterator[str]:
     """A database that was empty and is at head; the tests that look at it share it."""
     with new_database(place[0], "template0") as url:
-        assert database.schema_version(url) is None
-        database.upgrade(url)
+        assert opening.schema_version(url) is None
+        opening.upgrade(url)
         yield url
 
 
@@ -127,34 +136,45 @@ def catalogue(url: str, *, without: tuple[str, ...] = ()) -> dict[tuple[str, str
 
 
 def downgrade(url: str, to: str = "base") -> None:
-    with database.alembic_config(url) as config:
+    with opening.alembic_config(url) as config:
         command.downgrade(config, to)
 
 
 def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
-    assert database.schema_version(upgraded_url) == schema.HEAD
+    assert opening.schema_version(upgraded_url) == schema.HEAD
     made = catalogue(upgraded_url)
     assert {name for kind, name in made if kind == "table"} == {
         table.name for table in metadata.sorted_tables
     }
     assert {name for kind, name in made if kind == "view"} == VIEWS
     assert {name for kind, name in made if kind == "function"} == {
+        "adoptable_rows",
         "cell_bits",
         "chance",
         "derived_priority",
+        "distance",
         "drawable",
         "drawable_groups",
         "evaluation_at",
         "evaluation_difference",
         "floor_of",
+        "follow_labels",
         "is_alive",
+        "is_awaited",
         "is_learned_from",
         "key",
+        "label_in",
         "lineage",
+        "oldest_within",
+        "parked_members",
         "pass_at",
         "probes",
+        "reward_at_training",
         "reward_in",
+        "reward_share",
+        "side_in",
         "staleness",
+        "unbroken_since",
         "unit",
     }
 
@@ -192,24 +212,24 @@ def test_a_client_finds_the_tables_without_their_schema_and_creates_its_own_else
 def test_a_search_path_that_the_database_has_stays(empty_url: str) -> None:
     with closing(database.connect(empty_url, autocommit=True)) as connection:
         connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET search_path = pg_catalog'.encode())
-    database.upgrade(empty_url)
+    opening.upgrade(empty_url)
     with closing(database.connect(empty_url)) as connection:
         assert connection.execute("SHOW search_path").fetchone() == {"search_path": "pg_catalog"}
 
 
 def test_upgrading_again_changes_nothing(upgraded_url: str) -> None:
     made = catalogue(upgraded_url)
-    database.upgrade(upgraded_url)
+    opening.upgrade(upgraded_url)
     assert catalogue(upgraded_url) == made
 
 
 def test_down_to_nothing_and_up_again_is_the_same_schema(empty_url: str) -> None:
-    database.upgrade(empty_url)
+    opening.upgrade(empty_url)
     made = catalogue(empty_url)
     downgrade(empty_url)
     assert catalogue(empty_url) == {}
-    assert database.schema_version(empty_url) is None
-    database.upgrade(empty_url)
+    assert opening.schema_version(empty_url) is None
+    opening.upgrade(empty_url)
     assert catalogue(empty_url) == made
 
 
@@ -229,7 +249,7 @@ def test_rows_from_before_snapshots_can_be_seen_by_the_draws_that_follow(head_ur
         SELECT run_id, id, 'ready' FROM trinity.experience
         """,
     )
-    database.upgrade(head_url)
+    opening.upgrade(head_url)
     with closing(database.connect(head_url)) as connection:
         groups = connection.execute(VISIBLE.format("rollout_group WHERE true")).fetchall()
         adopted = connection.execute(VISIBLE.format("experience WHERE source_id IS NOT NULL")).fetchall()
@@ -237,7 +257,7 @@ def test_rows_from_before_snapshots_can_be_seen_by_the_draws_that_follow(head_ur
 
 
 def test_the_models_ask_for_no_further_migration(upgraded_url: str) -> None:
-    with database.alembic_config(upgraded_url) as config:
+    with opening.alembic_config(upgraded_url) as config:
         command.check(config)
 
 
@@ -256,7 +276,7 @@ def test_the_migrations_make_what_the_models_describe(place: tuple[str, str], up
 def test_the_version_of_the_code_is_that_of_the_newest_migration() -> None:
     scripts = ScriptDirectory(str(Path(schema.__file__).parent / "migrations"))
     assert scripts.get_heads() == [schema.HEAD]
-    assert schema.HEAD in database.known_versions()
+    assert schema.HEAD in opening.known_versions()
 
 
 def test_every_migration_says_what_it_is_for_and_whether_old_workers_may_run_on() -> None:
@@ -273,7 +293,7 @@ def test_a_database_of_a_newer_version_is_refused_in_one_line(
     execute(head_url, "UPDATE trinity.alembic_version SET version_num = '9999'")
     before = catalogue(head_url)
     monkeypatch.setenv("TRINITY_DB_URL", head_url)
-    for refuse in (lambda: database.upgrade(head_url), database.open_database):
+    for refuse in (lambda: opening.upgrade(head_url), opening.open_database):
         with pytest.raises(SchemaMismatch) as error:
             refuse()
         assert str(error.value) == (
@@ -288,7 +308,7 @@ def test_a_database_without_a_schema_says_what_makes_one(
 ) -> None:
     monkeypatch.setenv("TRINITY_DB_URL", empty_url)
     with pytest.raises(SchemaMismatch, match=r"no trinity-db schema yet; run: trinity-db db init"):
-        database.open_database()
+        opening.open_database()
     assert catalogue(empty_url) == {}
 
 
@@ -312,7 +332,7 @@ def test_two_processes_that_upgrade_at_the_same_moment_both_succeed(empty_url: s
         process.stdin.flush()
     errors = [process.communicate(timeout=60)[1] for process in upgrades]
     assert [process.returncode for process in upgrades] == [0, 0], errors
-    assert database.schema_version(empty_url) == schema.HEAD
+    assert opening.schema_version(empty_url) == schema.HEAD
     assert {name for kind, name in catalogue(empty_url) if kind == "view"} == VIEWS
 
 
@@ -328,7 +348,7 @@ def test_a_view_of_the_user_s_own_that_stands_in_the_way_is_named(head_url: str)
     execute(head_url, "CREATE VIEW public.mine AS SELECT id, reward FROM trinity.experience_view")
     before = catalogue(head_url)
     with pytest.raises(TrinityError, match="mine"):
-        database.upgrade(head_url)
+        opening.upgrade(head_url)
     assert catalogue(head_url) == before
 
 
@@ -360,7 +380,7 @@ def test_an_owner_who_may_not_make_roles_gets_the_schema_all_the_same(empty_url:
     execute(empty_url, "CREATE ROLE {} LOGIN", owner)
     execute(empty_url, "GRANT CREATE ON DATABASE {} TO {}", name, owner)
     try:
-        database.upgrade(psycopg.conninfo.make_conninfo(empty_url, user=owner))
+        opening.upgrade(psycopg.conninfo.make_conninfo(empty_url, user=owner))
         assert {name for kind, name in catalogue(empty_url) if kind == "view"} == VIEWS
     finally:
         execute(empty_url, "DROP OWNED BY {}", owner)
@@ -419,7 +439,7 @@ def test_a_run_in_the_middle_of_an_epoch_goes_on_in_its_order(head_url: str) -> 
             name: [row["id"] for row in connection.execute(definition)]
             for name, definition in definitions.items()
         }
-        database.upgrade(head_url)
+        opening.upgrade(head_url)
         drawn = {
             name: [row["id"] for row in connection.execute(query(name), {"run_id": run["id"], "limit": 100})]
             for name in definitions
@@ -435,7 +455,7 @@ def test_places_stay_what_they_were_where_bad_rows_may_have_one_too(head_url: st
     places = "SELECT id, place FROM trinity.experience ORDER BY id"
     with closing(database.connect(head_url, autocommit=True)) as connection:
         before = connection.execute(places).fetchall()
-        database.upgrade(head_url)
+        opening.upgrade(head_url)
         assert connection.execute(places).fetchall() == before
         marks = "SELECT DISTINCT draws_labels FROM trinity.experience"
         assert connection.execute(marks).fetchall() == [{"draws_labels": False}]
@@ -465,7 +485,7 @@ def test_runs_that_exist_say_what_their_algorithm_draws(head_url: str) -> None:
         connection.execute(insert, ["set", "data", "{}"])
         for algorithm in STORED_ALGORITHMS:
             connection.execute(insert, [algorithm, "train", f'{{"algorithm": {algorithm}}}'])
-        database.upgrade(head_url)
+        opening.upgrade(head_url)
         found = connection.execute("SELECT name, draws FROM trinity.run").fetchall()
         assert {row["name"]: row["draws"] for row in found} == STORED_ALGORITHMS | {"set": None}
         downgrade(head_url, "0016")
@@ -545,7 +565,7 @@ def test_tasks_that_exist_are_numbered_in_the_order_of_import(head_url: str) -> 
         FROM generate_series(1, 4) n, trinity.taskset s ORDER BY n, s.id
         """,
     )
-    database.upgrade(head_url)
+    opening.upgrade(head_url)
     with closing(database.connect(head_url)) as connection:
         tasks = connection.execute(
             "SELECT key, ordinal, level FROM trinity.task ORDER BY taskset_id, ordinal"

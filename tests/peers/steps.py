@@ -104,8 +104,8 @@ def our_step(models: Models, algorithm: Any, batch: Batch) -> Step:
 
 def learner(algorithm: Any, model: Path, start: Path | None = None, **settings: Any) -> Learner:
     """One that takes steps of gradient descent at rate 1; its micro-batches are other ones than TRL's."""
-    plain = {"learning_rate": 1.0, "max_grad_norm": 1e9, "micro_batch_size": 3}
-    one = Learner(
+    plain = {"learning_rate": 1.0, "max_grad_norm": 1e9, "micro_batch_size": 3, "optimizer": "sgd"}
+    return Learner(
         TrainerConfig.model_validate(plain | settings),
         ALGORITHM.validate_python(algorithm),
         model,
@@ -113,8 +113,6 @@ def learner(algorithm: Any, model: Path, start: Path | None = None, **settings: 
         reference=start,
         device="cpu",
     )
-    one.optimizer = torch.optim.SGD(one.policy.parameters(), lr=1.0)  # type: ignore[assignment]
-    return one
 
 
 def agree(name: str, ours: Step, theirs: Step) -> None:

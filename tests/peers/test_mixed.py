@@ -35,8 +35,13 @@ def by_ours(algorithm: Algorithm, case: Case, size: int = NUM_ROWS) -> Tensor:
     """The loss of a step in micro-batches of a size."""
     scored = {"logprobs": case.logprobs, "entropy": case.old, "correct": case.mask}
     rows = {**algorithm.prepare(stored(case))[0], **scored}
-    expert_tokens = int(case.mask[IS_EXPERT].sum())
-    totals = Totals(int(case.mask.sum()), NUM_ROWS, NUM_ROWS, expert_tokens, NUM_EXPERTS)
+    totals = Totals(
+        int(case.mask.sum()),
+        NUM_ROWS,
+        NUM_ROWS,
+        expert_tokens=int(case.mask[IS_EXPERT].sum()),
+        expert_sequences=NUM_EXPERTS,
+    )
     parts = [
         algorithm.shares({name: one[first : first + size] for name, one in rows.items()}, totals)["loss"]
         for first in range(0, NUM_ROWS, size)

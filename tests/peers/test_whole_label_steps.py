@@ -12,7 +12,6 @@ from tests.peers.steps import (
     Models,
     Step,
     agree,
-    build_models,
     our_step,
     payload,
     settings,
@@ -28,11 +27,6 @@ LABELLED = {
     "completion": ["0123", "5", "8675309", "42", "2718"],
     "label": [True, False, False, True, True],
 }
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return build_models(tmp_path_factory.mktemp("models"))
 
 
 def kto(models: Models, folder: Path, **options: Any) -> tuple[Step, dict[str, Any]]:

@@ -17,8 +17,10 @@ from torch import Tensor
 from tests.peers.steps import (
     ALGORITHM,
     Models,
+    Step,
     agree,
-    build_models,
+    learner,
+    moved,
     our_step,
     payload,
     settings,
@@ -29,11 +31,6 @@ from trinity_db.models import load_model, load_tokenizer
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.policy_gradient import PolicyGradient
 from trinity_db.trainer.learner.gathered_columns import Batch
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return build_models(tmp_path_factory.mktemp("models"))
 
 
 def logprobs(model: Any, tokens: Tensor) -> Tensor:
@@ -82,7 +79,7 @@ def policy_trainer(kind: Any, model: Any, reward: Any, folder: Path, **options: 
     return kind(
         model,
         reward,
-        args=config(**settings(folder, per_device_train_batch_size=4), **common, **options),
+        args=config(**settings(folder, per_device_train_batch_size=4, **common, **options)),
         processing_class=load_tokenizer(Path(model.config._name_or_path)),
         train_dataset=Dataset.from_dict({"prompt": ["1", "23"]}),
     )
@@ -133,6 +130,32 @@ def test_a_step_on_stored_rows_is_that_of_trl(
     batch = Batch(sampled(rows), {"advantages": rows["advantages"].numpy()})
     ours = our_step(models, algorithm, batch)
     agree(f"{name}, stored rows", ours, their_step(trainer, models))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "cispo", "gspo"])
+def test_several_updates_by_one_batch_are_trls_iterations(models: Models, tmp_path: Path, name: str) -> None:
+    case: Any = next(case for case in STORED if case[0] == name)
+    _, algorithm, options = case
+    rows = stored_rows(models.start, 0.2)
+
+    class FromRows(trl.GRPOTrainer):  # type: ignore[misc]
+        def _generate_and_score_completions(self, _: Any) -> dict[str, Tensor]:
+            return dict(rows)
+
+    often = {"num_iterations": 3, "max_steps": 3, "learning_rate": 0.1}
+    trainer = policy_trainer(
+        FromRows, load_model(models.start, "cpu"), no_reward, tmp_path, **options, **often
+    )
+    trainer.train()
+    batch = Batch(sampled(rows), {"advantages": rows["advantages"].numpy()})
+    one = learner(algorithm, models.start, updates_per_batch=3, learning_rate=0.1)
+    metrics = one.step(batch)
+    ours = Step(moved(one.policy.model.parameters(), load_model(models.start, "cpu").parameters()), metrics)
+    theirs = their_step(trainer, models)
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 3
+    assert metrics["loss"] == pytest.approx(sum(losses) / 3, abs=1e-5)
+    agree(f"{name}, three updates", ours, theirs._replace(metrics={}))
 
 
 @pytest.mark.parametrize("spread", [0.05, 0.35])

@@ -15,7 +15,6 @@ from tests.peers.steps import (
     Models,
     Step,
     agree,
-    build_models,
     learner,
     moved,
     our_step,
@@ -36,11 +35,6 @@ PAIRS = {
     "chosen": ["0123", "5", "8675309", "42"],
     "rejected": ["31415926", "27182", "1", "777"],
 }
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return build_models(tmp_path_factory.mktemp("models"))
 
 
 def dpo_pairs(seen: list[dict[str, Any]]) -> Batch:

@@ -1,4 +1,4 @@
-"""What a draw from a pass costs in a store of 200,000 adopted rows: an index knows the order."""
+"""What a draw from a pass, and a label, cost in a store of 200,000 adopted rows: an index knows the order."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,6 +25,7 @@ SELECT run_id, id, id + 1, 'import', use_count, id, 3
 FROM trinity.experience WHERE id % 2 = 0 AND id < (SELECT max(id) FROM trinity.experience);
 ANALYZE
 """
+MAX_BUFFERS = 2_000  # pages; all of experience are several thousand
 
 
 @pytest.fixture(scope="module", params=["18", "15"])
@@ -51,6 +52,50 @@ def test_a_draw_walks_along_an_index_and_sorts_nothing(
     assert f"{table}_place_idx" in {node.get("Index Name") for node in nodes}
     assert max(node["Actual Rows"] for node in nodes) <= limit, "it reads no more than it takes"
     assert plan["Actual Rows"] == limit
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+def test_labels_that_follow_from_a_pair_cost_as_much_in_a_store_of_any_size(
+    many_rows: psycopg.Connection[DictRow], plans: str
+) -> None:
+    with many_rows.transaction(force_rollback=True):
+        pair = many_rows.execute(
+            "UPDATE trinity.preference SET gives_labels = true"
+            " WHERE id = (SELECT min(id) FROM trinity.preference) RETURNING chosen_id, rejected_id"
+        ).fetchall()[0]
+        ids = [pair["chosen_id"], pair["rejected_id"]]
+        many_rows.execute("UPDATE trinity.experience SET draws_labels = true WHERE id = ANY(%s)", [ids])
+        many_rows.execute(f"SET LOCAL plan_cache_mode = {plans}")
+        following = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {queries()['follow_pairs']}"
+        plan = many_rows.execute(following, {"ids": ids}).fetchall()[0]["QUERY PLAN"][0]["Plan"]
+        said = "SELECT reward FROM trinity.experience WHERE id = ANY(%s) ORDER BY id"
+        assert [row["reward"] for row in many_rows.execute(said, [ids])] == [1.0, 0.0]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < MAX_BUFFERS
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+def test_a_verdict_that_is_taken_back_reads_the_statements_about_its_row_alone(
+    many_rows: psycopg.Connection[DictRow], plans: str
+) -> None:
+    with many_rows.transaction(force_rollback=True):
+        [review] = many_rows.execute(
+            "INSERT INTO trinity.review"
+            " (run_id, experience_id, source, name, weight, wanted, lowest, highest)"
+            " SELECT run_id, max(id), 'human', 'human', 1, 1, 0, 1 FROM trinity.experience GROUP BY run_id"
+            " RETURNING id, run_id, experience_id"
+        ).fetchall()
+        event = (
+            "INSERT INTO trinity.reward_event (run_id, experience_id, source, name, value)"
+            " VALUES (%(run_id)s, %(experience_id)s, 'human', 'human', 0.5) RETURNING id AS event_id"
+        )
+        written = many_rows.execute(event, review).fetchall()
+        many_rows.execute(f"SET LOCAL plan_cache_mode = {plans}")
+        values = {"review_id": review["id"]}
+        finding = queries()["find_correction"]
+        assert many_rows.execute(finding, values).fetchall() == written
+        plan = many_rows.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {finding}", values).fetchall()
+    top = plan[0]["QUERY PLAN"][0]["Plan"]
+    assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < MAX_BUFFERS
 
 
 def planned(

@@ -72,7 +72,7 @@ class Picks:
     def groups(self, step: int) -> dict[int, float]:
         """The groups of one draw, with their chances."""
         limits = samplers.Limits(step=step, **self._limits)
-        members = samplers.pick(self._tx, self._sampler, limits).members
+        members = self._sampler.pick(self._tx, limits).members
         return {member["group_id"]: member["probability"] for member in members}
 
 

@@ -8,18 +8,21 @@ import numpy as np
 import peft
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.recipes import recipe
+from tests.saving import resume, save
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError, MissingExtra
-from trinity_db.models import build_scratch, load_model, load_tokenizer
+from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
 from trinity_db.models.folder_digest import verify
+from trinity_db.models.scratch import scratch_tokenizer
 from trinity_db.settings import validate
-from trinity_db.trainer.checkpoints import checkpoint
-from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.config import LoraConfig, TrainerConfig
+from trinity_db.trainer.learner.adapter import Adapter
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
 from trinity_db.trainer.learner.policy import Policy
@@ -89,7 +92,7 @@ def test_its_gradient_is_that_of_the_weights_that_it_makes(
     settings: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing, "max_grad_norm": 1e9}
     one = learner(start, **settings)
     one.step(batch(1))
-    one.policy.save(tmp_path / "merged")
+    folder_digest.complete(tmp_path / "merged", one.policy.save(tmp_path / "merged"))
     merged = learner(tmp_path / "merged", lora=None, **settings)
     matrices = {name: one.clone() for name, one in weights(one).items() if ".lora_" in name}
     losses = [each.step(batch(2))["loss"] for each in (one, merged)]
@@ -126,7 +129,7 @@ def test_a_checkpoint_is_the_model_with_its_adapter_in_it(start: Path, tmp_path:
     one = learner(start)
     one.step(batch())
     before = weights(one)
-    checkpoint.save(tmp_path / "v1", one, load_tokenizer(start))
+    save(tmp_path / "v1", one, load_tokenizer(start))
     seen = logits(load_model(tmp_path / "v1", "cpu"))
     torch.testing.assert_close(seen, logits(one.policy.model), atol=1e-5, rtol=0)
     assert not torch.allclose(seen, logits(load_model(start, "cpu")), atol=1e-3)
@@ -143,9 +146,80 @@ def test_a_checkpoint_is_the_model_with_its_adapter_in_it(start: Path, tmp_path:
 def test_peft_loads_the_adapter_of_a_checkpoint(start: Path, tmp_path: Path) -> None:
     one = learner(start, lora={**LORA, "targets": ["q_proj", "v_proj"]})
     one.step(batch())
-    checkpoint.save(tmp_path / "v1", one, load_tokenizer(start))
+    save(tmp_path / "v1", one, load_tokenizer(start))
     theirs = peft.PeftModel.from_pretrained(load_model(start, "cpu"), str(tmp_path / "v1" / "adapter")).eval()
     assert torch.equal(logits(theirs), logits(one.policy.model))
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of experts, whose weights are one parameter for all of a layer."""
+    folder = tmp_path_factory.mktemp("experts")
+    sizes = {"vocab_size": 12, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "initializer_range": 0.2,
+    }
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads))
+    model.save_pretrained(folder)
+    scratch_tokenizer("0123456789", 32).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # these are peft's own
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
+def test_fused_experts_have_an_adapter_that_is_saved_merged_and_resumed(
+    experts: Path, tmp_path: Path
+) -> None:
+    tokenizer, steady = load_tokenizer(experts), learner(experts)
+    adapted = {name.partition(".lora_")[0] for name in weights(steady) if ".lora_" in name}
+    assert "model.layers.0.mlp.experts" in adapted
+    steady.step(batch(0))
+    save(tmp_path / "v1", steady, tokenizer)
+    live = logits(steady.policy.model)
+    torch.testing.assert_close(logits(load_model(tmp_path / "v1", "cpu")), live, atol=1e-5, rtol=0)
+    assert not torch.allclose(live, logits(load_model(experts, "cpu")), atol=1e-3)
+    names = [set(load_file(folder / "model.safetensors")) for folder in (experts, tmp_path / "v1")]
+    assert names[0] == names[1]
+    theirs = peft.PeftModel.from_pretrained(load_model(experts, "cpu"), str(tmp_path / "v1" / "adapter"))
+    torch.testing.assert_close(logits(theirs.eval()), live, atol=1e-6, rtol=0)
+    resumed = learner(tmp_path / "v1", start=experts)
+    resume(tmp_path / "v1", resumed)
+    assert steady.step(batch(1)) == resumed.step(batch(1))
+
+
+def test_layers_that_kernels_read_past_an_adapter_have_none(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 12, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    mamba = {
+        "mamba_d_ssm": 16,
+        "mamba_n_heads": 2,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+    }
+    config = transformers.FalconH1Config(**sizes, **heads, **mamba)
+    transformers.FalconH1ForCausalLM(config).save_pretrained(tmp_path)
+    adapted = {name.partition(".lora_")[0] for name in weights(learner(tmp_path)) if ".lora_" in name}
+    assert {name.rpartition(".")[2] for name in adapted} >= {"in_proj", "q_proj", "down_proj"}
+    assert "model.layers.0.mamba.out_proj" not in adapted
+    with pytest.raises(ConfigError, match=r"targets: 'out_proj' of FalconH1ForCausalLM is read by more than"):
+        learner(tmp_path, lora={"targets": ["q_proj", "out_proj"]})
+
+
+def test_a_model_without_a_layer_for_an_adapter_is_refused(start: Path, tmp_path: Path) -> None:
+    class Own(torch.nn.Linear):
+        """A kind of layer that computes something else."""
+
+    model = load_model(start, "cpu")
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = Own
+    with pytest.raises(ConfigError, match=r"targets: peft puts no adapter on Qwen2ForCausalLM \(No modules"):
+        Adapter(model, LoraConfig())
 
 
 def test_training_goes_on_as_if_it_had_not_stopped(start: Path, tmp_path: Path) -> None:
@@ -153,20 +227,19 @@ def test_training_goes_on_as_if_it_had_not_stopped(start: Path, tmp_path: Path) 
     steady = learner(start, "dpo")
     for seed in range(2):
         steady.step(batch(seed))
-    checkpoint.save(tmp_path / "v2", steady, tokenizer)
+    save(tmp_path / "v2", steady, tokenizer)
     resumed = learner(tmp_path / "v2", "dpo", start)
-    checkpoint.load_state(tmp_path / "v2", resumed)
+    resume(tmp_path / "v2", resumed)
     for seed in range(2, 5):
         assert steady.step(batch(seed)) == resumed.step(batch(seed))
     digests = [
-        checkpoint.save(tmp_path / name, one, tokenizer)
-        for name, one in (("steady", steady), ("resumed", resumed))
+        save(tmp_path / name, one, tokenizer) for name, one in (("steady", steady), ("resumed", resumed))
     ]
     assert digests[0] == digests[1]
 
 
 def test_the_adapter_is_among_what_is_verified(start: Path, tmp_path: Path) -> None:
-    digest = checkpoint.save(tmp_path / "v1", learner(start), load_tokenizer(start))
+    digest = save(tmp_path / "v1", learner(start), load_tokenizer(start)).version
     assert verify(tmp_path / "v1", digest)
     (tmp_path / "v1" / "adapter" / "adapter_model.safetensors").unlink()
     assert not verify(tmp_path / "v1", digest)
@@ -175,7 +248,7 @@ def test_the_adapter_is_among_what_is_verified(start: Path, tmp_path: Path) -> N
 def test_a_run_that_starts_from_a_checkpoint_lays_its_own_adapter_on_it(start: Path, tmp_path: Path) -> None:
     one = learner(start)
     one.step(batch())
-    checkpoint.save(tmp_path / "v1", one, load_tokenizer(start))
+    save(tmp_path / "v1", one, load_tokenizer(start))
     rows = batch().payloads
     whole = Policy(tmp_path / "v1", TrainerConfig(), device="cpu")
     assert torch.equal(learner(tmp_path / "v1").policy.logprobs(rows), whole.logprobs(rows))

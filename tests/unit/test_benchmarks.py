@@ -6,7 +6,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from benchmarks import report
+from benchmarks import peer, report
 from benchmarks.__main__ import main
 from benchmarks.measure import Bar, Result, figure, in_turns, percentile, ratio
 
@@ -19,6 +19,19 @@ def test_a_ratio_of_what_was_measured_in_turns_is_taken_pair_by_pair() -> None:
 def test_a_ratio_of_what_was_measured_after_another_divides_by_the_median() -> None:
     after = ratio("m", "v", [10, 20, 30], [1, 10, 100, 10, 10], "peer")
     assert (after.median, after.low, after.high) == (2, 1, 3)
+
+
+def test_a_peer_is_compared_by_rates_or_by_latencies_where_it_was_measured() -> None:
+    rates = peer.Answer("peer 1", [{"rows": 10, "seconds": 2.0}])
+    speed, times = peer.compared("m", "v", rates, [15.0], Bar(2))
+    assert (speed.unit, speed.median, times.against, times.median, times.bar) == (
+        *("rows/s", 5.0),
+        *("peer 1", 3.0, Bar(2)),
+    )
+    waited = peer.Answer("peer 1", [{"latencies": [0.002, 0.004]}])
+    assert peer.compared("m", "v", waited, [1.0])[-1].median == 0.5, "milliseconds, of the median"
+    (missing,) = peer.compared("m", "v", peer.Answer("peer", note="cannot: too old"), [1.0])
+    assert (missing.median, missing.note) == (None, "cannot: too old")
 
 
 def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed() -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.recipes import recipe
+from tests.saving import save
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.models.canary import read, sequence
-from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
@@ -28,7 +28,7 @@ def test_it_is_what_the_model_in_the_folder_says(tmp_path: Path, lora: dict[str,
     for version in (1, 2):
         one.step(Batch([Payload(np.arange(8, dtype=np.int32), np.arange(8) > 3)]))
         folder = tmp_path / str(version)
-        checkpoint.save(folder, one, load_tokenizer(start))
+        save(folder, one, load_tokenizer(start))
         canary = read(folder)
         assert canary is not None
         tokens = torch.tensor([canary.token_ids])

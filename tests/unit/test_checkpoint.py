@@ -1,24 +1,30 @@
 """Checkpoints are whole, can be verified, and training goes on from them as if it had not stopped."""
 
 import hashlib
+import json
 import os
+import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from tests.disk import fill, make_read_only, small_disk
 from tests.recipes import recipe
+from tests.saving import checkpoint_of, resume, save, save_checkpoint
 from trinity_db import durable
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
+from trinity_db.models.canary import read as read_canary
 from trinity_db.models.folder_digest import verify
-from trinity_db.trainer.checkpoints import checkpoint
+from trinity_db.trainer.checkpoints import checkpoint, version, writing
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
@@ -31,9 +37,12 @@ def start(tmp_path: Path) -> Path:
     return folder
 
 
-def learner(model: Path) -> Learner:
-    config = TrainerConfig(learning_rate=1e-2, warmup_steps=3, schedule="cosine")
-    return Learner(config, recipe("sft"), model, total_steps=10, device="cpu")
+def learner(model: Path, reference: Path | None = None, algorithm: str = "sft", **settings: Any) -> Learner:
+    fixed: dict[str, Any] = {"learning_rate": 1e-2, "warmup_steps": 3, "schedule": "cosine"}
+    if follows := settings.pop("follows", None):
+        fixed["reference"] = follows
+    config = TrainerConfig.model_validate(fixed | settings)
+    return Learner(config, recipe(algorithm), model, total_steps=10, reference=reference, device="cpu")
 
 
 def batch(seed: int) -> Batch:
@@ -41,22 +50,71 @@ def batch(seed: int) -> Batch:
     return Batch([Payload(row, np.arange(8) > 3) for row in tokens])
 
 
+def test_a_run_that_goes_on_in_another_dtype_says_so(
+    start: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_gpu = learner(start, dtype="bfloat16")
+    on_gpu.step(batch(0))
+    save(tmp_path / "v1", on_gpu, load_tokenizer(start))
+    resume(tmp_path / "v1", learner(tmp_path / "v1", dtype="bfloat16"))
+    assert not [said for said in caplog.messages if "computed in" in said]
+    resume(tmp_path / "v1", learner(tmp_path / "v1"))
+    said = "steps are computed in float32 from now on, and were in bfloat16: trainer.dtype: auto follows the"
+    assert caplog.messages[-1] == f"{said} device"
+
+
+def test_a_resumed_learner_holds_no_file_of_its_checkpoint(start: Path, tmp_path: Path) -> None:
+    """A deleted checkpoint would keep its space on the disk as long as the trainer runs."""
+    first = learner(start)
+    first.step(batch(0))
+    save(tmp_path / "v1", first, load_tokenizer(start))
+    resumed = learner(tmp_path / "v1")
+    resume(tmp_path / "v1", resumed)
+    assert str(checkpoint_of(tmp_path / "v1")) not in Path("/proc/self/maps").read_text()
+    state = resumed.state_dict()["optimizer"]["state"]
+    assert all(moments["exp_avg"].any() for moments in state.values())
+
+
+def test_state_of_other_weights_is_refused_and_that_of_an_earlier_version_is_taken(
+    start: Path, tmp_path: Path
+) -> None:
+    """Earlier versions saved the numbers of a group's parameters, as torch does, and no shapes."""
+    steady = learner(start)
+    steady.step(batch(0))
+    save(tmp_path / "v1", steady, load_tokenizer(start))
+    file = checkpoint_of(tmp_path / "v1") / checkpoint.STATE_FILE
+    state = torch.load(file, weights_only=True)
+    del state["optimizer"]["shapes"]
+    number = len(steady.policy.parameters())
+    state["optimizer"]["param_groups"] = [{"lr": 1.0, "params": list(range(number))}]
+    torch.save(state, file)
+    resumed = learner(tmp_path / "v1")
+    resume(tmp_path / "v1", resumed)
+    assert resumed.step(batch(1)) == steady.step(batch(1))
+    for others in ({"param_groups": [{"params": list(range(number + 1))}]}, {"shapes": [[2, 2]] * number}):
+        torch.save(state | {"optimizer": state["optimizer"] | others}, file)
+        with pytest.raises(
+            ConfigError, match=r"v1: its optimizer's state is of other weights .* \{run: NAME\}"
+        ):
+            resume(tmp_path / "v1", learner(tmp_path / "v1"))
+
+
 def test_training_goes_on_as_if_it_had_not_stopped(start: Path, tmp_path: Path) -> None:
     steady = learner(start)
     for seed in range(2):
         steady.step(batch(seed))
-    checkpoint.save(tmp_path / "v2", steady, load_tokenizer(start))
+    save(tmp_path / "v2", steady, load_tokenizer(start))
     draw = torch.rand(1)
     torch.rand(3)
     resumed = learner(tmp_path / "v2")
-    checkpoint.load_state(tmp_path / "v2", resumed)
+    resume(tmp_path / "v2", resumed)
     assert torch.equal(torch.rand(1), draw)
     for seed in range(2, 5):
         # The learning rate, warming up here and falling then, is among what is equal.
         assert steady.step(batch(seed)) == resumed.step(batch(seed))
     assert resumed.steps_done == 5
     digests = [
-        checkpoint.save(tmp_path / name, one, load_tokenizer(start))
+        save(tmp_path / name, one, load_tokenizer(start))
         for name, one in (("steady", steady), ("resumed", resumed))
     ]
     assert digests[0] == digests[1]
@@ -65,7 +123,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(start: Path, tmp_path: Path) 
 def test_a_checkpoint_is_a_model_folder(start: Path, tmp_path: Path) -> None:
     trained = learner(start)
     trained.step(batch(0))
-    checkpoint.save(tmp_path / "v1", trained, load_tokenizer(start))
+    save(tmp_path / "v1", trained, load_tokenizer(start))
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         expected = trained.policy.model(tokens).logits
@@ -74,55 +132,103 @@ def test_a_checkpoint_is_a_model_folder(start: Path, tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "v1").encode("301") == [3, 0, 1]
 
 
-def test_nothing_is_written_over_and_nothing_lies_beside(start: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_a_version_is_rounded_and_the_trainer_goes_on_exactly(
+    start: Path, tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    settings: dict[str, Any] = {"publish_dtype": "bfloat16", "lora": lora}
+    exact, one = learner(start, lora=lora), learner(start, **settings)
+    one.load_state_dict(exact.state_dict())
+    one.policy.model.load_state_dict(exact.policy.model.state_dict())
+    for seed in range(2):
+        assert exact.step(batch(seed)) == one.step(batch(seed))
+    plain, rounded = tmp_path / "plain", tmp_path / "rounded"
+    save(plain, exact, load_tokenizer(start))
+    assert save(rounded, one, load_tokenizer(start)).version == folder_digest.digest(rounded)
+    expected, written = (load_file(folder / "model.safetensors") for folder in (plain, rounded))
+    assert {name: weight.bfloat16().tolist() for name, weight in expected.items()} == {
+        name: weight.tolist() for name, weight in written.items()
+    }
+    assert {weight.dtype for weight in written.values()} == {torch.bfloat16}
+    assert json.loads((rounded / "config.json").read_bytes())["dtype"] == "bfloat16"
+    canary = read_canary(rounded)
+    assert canary is not None
+    tokens = torch.tensor([canary.token_ids])
+    with torch.no_grad():
+        said = load_model(rounded, "cpu")(tokens).logits[0, :-1].log_softmax(-1)
+    found = said.gather(-1, tokens[0, 1:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(canary.logprobs), found, atol=1e-5, rtol=0)
+    resumed = learner(rounded, reference=start, **settings)
+    resume(rounded, resumed)
+    for seed in range(2, 4):
+        assert exact.step(batch(seed)) == one.step(batch(seed)) == resumed.step(batch(seed))
+
+
+def save_version(folder: Path, learner: Learner) -> str:
+    return version.begin(folder, learner, load_tokenizer(folder.parents[1] / "start")).digest()
+
+
+SAVES = pytest.mark.parametrize("save_one", [save_version, save_checkpoint])
+
+
+@SAVES
+def test_nothing_is_written_over_and_nothing_lies_beside(
+    start: Path, tmp_path: Path, save_one: Callable[[Path, Learner], str]
+) -> None:
     folder = tmp_path / "run" / "version-000001"
-    saved = checkpoint.save(folder, learner(start), load_tokenizer(start))
+    saved = save_one(folder, learner(start))
     other = learner(start)
     other.step(batch(0))
     with pytest.raises(TrinityError, match=r"version-000001 cannot be written: Directory not empty"):
-        checkpoint.save(folder, other, load_tokenizer(start))
+        save_one(folder, other)
     assert verify(folder, saved)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_full_disk_leaves_nothing_and_the_next_try_succeeds(start: Path, tmp_path: Path) -> None:
-    one, tokenizer = learner(start), load_tokenizer(start)
+@SAVES
+def test_a_full_disk_leaves_nothing_and_the_next_try_succeeds(
+    start: Path, tmp_path: Path, save_one: Callable[[Path, Learner], str]
+) -> None:
+    one = learner(start)
     one.step(batch(0))
     errors: list[TrinityError] = []
     lying_around: set[str] = set()
     with small_disk(tmp_path / "disk") as disk:
         folder, ballast = disk / "version-000001", fill(disk)
-        # It is full from the start, then while the model is written, then the trainer's own state, ...
+        # It is full from the start, then within each of the files.
         while not folder.exists():
             try:
-                digest = checkpoint.save(folder, one, tokenizer)
+                digest = save_one(folder, one)
             except TrinityError as error:
                 errors.append(error)
                 lying_around |= {path.name for path in disk.iterdir()} - {ballast.name}
-                os.truncate(ballast, ballast.stat().st_size - 8192)
+                os.truncate(ballast, ballast.stat().st_size - 4096)
         assert verify(folder, digest)
     assert len(errors) > 10
     assert not lying_around
     for part in (str(folder), "No space left on device", "Free space there", "trainer.checkpoints"):
         assert all(part in str(error) for error in errors)
-    assert {type(error.__cause__) for error in errors} == {OSError, SafetensorError}
 
 
-def test_a_disk_that_cannot_be_written_is_named(start: Path, tmp_path: Path) -> None:
-    one, tokenizer = learner(start), load_tokenizer(start)
+@SAVES
+def test_a_disk_that_cannot_be_written_is_named(
+    start: Path, tmp_path: Path, save_one: Callable[[Path, Learner], str]
+) -> None:
+    one = learner(start)
     (tmp_path / "file").touch()
     remedy = "Name another folder with trainer.checkpoints"
     with pytest.raises(
         TrinityError, match=f"file/version-000001 cannot be written: Not a directory. {remedy}"
     ):
-        checkpoint.save(tmp_path / "file" / "version-000001", one, tokenizer)
-    (tmp_path / "version-000001").touch()
+        save_one(tmp_path / "file" / "version-000001", one)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "version-000001").touch()
     with pytest.raises(TrinityError, match="version-000001 cannot be written: Not a directory"):
-        checkpoint.save(tmp_path / "version-000001", one, tokenizer)
+        save_one(tmp_path / "run" / "version-000001", one)
     with small_disk(tmp_path / "disk") as disk:
         make_read_only(disk)
         with pytest.raises(TrinityError, match="version-000001 cannot be written: Read-only file system"):
-            checkpoint.save(disk / "version-000001", one, tokenizer)
+            save_one(disk / "version-000001", one)
 
 
 def test_a_digest_does_not_take_the_memory_of_what_it_is_of(tmp_path: Path) -> None:
@@ -152,7 +258,7 @@ def test_all_that_is_in_a_checkpoint_is_flushed_the_names_in_its_folders_too(
         for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
             (aside / name).touch()
 
-    checkpoint.write_folder(tmp_path / "v1", write)
+    writing.write_folder(tmp_path / "v1", write)
     *within, parent = flushed
     assert parent == tmp_path, "after it has its name there"
     [aside] = {path for path in within if path.parent == tmp_path}
@@ -162,7 +268,7 @@ def test_all_that_is_in_a_checkpoint_is_flushed_the_names_in_its_folders_too(
 
 def test_damage_is_noticed(start: Path, tmp_path: Path) -> None:
     folder = tmp_path / "v1"
-    digest = checkpoint.save(folder, learner(start), load_tokenizer(start))
+    digest = save(folder, learner(start), load_tokenizer(start)).version
     assert verify(folder, digest)
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
@@ -178,3 +284,59 @@ def test_damage_is_noticed(start: Path, tmp_path: Path) -> None:
 def test_a_plain_model_folder_is_no_checkpoint_to_go_on_from(start: Path) -> None:
     with pytest.raises(ConfigError, match="no trainer_state"):
         checkpoint.load_state(start, learner(start))
+
+
+@pytest.mark.parametrize("publish_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["whole", "adapter", "reference"])
+def test_a_run_goes_on_from_a_checkpoint_in_the_folder_of_its_version(
+    start: Path, tmp_path: Path, kind: str, publish_dtype: str
+) -> None:
+    """As earlier versions wrote it: whole tensors in the state, and weights by the names of transformers."""
+    settings: dict[str, Any] = {"publish_dtype": publish_dtype, "max_grad_norm": 1e9}
+    if kind == "adapter":
+        settings["lora"] = {"rank": 2}
+    if kind == "reference":
+        settings |= {"algorithm": "dpo", "follows": {"name": "synchronised", "sync_every": 1, "mix": 0.5}}
+    steady, folder = learner(start, **settings), tmp_path / "v2"
+    for seed in range(2):
+        steady.step(batch(seed))
+    version.begin(folder, steady, load_tokenizer(start)).digest()
+    torch.save(steady.state_dict(), folder / checkpoint.STATE_FILE)
+    trained = steady.policy.trained()
+    for part, file in (
+        ("model", "trained_weights.safetensors"),
+        ("reference", "reference/model.safetensors"),
+    ):
+        named = {name.removeprefix(f"{part}."): one for name, one in trained.items() if name.startswith(part)}
+        if named and (part == "reference" or (kind != "adapter" and publish_dtype == "bfloat16")):
+            (folder / file).parent.mkdir(exist_ok=True)
+            save_file({name: one.detach().clone() for name, one in named.items()}, folder / file)
+    resumed = learner(folder, reference=start, **settings)
+    checkpoint.load_state(folder, resumed)
+    for seed in range(2, 5):
+        assert steady.step(batch(seed)) == resumed.step(batch(seed))
+
+
+def test_what_the_trainer_changes_while_a_checkpoint_is_written_is_not_in_it(
+    start: Path, tmp_path: Path
+) -> None:
+    steady = learner(start)
+    for seed in range(2):
+        steady.step(batch(seed))
+    expected = save_checkpoint(tmp_path / "at-once", steady)
+    let_go, write = threading.Event(), folder_digest.complete
+
+    def late(*arguments: Any) -> str:
+        let_go.wait()
+        return write(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_digest, "complete", late)
+        part = checkpoint.begin_part(tmp_path / "late", tmp_path / "late.tmp", steady)
+        assert part is not None
+        steady.step(batch(2))
+        assert not part.has_ended
+        let_go.set()
+        part.wait()
+    outcomes = [checkpoint.outcome(part)]
+    assert checkpoint.finish(tmp_path / "late", tmp_path / "late.tmp", outcomes) == expected

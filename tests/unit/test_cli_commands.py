@@ -5,16 +5,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import typer
 
 from tests.command_line import CommandLine
-from trinity_db import cli, database
+from trinity_db import cli, opening
 from trinity_db.cli import launch, transfer
-from trinity_db.errors import TrinityError
+from trinity_db.errors import TrinityError, WrongSelect
 from trinity_db.imports import exporter
+from trinity_db.service import SUPERVISOR
 
 RUN_SH = Path(__file__).parents[2] / "configs/gsm8k/run.sh"
 PASTED = 74  # characters: a longer example line would be broken in an 80 column help
@@ -71,7 +73,7 @@ def run(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(database, "open_database", fail)
+    monkeypatch.setattr(opening, "open_database", fail)
     monkeypatch.setattr(sys, "argv", ["trinity-db", "status"])
     cli.main()
 
@@ -81,6 +83,20 @@ def test_an_error_that_the_user_can_mend_is_one_line(monkeypatch: pytest.MonkeyP
         run(monkeypatch, TrinityError("The disk is\nfull."))
     # Python prints a text on stderr, and exits with 1.
     assert exit.value.code == "error: The disk is full."
+
+
+@pytest.mark.parametrize(
+    ("is_supervised", "code"), [(True, 78), (False, "error: sampler: the SELECT fails.")]
+)
+def test_a_role_tells_its_supervisor_that_its_select_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, is_supervised: bool, code: int | str
+) -> None:
+    monkeypatch.delenv(SUPERVISOR, raising=False)
+    if is_supervised:
+        monkeypatch.setenv(SUPERVISOR, str(os.getppid()))
+    with pytest.raises(SystemExit) as exit:
+        run(monkeypatch, WrongSelect("sampler: the SELECT fails."))
+    assert exit.value.code == code
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +114,7 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_export_says_as_json_what_it_wrote(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(database, "open_database", lambda: None)
+    monkeypatch.setattr(opening, "open_database", StringIO)  # anything that can be closed
     monkeypatch.setattr(exporter, "export_rows", lambda *arguments: 3)
     transfer.export("set", "tasks", Path("rows.jsonl"), as_json=True)
     said = {"name": "set", "kind": "tasks", "rows": 3, "file": "rows.jsonl"}

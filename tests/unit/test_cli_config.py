@@ -101,7 +101,7 @@ def test_every_key_says_of_changes_what_holds_for_it() -> None:
 
 def test_a_key_says_what_it_takes_and_whether_it_may_change(run: CommandLine) -> None:
     (one,) = explanation(run, "trainer.learning_rate")
-    assert one["text"] == "Peak learning rate of AdamW."
+    assert one["text"] == "Peak learning rate."
     assert one["type"].startswith("number > 0")
     assert (one["default"], one["may change"]) == ("1e-05", "with --change, for all that follows")
 
@@ -204,7 +204,7 @@ def test_a_recipe_of_the_command_line_takes_the_place_of_the_one_in_the_file(run
 
 def test_a_list_of_steps_is_one_value_that_comes_from_who_wrote_it(run: CommandLine) -> None:
     shown = origins(run, ONLINE | {"processors": {"score": ["number_match"]}})
-    assert shown["processors.score"] == ([{"name": "number_match", "weight": 1.0}], "file")
+    assert shown["processors.score"] == ([{"name": "number_match", "limits": None, "weight": 1.0}], "file")
     assert shown["processors.clean"][1] == "default"
 
 

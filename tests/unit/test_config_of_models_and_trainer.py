@@ -81,32 +81,96 @@ def test_a_run_may_go_on_in_another_folder_of_checkpoints(monkeypatch: pytest.Mo
     assert RunConfig.completed(here.model_dump(mode="json")) == here.stored()
 
 
+SGLANG = {"name": "endpoint", "dialect": "sglang", "urls": ["http://host:8000"]}
 OTHERS: dict[str, Any] = {
     "explorer.engine": {"name": "mine.py:Engine", "size": 3},
+    "explorer.record_routing": True,
     "explorers": 3,
     "metrics": {"tensorboard": "runs"},
     "processors.archive": {},
     "processors.claim_size": 1,
     "processors.max_attempts": 1,
     "trainer.checkpoints": "elsewhere",
+    "trainer.checkpoint_every": 7,
+    "trainer.checkpoint_minutes": 2.5,
+    "trainer.keep_best": "-eval/loss",
     "trainer.keep_checkpoints": 9,
+    "trainer.keep_every": 100,
+    "trainer.publish": "merged",
+    "trainer.ranks": 2,
     "trainer.sharding": "full",
+    "trainer.sum_gradients": "micro_batch",
+    "trainer.offload": True,
     "trainer.micro_batch_size": 1,
     "trainer.micro_batch_tokens": 1,
     "trainer.gradient_checkpointing": True,
+    "trainer.compile": True,
 }
+BESIDE: dict[str, dict[str, Any]] = {"trainer.offload": {"sharding": "full"}, "trainer.publish": {"lora": {}}}
+"""Keys of the same section that a key needs."""
 
 
 @pytest.mark.parametrize("key", PER_PROCESS)
 def test_a_run_goes_on_with_another_value_of_what_may_change(key: str) -> None:
     section, _, name = key.rpartition(".")
-    change = {section: {name: OTHERS[key]}} if section else {name: OTHERS[key]}
+    beside = BESIDE.get(key, {})
+    change = {section: {name: OTHERS[key], **beside}} if section else {name: OTHERS[key]}
     kind = ONLINE if key.startswith("explorer") else OFFLINE
-    before, after = (validate(RunConfig, kind | more, "run.yaml") for more in ({}, change))
+    before, after = (
+        validate(RunConfig, kind | more, "run.yaml") for more in ({section: beside} if beside else {}, change)
+    )
     assert before != after
     assert after.stored() == before.stored()
     # The run may be older, from when this was compared.
     assert RunConfig.completed(after.model_dump(mode="json")) == before.stored()
+
+
+@pytest.mark.parametrize(
+    ("explorer", "trainer", "message"),
+    [
+        ({"engine": "mine.py:Engine"}, {}, "an engine of your own says what it chose in the routing of each"),
+        (
+            {"engine": SGLANG},
+            {},
+            "sglang servers are not asked which experts they chose; take servers of vLLM",
+        ),
+        ({}, {"compile": True}, "leave out trainer.compile, or set trainer.replay_routing: false"),
+        (
+            {"engine": {"name": "vllm", "arguments": ["--enable-return-routed-experts"]}},
+            {},
+            "use explorer.rec",
+        ),
+    ],
+)
+def test_experts_are_recorded_where_the_engine_says_them_and_the_trainer_can_replay_them(
+    explorer: dict[str, Any], trainer: dict[str, Any], message: str
+) -> None:
+    content = {"explorer": explorer | {"record_routing": True}, "trainer": {"steps": 3} | trainer}
+    with pytest.raises(ConfigError, match=message):
+        validate(RunConfig, ONLINE | content, "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("engine", "publishes"), [("transformers", "adapter"), ("vllm", "adapter"), ("mine.py:Engine", "merged")]
+)
+def test_an_adapter_is_published_if_the_engine_loads_adapters(engine: str, publishes: str) -> None:
+    explorer = {"explorer": {"engine": engine}}
+    found = validate(RunConfig, ONLINE | explorer | {"trainer": {"steps": 3, "lora": {}}}, "run.yaml")
+    assert found.publishes == publishes
+    said = validate(
+        RunConfig, ONLINE | explorer | {"trainer": {"steps": 3, "lora": {}, "publish": "merged"}}, "run.yaml"
+    )
+    assert said.publishes == "merged"
+    assert validate(RunConfig, ONLINE | explorer, "run.yaml").publishes is None
+
+
+def test_servers_of_other_people_are_given_merged_weights() -> None:
+    fleet = {"explorer": {"engine": {"name": "endpoint", "urls": ["http://10.0.0.7:8000"]}}}
+    trainer: dict[str, Any] = {"steps": 3, "lora": {}}
+    found = validate(RunConfig, ONLINE | fleet | {"trainer": trainer}, "run.yaml")
+    assert found.publishes == "merged"
+    with pytest.raises(ConfigError, match=r"publish: adapter is not loaded into servers .*; take merged"):
+        validate(RunConfig, ONLINE | fleet | {"trainer": trainer | {"publish": "adapter"}}, "run.yaml")
 
 
 def test_the_text_of_a_key_says_whether_it_may_change() -> None:
@@ -199,6 +263,11 @@ def test_a_reference_is_a_name_or_a_mapping() -> None:
         ({"lora": {"r": 8}}, r"unknown key 'lora\.r'"),
         ({"lora": {"targets": []}}, "lora.targets: Tuple should have at least 1 item"),
         ({"lora": {}, "reference": "synchronised"}, "reference: synchronised; leave out one of them"),
+        ({"publish": "adapter"}, "publish: adapter says how an adapter is published.*or set lora too"),
+        (
+            {"publish": "adapters", "lora": {}},
+            "trainer.publish|publish: Input should be 'adapter' or 'merged'",
+        ),
         ({"reference": "synchronized"}, "there is no 'synchronized'; did you mean 'synchronised'"),
         ({"reference": {"name": "synchronised", "mix": 0}}, "reference.mix: Input should be greater than 0"),
         ({"reference": {"name": "start", "mix": 0.5}}, "unknown key"),

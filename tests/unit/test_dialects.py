@@ -1,15 +1,20 @@
 """Dialects against servers that speak them, over real connections."""
 
 import asyncio
+import base64
+import io
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
+from numpy.typing import NDArray
 
 from tests.servers import Server, SGLangServer, started
+from tests.waiting import until
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.engines.dialects import (
     DIALECTS,
@@ -68,6 +73,62 @@ def test_a_response_has_its_tokens_log_probabilities_and_versions(kind: str) -> 
     ask(kind, story)
 
 
+def npy(routing: NDArray[Any]) -> str:
+    """As vLLM writes it: a .npy file in base64."""
+    with io.BytesIO() as file:
+        np.save(file, routing, allow_pickle=False)
+        return base64.b64encode(file.getvalue()).decode()
+
+
+def test_a_server_of_vllm_says_which_experts_were_chosen() -> None:
+    experts = np.arange(4 * 3 * 2, dtype=np.uint8).reshape(4, 3, 2)  # of three tokens of the prompt and one
+
+    async def story(asked: Asked) -> None:
+        await asked.load("/runs/7", 7)
+        asked.server.change = lambda answer: answer["choices"][0].update(routed_experts=npy(experts))
+        found = await asked.generate(4, 5, 6, limit=2)
+        assert found.routing is not None
+        assert found.routing.dtype == np.uint8
+        np.testing.assert_array_equal(found.routing, experts)
+        older = experts.astype(np.int32) + 250
+        asked.server.change = lambda answer: answer["choices"][0].update(routed_experts=npy(older))
+        found = await asked.generate(4, 5, 6, limit=2)
+        assert found.routing is not None
+        assert found.routing.dtype == np.uint16
+        np.testing.assert_array_equal(found.routing, older)
+
+    async def unasked(asked: Asked) -> None:
+        await asked.load("/runs/7", 7)
+        asked.server.change = lambda answer: answer["choices"][0].update(routed_experts=npy(experts))
+        assert (await asked.generate(4, 5, 6, limit=2)).routing is None
+
+    ask("vllm", story, VLLM(record_routing=True))
+    ask("vllm", unasked)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "message"),
+    [
+        (None, ServerUnusable, "start vLLM with --enable-return-routed-experts, which needs a GPU"),
+        ("AAAA", ServerUnusable, "says in another form which experts were chosen"),
+        ("no base64", ServerUnusable, "says in another form which experts were chosen"),
+        (npy(np.zeros((4, 3), np.uint8)), ServerUnusable, r"the shape \(4, 3\) does not fit 5 tokens"),
+        (npy(np.zeros((4, 3, 2), np.float32)), ServerUnusable, "and this one float32"),
+        (npy(np.zeros((3, 3, 2), np.uint8)), ServerUnavailable, "for 3 tokens, not for 4"),
+    ],
+)
+def test_experts_that_cannot_be_those_of_the_response_are_refused(
+    said: str | None, kind: type[TrinityError], message: str
+) -> None:
+    async def story(asked: Asked) -> None:
+        await asked.load("/runs/7", 7)
+        asked.server.change = lambda answer: answer["choices"][0].update(routed_experts=said)
+        with pytest.raises(kind, match=message):
+            await asked.generate(4, 5, 6, limit=2)
+
+    ask("vllm", story, VLLM(record_routing=True))
+
+
 @BOTH
 def test_every_sampling_option_is_named_so_that_a_models_own_settings_do_not_count(kind: str) -> None:
     async def story(asked: Asked) -> None:
@@ -89,8 +150,7 @@ def test_weights_change_within_a_response_and_each_token_keeps_its_version(kind:
         await asked.load("/runs/3", 3)
         asked.server.token_seconds = 0.01
         response = asyncio.create_task(asked.generate(*range(30, 70), version=3, limit=40))
-        while asked.server.sampled < 5:
-            await asyncio.sleep(0.005)
+        await until(lambda: asked.server.sampled >= 5, "some tokens are sampled")
         await asked.load("/runs/4", 4)
         completion = await response
         assert sorted(set(completion.versions)) == [3, 4]
@@ -300,8 +360,7 @@ def test_a_server_that_dies_or_never_was_is_unavailable(kind: str) -> None:
         await asked.load("/runs/7", 7)
         asked.server.token_seconds = 5
         response = asyncio.create_task(asked.generate(5, 6, version=7))
-        while not asked.server.asked:
-            await asyncio.sleep(0.005)
+        await until(lambda: asked.server.asked, "the request is there")
         await asked.server.die()
         with pytest.raises(ServerUnavailable, match=asked.server.url):
             await response
@@ -318,13 +377,10 @@ def test_a_cancelled_request_is_given_up_by_the_server(kind: str) -> None:
     async def story(asked: Asked) -> None:
         asked.server.token_seconds = 5
         response = asyncio.create_task(asked.generate(5, 6))
-        while not asked.server.asked:
-            await asyncio.sleep(0.005)
+        await until(lambda: asked.server.asked, "the request is there")
         response.cancel()
         with pytest.raises(asyncio.CancelledError):
             await response
-        async with asyncio.timeout(5):
-            while not asked.server.given_up:
-                await asyncio.sleep(0.005)
+        await until(lambda: asked.server.given_up, "the server gives it up")
 
     ask(kind, story)

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.servers import Server, VLLMServer, started
+from tests.waiting import until
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer import engines
@@ -66,12 +67,6 @@ class Fleet:
             "each request has the answer to its own prompt"
         )
         return answers
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

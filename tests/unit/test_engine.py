@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.engines import kv_cache
+from trinity_db.explorer.engines import kv_cache, transformers_engine
+from trinity_db.explorer.engines.decoded_rows import Row
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, sample_all
-from trinity_db.explorer.engines.transformers_engine import TransformersEngine, _Row
+from trinity_db.explorer.engines.transformers_engine import TransformersEngine
+from trinity_db.explorer.engines.trial import decodes_side_by_side
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.prompts import PromptTooLong
 
@@ -229,7 +232,7 @@ def test_rows_that_are_given_up_while_the_batch_is_made_smaller_end_no_engine(
     with torch.inference_mode():
         for _ in range(2):
             loop: Any = None
-            rows.append(_Row(Request([1, 2], 9), 9, random, loop, loop))
+            rows.append(Row(Request([1, 2], 9), 9, random, loop, loop))
         engine._end_tokens = frozenset()
         batch = engine._begun([*rows])
         rows[0].ended = True
@@ -281,6 +284,46 @@ def test_more_requests_than_there_is_memory_for_wait(
     assert len(run(engine, [[1, 2, 3]] * 40)) == 40
     assert max(sizes) <= 60
     engine.close()
+
+
+class Crowded(torch.nn.Module):
+    """Adds to each embedding how many rows the call has, as a model in which neighbours change a row."""
+
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.num_embeddings = embedding.num_embeddings
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.embedding(tokens)
+        return found + len(tokens)
+
+
+def test_rows_whose_neighbours_would_change_them_are_decoded_alone(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowded = load_model(model_folder, "cpu")
+    crowded.set_input_embeddings(Crowded(crowded.get_input_embeddings()))
+    assert decodes_side_by_side(load_model(model_folder, "cpu"))
+    assert not decodes_side_by_side(crowded)
+    monkeypatch.setattr(transformers_engine, "load_model", lambda *_: crowded)
+    engine = TransformersEngine("cpu")
+    load(engine, model_folder, 0)
+    together = run(engine, PROMPTS)
+    engine.close()
+    for prompt, completion in zip(PROMPTS, together, strict=True):
+        with torch.no_grad():
+            logits = crowded(torch.tensor([[*prompt, *completion.token_ids]])).logits[0]
+        logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
+        expected = logprobs.gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_model_whose_cache_loses_its_state_is_refused() -> None:
+    sizes = {"vocab_size": 12, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
+    config = transformers.MambaConfig(**sizes, max_position_embeddings=32, initializer_range=0.5)
+    with pytest.raises(ConfigError, match=r"decodes MambaForCausalLM to other logits.*engine: vllm"):
+        decodes_side_by_side(transformers.MambaForCausalLM(config).eval())
 
 
 def test_tokens_after_a_weight_update_are_sampled_by_the_new_weights_over_the_whole_context(

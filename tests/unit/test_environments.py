@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from tests.echo import Digits, Echo, Scripted
-from tests.waiting import wait_until
+from tests.processes import is_alive
+from tests.waiting import WAIT_SECONDS, until, wait_until
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import EnvironmentConfig, ExplorerConfig
+from trinity_db.explorer.environments.instance import Instance
 from trinity_db.explorer.environments.played import Environment
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.workflow import of
@@ -251,7 +253,7 @@ def test_methods_may_be_coroutines(own: Any) -> None:
     assert module().closed == [True]
 
 
-def test_an_environment_that_cannot_start_is_tried_again_and_says_so(own: Any) -> None:
+def test_an_attempt_whose_environment_cannot_start_is_given_back_and_says_why(own: Any) -> None:
     name = own(
         "starts = []\nclass Down:\n    def __init__(self):\n        starts.append(1)\n"
         "        raise OSError('no server')\n"
@@ -260,7 +262,8 @@ def test_an_environment_that_cannot_start_is_tried_again_and_says_so(own: Any) -
     made = attempts({"name": f"{name}:Down"}, retries=2)
     rollout = asyncio.run(made.make(ClaimedGroup(1, 1, {}, [0]), 0))
     assert rollout.error == "NotStarted: OSError: no server (own.py, line 5, in __init__)"
-    assert len(module().starts) == 3
+    assert rollout.given_back
+    assert len(module().starts) == 1, "no retry is used up"
 
 
 @pytest.mark.parametrize(
@@ -440,14 +443,6 @@ def test_what_goes_wrong_in_a_process_of_its_own_fails_one_attempt(own: Any, how
     wait_until(lambda: not is_alive(process) and not is_alive(started), "both have ended")
 
 
-def is_alive(process: int) -> bool:
-    """Whether a process runs; one that has ended, and that its parent did not ask about, does not."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize("python", [None, sys.executable])
 def test_an_environment_may_play_by_itself_and_ask_the_policy_over_http(own: Any, python: str | None) -> None:
     name = own(
@@ -466,3 +461,42 @@ def test_an_environment_may_play_by_itself_and_ask_the_policy_over_http(own: Any
 
 async def played_by(play: Environment, policy: Policy) -> Any:
     return await play({"key": "k1"}, policy)
+
+
+class Stubborn:
+    """A host that takes its time to die."""
+
+    def __init__(self) -> None:
+        self.is_called, self.may_die = threading.Event(), threading.Event()
+        self.happened: list[str] = []
+
+    def start(self) -> list[str]:
+        return []
+
+    def call(self, method: str) -> None:
+        self.is_called.set()
+        assert self.may_die.wait(WAIT_SECONDS)
+
+    def interrupt(self) -> None:
+        self.happened.append("it is to die")
+        assert self.may_die.wait(WAIT_SECONDS), "the event loop stands still while it dies"
+        self.happened.append("it is dead")
+
+    def close(self) -> None: ...
+
+
+def test_other_attempts_go_on_while_an_environment_is_killed() -> None:
+    async def story() -> None:
+        host = Stubborn()
+        instance = Instance(host, "Stubborn", seconds=None)  # type: ignore[arg-type]
+        await instance.start()
+        call = asyncio.create_task(instance.call("hang"))
+        await until(host.is_called.is_set, "it is called")
+        closing = asyncio.create_task(instance.close())
+        await until(lambda: host.happened, "it is asked to die")
+        host.happened.append("another attempt goes on")
+        host.may_die.set()
+        await asyncio.gather(call, closing)
+        assert host.happened == ["it is to die", "another attempt goes on", "it is dead"]
+
+    asyncio.run(story())

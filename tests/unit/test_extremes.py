@@ -44,7 +44,8 @@ def with_value(key: tuple[str, ...], value: Any) -> dict[str, Any]:
     section = content
     for name in key[:-1]:
         below = section.setdefault(name, {})
-        section = section[name] = below if isinstance(below, dict) else {"name": below}
+        section[name] = below if isinstance(below, dict) else {"name": below}
+        section = section[name]
     section[key[-1]] = value
     return content
 

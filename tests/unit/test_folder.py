@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.folder_digest import digest
+from trinity_db.trainer.checkpoints.checkpoint import STATE_FILE
 from trinity_db.trainer.checkpoints.folder import (
     OWNER_FILE,
     PUBLISHED_FILE,
@@ -29,10 +31,11 @@ def own(tmp_path: Path) -> Folder:
 
 
 def version(folder: Path, number: int, suffix: str = "") -> Path:
-    """A version's folder with a file in it."""
+    """A version's folder with the files of a checkpoint in it."""
     path = folder / f"version-{number:06d}{suffix}"
     path.mkdir(parents=True)
     (path / "model.safetensors").touch()
+    (path / STATE_FILE).touch()
     return path
 
 
@@ -64,6 +67,32 @@ def test_versions_in_a_folder_that_names_no_owner_belong_to_none(tmp_path: Path)
     kept = version(tmp_path / "run", 0)
     assert claim(tmp_path / "run", ONE).path != tmp_path / "run"
     assert [path.name for path in (tmp_path / "run").iterdir()] == [kept.name]
+
+
+@pytest.mark.parametrize("name", ["checkpoint-500", "checkpoint-best", "checkpoint-000001"])
+def test_the_checkpoints_of_another_trainer_are_left_alone(tmp_path: Path, name: str) -> None:
+    kept = tmp_path / "run" / name
+    kept.mkdir(parents=True)
+    (kept / "model.safetensors").touch()
+    own = claim(tmp_path / "run", ONE)
+    assert own.path != tmp_path / "run"
+    assert own.set_lost_aside(-1) == []
+    own.clear_leftovers([])
+    assert clear(own.path, ONE)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+
+
+def test_what_another_trainer_writes_in_a_runs_folder_is_left_alone(own: Folder) -> None:
+    names = ["checkpoint-120000", "checkpoint-500", "checkpoint-best", "version-2"]
+    for name in names:
+        (own.path / name).mkdir()
+    version(own.path, 0)
+    assert own.set_lost_aside(0) == [], "a version is lost, and not a step"
+    assert sorted(path.name for path in own.path.glob("*-*")) == [*names[:3], "version-000000", "version-2"]
+    version(own.path, 3, ".damaged-2")
+    (own.path / "checkpoint-120000").rmdir()
+    assert clear(own.path, ONE)
+    assert sorted(path.name for path in own.path.iterdir()) == names[1:]
 
 
 def test_where_both_folders_have_other_owners_nothing_is_written(tmp_path: Path) -> None:
@@ -142,11 +171,37 @@ def test_checkpoints_that_the_store_has_forgotten_are_set_aside(own: Folder) -> 
         own.clear_leftovers(["version-000001", "version-000002"])
         names = [path.name for path in sorted(own.path.glob("version-*"))]
         assert names == ["version-000001", "version-000002", "version-000003.later", "version-000004.later"]
-    assert own.lost_checkpoint(4) == (publications[3], own.path / "version-000004.later")
+    place = own.path / "version-000004.later"
+    assert own.lost_checkpoint(4) == (publications[3], place, place)
     assert own.lost_checkpoint(2) is None
     (own.path / "version-000004.later" / "model.safetensors").write_text("damaged")
     assert own.lost_checkpoint(4) is None
     assert own.set_lost_aside(4) == [], "they are on the record by now"
+
+
+def test_a_lost_version_has_its_checkpoint_beside_it(own: Folder) -> None:
+    publications = [publish(own, number) for number in (1, 2)]
+    for number in (1, 2):
+        place = own.checkpoint_folder(number)
+        (place / "part-00000").mkdir(parents=True)
+        (place / "part-00000" / STATE_FILE).touch()
+    recorded = digest(own.path / "checkpoint-000002" / "part-00000")
+    own.acknowledge_checkpoint(2, recorded)
+    assert own.set_lost_aside(1) == [2]
+    own.clear_leftovers(["version-000001"])
+    places = [own.path / f"{kind}-000002.later" for kind in ("version", "checkpoint")]
+    assert own.lost_checkpoint(2) == (replace(publications[1], resume_hash=recorded), *places)
+    assert not (own.path / "checkpoint-000001").exists(), "the store names none"
+    (places[1] / "part-00000" / STATE_FILE).unlink()
+    assert own.lost_checkpoint(2) is None
+
+
+def test_nothing_goes_on_from_a_lost_version_that_is_weights_alone(own: Folder) -> None:
+    path = version(own.path, 1)
+    (path / STATE_FILE).unlink()
+    own.acknowledge(Publication(1, 10, digest(path)))
+    assert own.set_lost_aside(0) == [1]
+    assert own.lost_checkpoint(1) is None
 
 
 def test_what_the_store_never_knew_is_a_leftover_and_not_forgotten(own: Folder) -> None:

@@ -17,7 +17,7 @@ from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, chunked_logprobs, load_model
 from trinity_db.models.forward import Forward, trained_mask, trained_values
-from trinity_db.models.layers import recompute
+from trinity_db.models.layers import recompute, store_in
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.value_head import ValueHead
 
@@ -46,9 +46,19 @@ def scratch(folder: Path) -> Any:
 def of(kind: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SIZES | changes)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).double().eval()
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).double().eval()
+    if "num_local_experts" in changes:
+        model.set_experts_implementation("eager")  # the grouped product knows no float64
+    return model
 
 
+def llama4() -> Any:
+    torch.manual_seed(0)
+    sizes = SIZES | EXPERTS | {"head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 6}
+    return transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**sizes)).double().eval()
+
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 MODELS = {
     # name: how it is made, whether it packs, whether its logits are plain
     "scratch": (scratch, True, True),
@@ -56,6 +66,9 @@ MODELS = {
     "qwen2 tied": (lambda _: of("Qwen2", tie_word_embeddings=True), True, True),
     "llama": (lambda _: of("Llama"), True, True),
     "a window of 6": (lambda _: of("Mistral", sliding_window=6), True, True),
+    "a mixture of experts": (lambda _: of("Mixtral", sliding_window=6, **EXPERTS), True, True),
+    "a window that is in the mask only": (lambda _: of("Phimoe", sliding_window=6, **EXPERTS), False, True),
+    "chunks that are in the mask only": (lambda _: llama4(), False, True),
     "a head with bias": (lambda _: of("Phi"), True, True),
     "scaled logits": (lambda _: of("Granite", logits_scaling=3.0), True, False),
     "soft-capped": (lambda _: of("Gemma2", head_dim=8), False, False),
@@ -137,7 +150,7 @@ def test_values_and_gradients_are_those_of_the_models_whole_logits(
     # Models compute some of their parts in float32, whatever their weights are, and round there.
     rtol, atol = (1e-6, 1e-7) if packs else (1e-5, 2e-5)
     forward = Forward(model, TrainerConfig(), temperature=TEMPERATURE)
-    assert (forward._packs, forward._plain) == (packs, is_plain)
+    assert (forward.layout == "packed", forward._plain) == (packs, is_plain)
     scored = forward(rows, entropy_gradient=True)
     torch.testing.assert_close(scored.logprobs[scored.mask], logprobs, rtol=rtol, atol=atol)
     torch.testing.assert_close(scored.entropy[scored.mask], entropy, rtol=rtol, atol=atol)
@@ -274,12 +287,64 @@ def test_bfloat16_is_near_and_its_results_and_gradients_are_float32(kind: str) -
     assert torch.nn.functional.cosine_similarity(changed, expected, dim=0) > 0.999
 
 
+def linear_layers(model: Any) -> list[torch.nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Granite", "Phi"])
+def test_a_frozen_model_whose_products_are_stored_in_bfloat16_gives_the_same_bits(kind: str) -> None:
+    model = of(kind, tie_word_embeddings=False).float().requires_grad_(False)
+    forward = Forward(model, TrainerConfig(dtype="bfloat16"), temperature=TEMPERATURE)
+    before = forward.logprobs(payloads())
+    store_in(model, torch.bfloat16)
+    assert all(layer.weight.dtype == torch.bfloat16 for layer in linear_layers(model))
+    assert model.get_input_embeddings().weight.dtype == torch.float32
+    assert torch.equal(forward.logprobs(payloads()), before)
+
+
 def test_a_model_that_cannot_pack_keeps_its_own_attention(caplog: pytest.LogCaptureFixture) -> None:
     model = of("Gemma2", head_dim=8)
     before = model.config._attn_implementation
     Forward(model, TrainerConfig())
     assert model.config._attn_implementation == before
     assert "Gemma2ForCausalLM cannot take sequences end to end" in caplog.text
+
+
+class Sized(torch.nn.Module):
+    """Adds to each embedding how long the rows of the call are, as a model whose positions depend on it."""
+
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.num_embeddings = embedding.num_embeddings
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.embedding(tokens)
+        return found + tokens.shape[1] / 10
+
+
+def test_a_model_whose_results_depend_on_the_length_of_the_call_gets_one_for_each_sequence() -> None:
+    model, rows = of("Qwen2", tie_word_embeddings=False), payloads()
+    model.set_input_embeddings(Sized(model.get_input_embeddings()))
+    logprobs, entropy, hits = plainly(model, rows)
+    expected = gradient(model, logprobs, entropy)
+    forward = Forward(model, TrainerConfig(), temperature=TEMPERATURE, value_head=ValueHead(32).double())
+    assert forward.layout == "alone"
+    scored = forward(rows, entropy_gradient=True)
+    torch.testing.assert_close(scored.logprobs[scored.mask], logprobs)
+    assert torch.equal(scored.correct[scored.mask], hits)
+    found = gradient(model, scored.logprobs[scored.mask], scored.entropy[scored.mask])
+    torch.testing.assert_close(found, expected)
+    assert forward.values(rows).shape == scored.mask.shape
+    # Sharded ranks call the model together, so each micro-batch has equally many calls.
+    assert forward.micro_batches(rows[:4], width=2) == [[2, 3], [0, 1]]
+
+
+def test_a_model_whose_tokens_see_those_after_them_is_refused() -> None:
+    sizes = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
+    model = transformers.BertLMHeadModel(transformers.BertConfig(**sizes)).eval()
+    with pytest.raises(ConfigError, match=r"BertLMHeadModel lets tokens see those after them; take a causal"):
+        Forward(model, TrainerConfig())
 
 
 def test_a_model_that_packs_is_saved_as_any_other(tmp_path: Path) -> None:
@@ -325,3 +390,11 @@ def test_stored_values_stand_where_their_tokens_scores_stand() -> None:
     assert trained_mask([first, other]).tolist() == [[True, True], [True, False]]
     assert trained_values([first, other], "logprobs").tolist() == [[-2, -3], [0, 0]]
     assert trained_values([first, other], "versions").tolist() == [[2, 3], [0, 0]]
+
+
+def test_a_model_says_what_it_computes_with() -> None:
+    assert (
+        str(Forward(of("Qwen2"), TrainerConfig()).computing) == "cpu, float64, rows packed, attention plain"
+    )
+    found = Forward(of("Gemma2", head_dim=8), TrainerConfig(dtype="bfloat16")).computing
+    assert (found.dtype, found.layout, found.attention) == ("bfloat16", "padded", ("eager",))

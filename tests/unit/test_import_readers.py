@@ -217,8 +217,8 @@ def test_a_cut_off_last_line_is_rejected(tmp_path: Path) -> None:
         ("rows.parquet", b"", "is empty"),
         ("rows.jsonl", b"\n\n", "holds no rows"),
         ("rows.json", b"[]", "holds no rows"),
-        ("rows.csv", b"a,b\n", r"unknown type of file; known are \.jsonl"),
-        ("rows.csv.gz", b"a,b\n", r"unknown type of file; known are \.jsonl"),
+        ("rows.tsv", b"a\tb\n", r"unknown type of file; known are \.jsonl"),
+        ("rows.tsv.gz", b"a,b\n", r"unknown type of file; known are \.jsonl"),
         ("rows.parquet.gz", b"a,b\n", r"unknown type of file; known are \.jsonl"),
         ("rows", b"a,b\n", r"unknown type of file; known are \.jsonl"),
         ("rows.json", b'[{"a": 1}, {"a"', "is not JSON: Expecting"),
@@ -246,6 +246,10 @@ def test_a_file_without_rows_is_an_error_that_names_it(
 def test_a_missing_file_and_a_strange_folder_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ImportFileError, match="no such file"):
         open_rows(tmp_path / "rows.jsonl")
+    with pytest.raises(
+        ImportFileError, match=r"no such file\. If it is a data set of the Hub: trinity-db download a/b"
+    ):
+        open_rows(Path("a/b"))
     with pytest.raises(ImportFileError, match="is a folder that save_to_disk did not write"):
         open_rows(tmp_path)
 

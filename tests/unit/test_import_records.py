@@ -20,7 +20,8 @@ UNPAIRED = {"prompt": "a", "completion": "b"}
 NO_MESSAGES = "'prompt' must hold messages with 'role' and 'content'"
 NO_CONTENT = "'prompt' holds a message whose 'content' is not text"
 NO_SHARED_PROMPT = "'prompt' is missing, and 'chosen' and 'rejected' begin differently"
-NO_REPLY = "'response' must be text or one message of the assistant's"
+NO_REPLY = "'response' must be text, or messages that begin with the assistant's"
+NO_END = "'response' must end with a turn of the assistant's"
 NUL = "holds a NUL character, which PostgreSQL text cannot"
 SURROGATE = "holds half of a surrogate pair, which is no character"
 NOT_FINITE = "holds a number that is not finite"
@@ -54,7 +55,7 @@ NOT_FINITE = "holds a number that is not finite"
         ("demonstrations", {"prompt": "a", "completion": None}, "'response' is null"),
         ("demonstrations", {"prompt": "a", "completion": "  "}, "'response' is empty"),
         ("demonstrations", {"prompt": [USER], "completion": [USER]}, NO_REPLY),
-        ("demonstrations", {"prompt": [USER], "completion": [BLUE, USER]}, NO_REPLY),
+        ("demonstrations", {"prompt": [USER], "completion": [BLUE, USER]}, NO_END),
         ("demonstrations", {"messages": None}, "'prompt' is missing"),
         ("demonstrations", {"messages": []}, "'messages' is empty"),
         ("demonstrations", {"messages": [BLUE]}, "'messages' holds a response without a prompt"),
@@ -84,7 +85,7 @@ NOT_FINITE = "holds a number that is not finite"
         (
             "preferences",
             {"chosen": [USER, BLUE, USER], "rejected": [USER, GREEN]},
-            "'chosen' must be text or one message of the assistant's",
+            "'chosen' must end with a turn of the assistant's",
         ),
         ("preferences", PAIR | {"margin": "1"}, "'margin' must be a number, not text"),
         ("preferences", UNPAIRED, "'label' is missing"),

@@ -19,6 +19,22 @@ def test_rejected_rows_are_written_with_line_and_reason(tmp_path: Path) -> None:
     assert second == {"line": 9, "reason": "is not JSON", "row": "x" * MAX_ROW_CHARACTERS}
 
 
+def test_a_row_that_json_cannot_write_is_rejected_all_the_same() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (10**5_000, deep, {(1, 2): 3}, Silent()):
+        rejected = Rejected.of("is bad", {"prompt": "p", "x": value, 5: 6})
+        assert (rejected.reason, rejected.row) == (
+            "is bad",
+            'cannot be written as JSON; its columns: ["prompt", "x"]',
+        )
+
+
 def test_an_import_without_rejects_removes_the_file_of_an_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "set-tasks.jsonl"
     path.write_text("old", encoding="utf-8")

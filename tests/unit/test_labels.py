@@ -20,7 +20,7 @@ from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch, mismatched
 from trinity_db.trainer.learner.learner import Learner
 from trinity_db.trainer.parts.label_losses import apo_zero_unpaired, kto
-from trinity_db.trainer.parts.totals import Totals
+from trinity_db.trainer.parts.totals import count
 
 DESIRABLE = torch.tensor([True, False])
 
@@ -87,7 +87,7 @@ def rows(*, rewards: tuple[float, ...] = (1.0, 0.0, -1.0), ratios: float = 0.5) 
 
 def shares(algorithm: Algorithm, given: dict[str, Tensor]) -> dict[str, float]:
     prepared, metrics = algorithm.prepare(given)
-    found = algorithm.shares(prepared, Totals(tokens=6, sequences=3, items=3))
+    found = algorithm.shares(prepared, count(prepared, range(3), 1))
     return metrics | {name: value.item() for name, value in found.items()}
 
 

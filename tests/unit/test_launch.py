@@ -123,26 +123,27 @@ def test_an_explorer_knows_it_of_an_advantage_of_the_users_own(losses: Path) -> 
     assert not launch.compares_with_greedy(recipe("grpo", advantage=f"{losses}:advantage"))
 
 
-@pytest.mark.parametrize("algorithm", ["remax", "ppo", "raft"])
-def test_an_explorer_loads_the_declarations_of_parts_and_makes_no_algorithm(algorithm: str) -> None:
+def test_an_explorer_loads_the_declarations_of_parts_and_makes_no_algorithm() -> None:
     program = (
         "import json, sys\n"
         "from trinity_db.cli import launch\n"
         "from trinity_db.cli.configuration import RunConfig\n"
         "def opened(*_): raise SystemExit\n"
         "launch.open_run = opened\n"
-        "try:\n"
-        "    launch.explore(RunConfig.model_validate(json.loads(sys.argv[1])))\n"
-        "except SystemExit:\n"
-        "    print(json.dumps([name for name in sys.modules if name.startswith('trinity_db.trainer.')]))\n"
+        "for content in map(json.loads, sys.argv[1:]):\n"
+        "    try:\n"
+        "        launch.explore(RunConfig.model_validate(content))\n"
+        "    except SystemExit:\n"
+        "        print(json.dumps([one for one in sys.modules if one.startswith('trinity_db.trainer.')]))\n"
     )
-    content = json.dumps(ONLINE | {"algorithm": algorithm})
+    contents = [json.dumps(ONLINE | {"algorithm": algorithm}) for algorithm in ("remax", "ppo", "raft")]
     done = subprocess.run(
-        [sys.executable, "-c", program, content], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, *contents], capture_output=True, text=True, check=True
     )
-    loaded = {name.removeprefix("trinity_db.trainer.") for name in json.loads(done.stdout)}
-    assert loaded <= {
-        *("config", "recipes", "recipe_parser", "parts"),
+    *_, last = lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == len(contents), "each came as far as the store"
+    assert {name.removeprefix("trinity_db.trainer.") for name in last} <= {
+        *("config", "optimizer_config", "recipes", "recipe_parser", "parts"),
         *(f"parts.{name}" for name in ("kinds", "built_in", "options", "columns", "properties")),
         *(f"parts.{kind.file}" for kind in KINDS.values()),
     }

@@ -22,7 +22,9 @@ from trinity_db.explorer.policy import Policy
 from trinity_db.models import build_scratch, load_model
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
-from trinity_db.trainer.learner.learner import Abandoned, Learner, NonFiniteLoss, learning_rate
+from trinity_db.trainer.learner.learner import Learner, NonFiniteLoss
+from trinity_db.trainer.learner.micro_batches import Abandoned
+from trinity_db.trainer.learner.optimizer import schedule as share_of_the_rate
 from trinity_db.trainer.learner.value_head import ValueHead
 
 ALGORITHMS = {
@@ -275,8 +277,8 @@ def test_evaluating_learns_nothing(model: Path) -> None:
 )
 def test_the_learning_rate_warms_up_and_falls(schedule: str, expected: list[float]) -> None:
     config = TrainerConfig.model_validate({"learning_rate": 1, "warmup_steps": 2, "schedule": schedule})
-    assert [learning_rate(config, step, 6) for step in range(6)] == pytest.approx(expected)
-    assert learning_rate(config, 99, 6) == pytest.approx(1.0 if schedule == "constant" else 0.0, abs=1e-9)
+    assert [share_of_the_rate(config, step, 6) for step in range(6)] == pytest.approx(expected)
+    assert share_of_the_rate(config, 99, 6) == pytest.approx(1.0 if schedule == "constant" else 0.0, abs=1e-9)
 
 
 def test_an_abandoned_step_leaves_no_trace(model: Path) -> None:
@@ -371,6 +373,39 @@ def test_an_entropy_bonus_raises_the_entropy(model: Path) -> None:
     assert last > first
 
 
+def test_small_differences_of_large_rewards_are_learned_from(model: Path, moved: Path) -> None:
+    rows = batch()
+    small = np.array([0.0, 0.01, 0.02, 0.03, 0.0, 0.03])
+    for name, changes in (
+        ("rloo", {"kl": {"name": "k1", "coefficient": 0}}),  # makes the step compute advantages again
+        ("reinforce_plus_plus", {"coefficient": 0}),
+        ("ppo", {}),
+    ):
+        ends = []
+        for offset in (0.0, 1e6):
+            one = learner(moved, recipe(name, **changes))
+            columns = {**rows.columns, "rewards": offset + small}
+            columns["advantages"] = one.algorithm.advantages(columns)
+            metrics = one.step(Batch(rows.payloads, columns))
+            ends.append((metrics["policy_loss"], metrics["grad_norm"] if name != "ppo" else 1.0))
+        assert ends[1] == pytest.approx(ends[0], rel=1e-5), name
+        assert abs(ends[0][0]) > 1e-4, name
+
+
+@pytest.mark.parametrize("name", ["simpo", "orpo", "cpo", "cpo_ipo", "ipo", "sigmoid_norm", "sigmoid"])
+def test_a_pair_with_an_empty_side_is_left_out(model: Path, name: str) -> None:
+    loss = {"loss": name} if name in ("cpo_ipo", "ipo", "sigmoid_norm", "sigmoid") else {}
+    algorithm = recipe("dpo" if loss else name, **loss)
+    payloads = list(batch().payloads)
+    empty = Payload(payloads[3].token_ids, np.arange(payloads[3].num_tokens) == 0)  # nothing predicts it
+    whole, holed = (learner(model, algorithm) for _ in range(2))
+    expected = whole.step(Batch([*payloads[:2], *payloads[4:]]))
+    seen = holed.step(Batch([*payloads[:3], empty, *payloads[4:]]))
+    assert {**seen, "num_tokens": 0} == pytest.approx({**expected, "num_tokens": 0}, rel=1e-5)
+    torch.testing.assert_close(gradients(holed), gradients(whole))
+    assert holed.evaluate(Batch([payloads[2], empty])) == {"loss": 0.0}
+
+
 def test_tokens_are_counted_over_all_steps(model: Path) -> None:
     one, rows = learner(model, recipe("sft")), batch()
     num_tokens = sum(row.num_tokens for row in rows.payloads)
@@ -399,6 +434,9 @@ def test_a_learner_that_goes_on_takes_the_rate_and_decay_of_its_settings_and_not
         assert later.step(rows)["learning_rate"] == rate
         ends.append(parameters_to_vector(later.policy.model.parameters()).detach())
     begin = parameters_to_vector(one.policy.model.parameters()).detach()
-    # AdamW: a rate times a direction that follows from gradients, and a rate times the decay of the weights.
-    torch.testing.assert_close(ends[1] - ends[0], -1e-2 * 0.5 * begin, atol=1e-6, rtol=1e-3)
+    # AdamW: a rate times a direction that follows from gradients, and a rate times the decay of matrices.
+    matrices = parameters_to_vector(
+        [parameter.detach() * (parameter.ndim > 1) for parameter in one.policy.model.parameters()]
+    )
+    torch.testing.assert_close(ends[1] - ends[0], -1e-2 * 0.5 * matrices, atol=1e-6, rtol=1e-3)
     torch.testing.assert_close(ends[2] - begin, 2 * (ends[0] - begin), atol=1e-6, rtol=1e-3)

@@ -4,10 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.families import tiny
 from trinity_db import models
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError, MissingExtra
+from trinity_db.models import computing_dtype
 from trinity_db.prompts import UntokenizableText, prompt_ids
 from trinity_db.settings import validate
 
@@ -132,3 +135,58 @@ def test_a_model_that_does_not_say_how_many_tokens_it_takes_is_told_where_to(tmp
         models.context_length(tmp_path)
     transformers.BloomConfig(max_position_embeddings=24).save_pretrained(tmp_path)
     assert models.context_length(tmp_path) == 24
+
+
+def test_a_context_ends_where_a_token_would_depend_on_how_many_follow(tmp_path: Path) -> None:
+    import transformers
+
+    rope = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_type": "longrope", "rope_theta": 1e4}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}
+    config = transformers.Phi3Config(
+        **sizes, original_max_position_embeddings=32, rope_parameters=rope | {"factor": 2.0}
+    )
+    config.save_pretrained(tmp_path)
+    assert models.context_length(tmp_path) == 32
+    transformers.DeepseekV32Config(max_position_embeddings=64, index_topk=16).save_pretrained(tmp_path)
+    assert models.context_length(tmp_path) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "has_it", "expected"),
+    [
+        ("auto", "cpu", True, torch.float32),
+        ("auto", "cuda", True, torch.bfloat16),
+        ("auto", "cuda", False, torch.float32),
+        ("bfloat16", "cpu", False, torch.bfloat16),
+        ("float32", "cuda:1", True, torch.float32),
+    ],
+)
+def test_bfloat16_is_chosen_where_a_gpu_computes_in_it(
+    name: str, device: str, has_it: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it)
+    assert computing_dtype(name, device) == expected
+
+
+def test_families_that_cannot_be_a_policy_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    config, model = tmp_path / "config.json", ModelConfig(path=tmp_path)
+    config.write_text('{"model_type": "bert"}')
+    with pytest.raises(ConfigError, match="bert is an encoder, whose tokens see those after them"):
+        models.check_source(model)
+    config.write_text('{"model_type": "bert", "is_decoder": true}')
+    models.check_source(model, is_decoded=True)
+    config.write_text('{"model_type": "minimax"}')
+    models.check_source(model)
+    with pytest.raises(ConfigError, match=r"does not sample rightly from minimax.*another engine"):
+        models.check_source(model, is_decoded=True)
+
+
+def test_the_row_of_the_padding_token_is_read_as_it_is_in_the_file(tmp_path: Path) -> None:
+    tiny.save("youtu", tmp_path)
+    model = tiny.build("youtu")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = 3.0
+    model.save_pretrained(tmp_path)
+    embeddings = models.load_model(tmp_path, "cpu").get_input_embeddings()
+    assert torch.equal(embeddings.weight, model.get_input_embeddings().weight)
+    assert embeddings.padding_idx == 0

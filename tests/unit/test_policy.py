@@ -3,8 +3,10 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.echo import Echo
@@ -37,14 +39,25 @@ def policy(engine: Echo | None = None, temperature: float = 1.0, seed: int = 0, 
 
 def test_an_address_that_is_asked_for_twice_at_a_time_is_one() -> None:
     class Opens:
+        def __init__(self) -> None:
+            self.opened = 0
+            self.may_open = asyncio.Event()
+
         async def open(self, policy: Policy) -> object:
-            await asyncio.sleep(0)
+            self.opened += 1
+            await self.may_open.wait()
             return object()
 
+    async def let(opens: Opens) -> None:
+        opens.may_open.set()
+
     async def attempt() -> None:
-        asked = policy(listener=Opens())
-        first, second = await asyncio.gather(asked.address(), asked.address())
+        opens = Opens()
+        asked = policy(listener=opens)
+        # Tasks begin in their order: both have asked when the third one runs.
+        first, second, _ = await asyncio.gather(asked.address(), asked.address(), let(opens))
         assert first is second
+        assert opens.opened == 1
 
     asyncio.run(attempt())
 
@@ -184,7 +197,7 @@ def test_a_conversation_may_branch_at_every_answer_and_takes_room_only_for_its_b
     trunk, *branches = ([token for token, _ in tokens(step)] for step in asked.steps(None))
     assert trunk == [3, 12, 4, 12, 5, 12, 6, 12]
     assert branches == [[*trunk[:turns], other, 12] for turns in (4, 2, 6) for other in (7, 8)]
-    assert len(asked._said) == 1 + len(branches)
+    assert len(asked.calls.conversations._said) == 1 + len(branches)
 
 
 def test_a_step_is_a_row_of_its_own_with_a_reward_and_a_state() -> None:
@@ -370,3 +383,56 @@ def test_a_step_has_texts() -> None:
         made(attempt)
     with pytest.raises(TypeError, match="The prompt of a step is int, no text"):
         made(lambda asked: asked.sample([1], prompt=1))  # type: ignore[arg-type]
+
+
+class Routes(Echo):
+    """An engine whose experts of a token are its place, and how many calls came before."""
+
+    calls = 0
+    is_silent = False
+
+    async def generate(self, request: Request) -> Completion:
+        said = await super().generate(request)
+        places = np.arange(len(request.prompt_ids) + len(said.token_ids) - 1, dtype=np.uint8)
+        routing = np.stack([places, np.full_like(places, self.calls)], axis=1)[:, None]
+        self.calls += 1
+        return replace(said, routing=None if self.is_silent else routing)
+
+
+def test_experts_of_joined_calls_are_those_of_the_call_that_went_through_a_token_first() -> None:
+    engine = Routes(context=50)
+    asked = policy(engine)
+
+    async def attempt() -> None:
+        first = await asked.extend([5, 6, 7])
+        second = [5, 6, 7, *first.sampled.completion.token_ids, 8]
+        engine.is_silent = True
+        middle = await asked.extend(second)
+        engine.is_silent = False
+        await asked.extend([*second, *middle.sampled.completion.token_ids])
+
+    asyncio.run(attempt())
+    [step] = asked.steps(None)
+    routing = step.payload.routing
+    assert routing is not None
+    assert routing[:, 0, 0].tolist() == list(range(step.payload.num_tokens - 1))
+    length = 3 + 3 - 1  # of the first call: the echo is as long as its prompt
+    assert routing[:, 0, 1].tolist() == [0] * length + [2] * (len(routing) - length)
+    again = policy(Echo(context=50))
+    for number in range(3):
+        call = asked.calls.recall(number)
+        stored = asked.calls.history.alone(call, 1.0).payload
+        again.calls.restore(number, "", stored, "stop")
+    [step] = again.steps(None)
+    np.testing.assert_array_equal(step.payload.routing, routing)
+
+
+def test_experts_that_do_not_fit_the_response_are_refused() -> None:
+    class Wrong(Echo):
+        async def generate(self, request: Request) -> Completion:
+            said = await super().generate(request)
+            length = len(request.prompt_ids) + len(said.token_ids)
+            return replace(said, routing=np.zeros((length, 2, 1), np.uint8))
+
+    with pytest.raises(ValueError, match=r"the shape \(6, 2, 1\) does not fit 6 tokens"):
+        asyncio.run(policy(Wrong(context=50)).extend([5, 6, 7]))

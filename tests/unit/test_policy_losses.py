@@ -178,6 +178,22 @@ def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
     assert clipped == [1, 0, 1, 1]
 
 
+def test_masked_cispo_leaves_out_what_has_left_the_range_in_the_direction_of_its_advantage() -> None:
+    ratios, advantages = [0.2, 0.2, 1.2, 4.0, 4.0], [1.0, -1.0, 1.0, 1.0, -1.0]
+    options = partial(cispo, clip_low=0.5, mask_clipped=True)
+    loss, gradient, clipped = by_ratio(options, ratios, advantages)
+    # The weights as without the mask, and 0 for r < 0.5 with A < 0 and for r > 1.28 with A > 0.
+    weights = [0.5, 0.0, 1.2, 0.0, -1.28]
+    assert loss == pytest.approx([-w * (math.log(r) - 2) for w, r in zip(weights, ratios, strict=True)])
+    assert gradient == pytest.approx([-w for w in weights])
+    assert clipped == [1, 1, 0, 1, 1]
+    logprobs, old, advantage, mask = some_rows(spread=0.6)
+    kept = cispo(logprobs, old, advantage, mask, mask_clipped=True)["unmasked_ratio"]
+    ratio = (logprobs - old).exp()
+    assert torch.equal(kept[mask] == 0, ((ratio > 1.28) & (advantage > 0))[mask])
+    assert "unmasked_ratio" not in cispo(logprobs, old, advantage, mask)
+
+
 def test_sapos_gate_closes_on_both_sides_and_faster_for_negative_advantages() -> None:
     ratios = [1.0, 3.0, 0.2, 3.0]
     _, gradient, _ = by_ratio(partial(sapo, temperature_negative=2.0), ratios, [1.0, 1.0, 1.0, -1.0])

@@ -48,7 +48,8 @@ def test_every_recipe_is_its_name_and_can_be_stored_and_made(name: str) -> None:
 def test_recipes_draw_groups_rows_labels_or_pairs() -> None:
     kinds = ("rows", "labels", "pairs")
     drawn = {kind: {name for name, one in RECIPES.items() if one.draws == kind} for kind in kinds}
-    assert drawn == {"rows": {"sft", "dft"}, "labels": {"kto"}, "pairs": {"dpo", "orpo", "simpo", "cpo"}}
+    pairs = {"dpo", "orpo", "simpo", "cpo", "reward_model"}
+    assert drawn == {"rows": {"sft", "dft"}, "labels": {"kto"}, "pairs": pairs}
     assert RECIPES["raft"].draws == "groups"
 
 

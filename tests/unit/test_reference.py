@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.recipes import recipe
+from tests.saving import resume, save, save_checkpoint
 from trinity_db.arrays import Payload
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
@@ -18,8 +20,7 @@ from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, SynchronisedReference, TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
-from trinity_db.trainer.learner.policy import Policy
-from trinity_db.trainer.service import TrainerSetup
+from trinity_db.trainer.setup import TrainerSetup
 
 FOLLOWS = {"name": "synchronised", "sync_every": 2, "mix": 0.6}
 SCRATCH = ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32)
@@ -68,11 +69,10 @@ def test_a_reference_that_follows_is_mixed_with_the_policy_after_every_so_many_s
             continue
         policy = [weight.detach() for weight in one.policy.model.parameters()]
         expected = [0.6 * new + 0.4 * old for new, old in zip(policy, expected, strict=True)]
-        one.policy.save(tmp_path / str(step))
-        saved = Policy(tmp_path / str(step) / "reference", TrainerConfig(), device="cpu")
-        for found, weight in zip(saved.parameters(), expected, strict=True):
-            torch.testing.assert_close(found.data, weight, atol=1e-6, rtol=1e-5)
-        assert torch.equal(saved.logprobs(batch().payloads), says(one))
+        save_checkpoint(tmp_path / str(step), one)
+        saved = load_file(tmp_path / str(step) / checkpoint.TENSORS_FILE)
+        for (name, _), weight in zip(one.policy.model.named_parameters(), expected, strict=True):
+            torch.testing.assert_close(saved[f"reference.{name}"], weight, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("stopped_after", [1, 2, 3])
@@ -81,14 +81,13 @@ def test_training_goes_on_as_if_it_had_not_stopped(start: Path, tmp_path: Path, 
     steady = learner(start)
     for seed in range(stopped_after):
         steady.step(batch(seed))
-    checkpoint.save(tmp_path / "middle", steady, tokenizer)
+    save(tmp_path / "middle", steady, tokenizer)
     resumed = learner(tmp_path / "middle", start)
-    checkpoint.load_state(tmp_path / "middle", resumed)
+    resume(tmp_path / "middle", resumed)
     for seed in range(stopped_after, 5):
         assert steady.step(batch(seed)) == resumed.step(batch(seed))
     digests = [
-        checkpoint.save(tmp_path / name, one, tokenizer)
-        for name, one in (("steady", steady), ("resumed", resumed))
+        save(tmp_path / name, one, tokenizer) for name, one in (("steady", steady), ("resumed", resumed))
     ]
     assert digests[0] == digests[1]
 
@@ -98,7 +97,7 @@ def test_a_starting_model_that_is_a_checkpoint_is_compared_with_itself(start: Pa
     other = learner(start)
     for seed in range(2):
         other.step(batch(seed))
-    checkpoint.save(tmp_path / "v2", other, load_tokenizer(start))
+    save(tmp_path / "v2", other, load_tokenizer(start))
     one = learner(tmp_path / "v2")
     assert torch.equal(says(one), one.policy.logprobs(batch().payloads))
 

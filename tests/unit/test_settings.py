@@ -51,7 +51,7 @@ def test_only_explored_groups_wait_for_a_reward(read: Any) -> None:
         (ONLINE, "trainer.eval_every=2", "trainer.eval_every"),
         (ONLINE, "trainer.max_length=9", "trainer.max_length"),
         (OFFLINE, "taskset=tasks", "taskset"),
-        (OFFLINE, "trainer.steps=9", "trainer.steps"),
+        (OFFLINE, "explorers=2", "explorers"),
     ],
 )
 def test_a_key_that_the_run_would_not_read_is_refused(read: Any, text: str, override: str, key: str) -> None:
@@ -72,8 +72,7 @@ def test_a_mix_reads_the_keys_of_imported_rows(read: Any) -> None:
 
 def test_a_run_that_was_stored_with_keys_that_it_did_not_read_goes_on(read: Any) -> None:
     online, offline = read(ONLINE), read(OFFLINE)
-    older = offline.model_dump(mode="json") | {"taskset": "tasks"}
-    older["trainer"] |= {"steps": 100}
+    older = offline.model_dump(mode="json") | {"taskset": "tasks", "explorers": 4}
     assert RunConfig.completed(older) == offline.stored()
     older = online.model_dump(mode="json") | {"data": ["set"], "holdout": 0.5}
     older["trainer"] |= {"epochs": 2, "eval_every": 10, "max_length": 9}
@@ -178,7 +177,10 @@ def test_a_mistake_is_told_in_one_line_that_names_the_file(read: Any, text: str,
 
 def test_a_rule_about_several_keys_is_told_in_its_own_words(read: Any) -> None:
     said = mistake(read, ONLINE.replace("taskset: tasks\n", ""))
-    assert said.endswith("run.yaml: algorithm grpo explores: name its tasks under taskset")
+    assert said.endswith(
+        "run.yaml: algorithm grpo explores: name its tasks under taskset, or under data a run whose rollouts "
+        "it learns from"
+    )
 
 
 def test_several_mistakes_are_told_together_but_not_all_of_them(read: Any) -> None:

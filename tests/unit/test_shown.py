@@ -19,6 +19,7 @@ from trinity_db.cli import app
 from trinity_db.cli.configuration import RunConfig
 from trinity_db.explorer import engines, workflow
 from trinity_db.processors import lists
+from trinity_db.processors.judging.rubric import Rubric
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.recipes import RECIPES
 
@@ -62,6 +63,9 @@ def test_a_command_within_a_sentence_is_there(place: str, words: list[str]) -> N
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
 def test_a_configuration_is_accepted(block: Block) -> None:
     for content in yaml.safe_load_all(block.text):
+        if "criteria" in content:
+            settings.validate(Rubric, content, str(block))
+            continue
         whole = completed(content)
         config = settings.validate(RunConfig, whole, str(block))
         assert config.model_fields_set == whole.keys()
@@ -94,8 +98,9 @@ def test_what_python_imports_of_us_is_there(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("json"), ids=str)
-def test_each_line_of_json_is_a_record(block: Block) -> None:
-    assert {type(json.loads(line)) for line in block.text.splitlines()} == {dict}
+def test_json_is_records_one_in_each_line_or_one_over_several(block: Block) -> None:
+    records = block.text.splitlines() if "}\n{" in block.text else [block.text]
+    assert {type(json.loads(record)) for record in records} == {dict}
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
@@ -171,6 +176,8 @@ def completed(piece: dict[str, Any]) -> dict[str, Any]:
     rest: dict[str, Any] = {"name": "a-run", "model": {"path": "model"}}
     if draws != "groups" or name in ("mix", "chord"):
         rest["data"] = ["rows"]
+    elif "data" in content:  # it learns from the groups of another run
+        return rest | content
     if draws == "groups":
         rest["taskset"] = "tasks"
         content["trainer"] = {"steps": 1} | content.get("trainer", {})

@@ -63,7 +63,7 @@ def test_a_module_runs_no_statement_of_another(module: Path) -> None:
     [
         ("store/groups.py", 'tx.execute(query("draw_groups"))', {"draw_groups"}),
         ("store/samplers.py", 'tx.execute(query("draw_groups"))', set()),
-        ("cli/batches.py", 'tx.execute(query("draw_rows"))', {"draw_rows"}),
+        ("cli/batches.py", 'tx.execute(query("read_batch"))', {"read_batch"}),
         ("cli/status.py", 'name = "show_rewards"', {"show_rewards"}),
         ("cli/plot.py", 'tx.execute(query(f"doctor_{part}"))', FILES["diagnosis"] - {"limit_checkup"}),
     ],

@@ -1,5 +1,6 @@
 """Lists of steps: what a step is given, what its result means, and what is wrong with one."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from trinity_db import arrays
 from trinity_db.errors import ConfigError
 from trinity_db.processors import lists
 from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.processors.judge import judge
+from trinity_db.processors.judge import Row, judge
 from trinity_db.processors.results import of_scoring
 from trinity_db.processors.step import Step, step
 from trinity_db.schema.states import Outcome
@@ -86,6 +87,40 @@ def test_a_row_that_a_step_drops_is_not_shown_to_the_next(own: Any) -> None:
     ]
 
 
+def test_the_digest_of_a_step_covers_the_own_modules_that_its_file_imports(tmp_path: Path) -> None:
+    files = {
+        "mine.py": "import json\nfrom words_of_mine import bad\ndef mine(response): return bad(response)\n",
+        "words_of_mine.py": "def bad(text):\n    import parts_of_mine.deep as deep\n    return 1.0\n",
+        "parts_of_mine/__init__.py": "",
+        "parts_of_mine/deep.py": "from . import near\nword = near.word\n",
+        "parts_of_mine/near.py": "word = 'a'\n",
+        "json.txt": "",
+        "other.py": "",
+    }
+    (tmp_path / "parts_of_mine").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    def found() -> Step:
+        return load("score", f"{tmp_path}/mine.py:mine")[0]
+
+    before = found()
+    assert sorted(path.name for path in before.files) == [
+        "__init__.py",
+        "deep.py",
+        "mine.py",
+        "near.py",
+        "words_of_mine.py",
+    ]
+    digests = [before.digest]
+    for name in ("parts_of_mine/near.py", "words_of_mine.py", "mine.py"):
+        (tmp_path / name).write_text(files[name] + "# changed\n")
+        digests.append(found().digest)
+    assert len(set(digests)) == 4
+    (tmp_path / "other.py").write_text("# changed")
+    assert found().digest == digests[-1]
+
+
 def test_a_step_of_the_users_own_has_options_with_types_and_a_version(own: Any) -> None:
     name = own(
         "from trinity_db.processors.step import step\n"
@@ -98,6 +133,7 @@ def test_a_step_of_the_users_own_has_options_with_types_and_a_version(own: Any) 
     assert found.record() == {
         "name": name,
         "version": 3,
+        "digest": hashlib.sha256(Path(name.partition(":")[0]).read_bytes()).hexdigest(),
         "weight": 1.0,
         "options": {"words": ["a", "b"], "limit": 1},
     }
@@ -246,11 +282,11 @@ def test_a_signal_ends_a_list_after_the_row_that_is_under_way() -> None:
     def many(id: list[int]) -> Iterator[tuple[int, float]]:
         yield from ((place, 0.0) for place in range(len(id)))
 
-    rows = [({"id": n, "rollout_id": n, "last_step": 0}, Verdict(n, 1)) for n in range(4)]
+    rows = [Row({"id": n, "rollout_id": n, "last_step": 0}, Verdict(n, 1)) for n in range(4)]
     steps = [Step(name, call, ("id",), {}, call=call) for name, call in (("watch", watch), ("many", many))]
     [only] = judge(rows, steps[:1], of_scoring, lambda: bool(seen))
-    assert (only.id, seen) == (0, [0])
+    assert (only.verdict.id, seen) == (0, [0])
     seen.clear()
     [only] = judge(rows, steps, of_scoring, lambda: len(seen) == 2)
-    assert (only.id, seen) == (0, [0, 1]), "the second was not asked of the second step"
-    assert [event.name for event in only.events] == ["watch", "many"]
+    assert (only.verdict.id, seen) == (0, [0, 1]), "the second was not asked of the second step"
+    assert [event.name for event in only.verdict.events] == ["watch", "many"]

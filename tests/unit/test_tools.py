@@ -15,6 +15,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.tools import Tool, ToolCall, answer, parse, schemas_of, tools_of
+from trinity_db.explorer.workflow import single_turn
 from trinity_db.prompts import prompt_ids
 
 HERMES = """{%- if tools %}<|im_start|>system
@@ -346,3 +347,19 @@ def test_a_tokenizer_that_says_how_calls_are_written_is_asked() -> None:
 
     content, [call] = parse([], "prompt", Says(), schemas_of([add]))
     assert (content, call) == ("", ToolCall("f", {"a": 1}))
+
+
+@pytest.mark.parametrize(
+    ("offered", "shown"),
+    [([{"type": "function", "function": {"name": "add"}}], True), (["python"], False), (None, False)],
+)
+def test_a_single_turn_shows_the_tools_that_its_task_offers(
+    tokenizer: Any, offered: Any, shown: bool
+) -> None:
+    engine = Scripted(tokenizer, ["Sure."])
+    task = {"messages": [{"role": "user", "content": "1 + 2?"}], "tools": offered}
+    asyncio.run(single_turn(task, policy(engine)))
+    [request] = engine.asked
+    asked = tokenizer.decode(request.prompt_ids)
+    system = '<|im_start|>system\n{"type": "function", "function": {"name": "add"}}\n<|im_end|>\n'
+    assert asked == (system if shown else "") + "<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n"

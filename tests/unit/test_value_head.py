@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.recipes import recipe
+from tests.saving import resume, save
 from trinity_db.arrays import Payload
 from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_model, load_tokenizer
-from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.learner import value_head
 from trinity_db.trainer.learner.gathered_columns import Batch
@@ -94,13 +94,13 @@ def test_values_go_on_as_if_training_had_not_stopped(start: Path, tmp_path: Path
     steady = learner(start)
     for _ in range(2):
         steady.step(rows)
-    checkpoint.save(tmp_path / "v2", steady, load_tokenizer(start))
+    save(tmp_path / "v2", steady, load_tokenizer(start))
     resumed = learner(tmp_path / "v2")
-    checkpoint.load_state(tmp_path / "v2", resumed)
+    resume(tmp_path / "v2", resumed)
     for _ in range(2):
         assert steady.step(rows) == resumed.step(rows)
     digests = [
-        checkpoint.save(tmp_path / name, one, load_tokenizer(start))
+        save(tmp_path / name, one, load_tokenizer(start))
         for name, one in (("steady", steady), ("resumed", resumed))
     ]
     assert digests[0] == digests[1]
@@ -109,18 +109,18 @@ def test_values_go_on_as_if_training_had_not_stopped(start: Path, tmp_path: Path
 def test_a_checkpoint_with_values_is_a_model_folder_to_all_others(start: Path, tmp_path: Path) -> None:
     trained = learner(start)
     trained.step(batch(start))
-    checkpoint.save(tmp_path / "v1", trained, load_tokenizer(start))
+    save(tmp_path / "v1", trained, load_tokenizer(start))
     assert (tmp_path / "v1" / value_head.FILE).is_file()
     model = load_model(tmp_path / "v1", "cpu")
     assert model.state_dict().keys() == load_model(start, "cpu").state_dict().keys()
-    checkpoint.save(tmp_path / "without", learner(tmp_path / "v1", recipe("grpo")), load_tokenizer(start))
+    save(tmp_path / "without", learner(tmp_path / "v1", recipe("grpo")), load_tokenizer(start))
     assert not (tmp_path / "without" / value_head.FILE).exists()
 
 
 def test_a_run_that_starts_from_another_takes_its_values_or_new_ones(start: Path, tmp_path: Path) -> None:
     trained = learner(start)
     trained.step(batch(start))
-    checkpoint.save(tmp_path / "v1", trained, load_tokenizer(start))
+    save(tmp_path / "v1", trained, load_tokenizer(start))
     heads = [learner(folder).policy.value_head for folder in (tmp_path / "v1", start)]
     taken, new = [head.weight for head in heads if head is not None]
     assert trained.policy.value_head is not None
@@ -129,6 +129,6 @@ def test_a_run_that_starts_from_another_takes_its_values_or_new_ones(start: Path
 
 
 def test_going_on_without_values_that_were_trained_is_refused(start: Path, tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "v1", learner(start, recipe("grpo")), load_tokenizer(start))
-    with pytest.raises(ConfigError, match=r"was trained without values, it has no value_head\.safetensors"):
-        checkpoint.load_state(tmp_path / "v1", learner(tmp_path / "v1"))
+    save(tmp_path / "v1", learner(start, recipe("grpo")), load_tokenizer(start))
+    with pytest.raises(ConfigError, match=r"was trained without values; start a run of its own"):
+        resume(tmp_path / "v1", learner(tmp_path / "v1"))

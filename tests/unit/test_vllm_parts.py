@@ -15,15 +15,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.acceptance.command import is_alive
 from tests.command_line import CommandLine
+from tests.processes import is_alive
 from tests.waiting import wait_until
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import ExplorerConfig, VLLMConfig
 from trinity_db.explorer.engines.vllm import diagnosis, environment, guardian
 from trinity_db.explorer.engines.vllm.checkpoints import show
 from trinity_db.explorer.engines.vllm.inside.trinity_worker import Worker
-from trinity_db.explorer.engines.vllm.server import Options
+from trinity_db.explorer.engines.vllm.server import Options, Server, options_of
 from trinity_db.settings import validate
 
 
@@ -179,6 +179,25 @@ def test_a_guardian_that_is_killed_does_not_leave_the_server_to_itself(tmp_path:
     process.stdout.close()
 
 
+def test_a_log_that_grows_too_long_keeps_its_end_and_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("ab", buffering=0) as log:
+        log.write(b"".join(b"line %d\n" % number for number in range(100)))
+        guardian.shorten(log.fileno(), most=10_000, kept=20)
+        assert path.read_bytes().startswith(b"line 0\n"), "it is short enough"
+        guardian.shorten(log.fileno(), most=500, kept=20)
+        log.write(b"line 100\n")
+    assert path.read_bytes() == b"line 98\nline 99\nline 100\n"
+
+
+def test_what_a_server_said_last_is_found_at_the_end_of_a_long_log(tmp_path: Path) -> None:
+    server = Server(Options(VLLMConfig(), Path("python"), has_gpu=False), tmp_path / "log")
+    shutil.rmtree(server.folder)
+    server._said_before = 1_000_000  # of a log that was shortened since
+    server.log.write_bytes(b"OldError: long ago\n" + b"INFO: fine\n" * 50_000 + b"NewError: no memory\n")
+    assert server.last_words() == f"NewError: no memory (log: {server.log})"
+
+
 def test_an_argument_that_the_engine_sets_is_refused() -> None:
     for argument, instead in (
         ("--logprobs_mode=raw_logprobs", "leave it out"),
@@ -202,6 +221,18 @@ def test_the_command_has_what_its_machine_needs(has_gpu: bool, dtype: str) -> No
         assert words[words.index(name) + 1] == value
     assert ("--no-enable-chunked-prefill" in words) != has_gpu
     assert words[-1] == "--quantization=fp8"
+
+
+def test_choices_of_experts_are_asked_for_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = VLLMConfig(python=Path(sys.executable))
+    monkeypatch.setattr("trinity_db.explorer.engines.vllm.environment.find", lambda python: python)
+    monkeypatch.setattr("trinity_db.explorer.engines.vllm.environment.has_gpu", lambda: False)
+    with pytest.raises(ConfigError, match=r"^explorer\.record_routing: vLLM says only on a GPU"):
+        options_of(config, record_routing=True)
+    monkeypatch.setattr("trinity_db.explorer.engines.vllm.environment.has_gpu", lambda: True)
+    for records in (True, False):
+        words = options_of(config, record_routing=records).arguments(Path("model"), Path("socket"))
+        assert ("--enable-return-routed-experts" in words) == records
 
 
 def test_the_server_does_not_get_the_variables_that_name_the_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,18 @@
-"""The interpreter that has vLLM, which `make test-vllm` installs, and small checkpoints with canaries."""
+"""The interpreter that has vLLM, which `make test-vllm` installs, and small checkpoints."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from trinity_db.config import ScratchConfig
-from trinity_db.models import build_scratch
+from tests.recipes import recipe
+from tests.saving import save
+from tests.vllm.checkpoints import MODEL, PYTHON, build
+from trinity_db.arrays import Payload
+from trinity_db.models import load_tokenizer
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.learner.policy import Policy
-
-PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
-# vLLM's CPU kernels take heads of 32 and more.
-MODEL = ScratchConfig(hidden_size=64, layers=2, heads=2, context=512)
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +23,18 @@ def python() -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders of models with the same shapes and other weights."""
-    folders = [tmp_path_factory.mktemp("checkpoints") / str(seed) for seed in range(4)]
-    for seed, folder in enumerate(folders):
-        build_scratch(MODEL, seed, folder)
-        canary = Policy(folder, TrainerConfig(), device="cpu").canary()
-        assert canary is not None
-        canary.save(folder)
+    return build(MODEL, tmp_path_factory.mktemp("checkpoints"), 4)
+
+
+@pytest.fixture(scope="module")
+def adapters(checkpoints: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Folders of adapters that a learner has trained on the first checkpoint."""
+    folders = [tmp_path_factory.mktemp("adapters") / f"version-00000{version}" for version in (1, 2, 3)]
+    settings = {"lora": {"rank": 4}, "publish": "adapter", "learning_rate": 0.02}
+    config = TrainerConfig.model_validate(settings)
+    one = Learner(config, recipe("sft"), checkpoints[0], total_steps=3, device="cpu")
+    for number, folder in enumerate(folders):
+        row = np.arange(40, dtype=np.int32) * (number + 3) % 200
+        one.step(Batch([Payload(row, row >= 0)]))
+        save(folder, one, load_tokenizer(checkpoints[0]))
     return folders

@@ -10,10 +10,13 @@ from trinity_db.models import load_model
 
 
 class References:
-    """The models of policy versions."""
+    """The models of policy versions, or the folders that they are loaded from."""
 
-    def __init__(self, folders: Mapping[int, Path]) -> None:
-        self._models = {version: load_model(folder, "cpu") for version, folder in folders.items()}
+    def __init__(self, models: Mapping[int, Path | torch.nn.Module]) -> None:
+        self._models = {
+            version: load_model(one, "cpu") if isinstance(one, Path) else one
+            for version, one in models.items()
+        }
 
     @torch.no_grad()
     def logprobs(self, version: int, ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:

@@ -6,10 +6,14 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
+import peft
 import pytest
+import torch
 
+from tests.vllm import metrics
 from tests.vllm.references import References, versions_within
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import VLLMConfig
@@ -17,10 +21,12 @@ from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.explorer.engines.vllm.engine import VLLMEngine
 from trinity_db.explorer.engines.vllm.inside import trinity_worker
 from trinity_db.explorer.engines.vllm.server import Server
+from trinity_db.models import load_model
 from trinity_db.prompts import PromptTooLong
 
 pytestmark = pytest.mark.timeout(900)  # a server starts in half a minute, on a busy machine in two
 LONG, SHORT = 400, 40  # tokens of a response
+URL = "http://vllm"  # at the server's socket
 # A worker that claims the next load and does nothing, once it is told to.
 WORKER = """
 from pathlib import Path
@@ -148,7 +154,7 @@ def test_each_token_is_of_the_version_that_it_names_while_weights_change(
 ) -> None:
     async def swaps() -> None:
         for version in (1, 2, 3):
-            await asyncio.sleep(0.5)
+            await sampled(server, 10 * len(asked))
             await served.engine.load(checkpoints[version], version)
 
     asked = [*requests(24, LONG, 0.0), *requests(24, LONG, 1.0)]
@@ -158,6 +164,35 @@ def test_each_token_is_of_the_version_that_it_names_while_weights_change(
     for request, answer in zip(asked, answers, strict=True):
         assert references.worst(request.prompt_ids, answer, greedy=not request.temperature) < 1e-4
     assert served.server is server, "it was not started again"
+    served.load(checkpoints[0], 0)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own
+def test_adapters_are_merged_while_responses_are_in_flight(
+    served: Served, checkpoints: list[Path], adapters: list[Path]
+) -> None:
+    """Each token is as likely as peft says, which computes the adapter beside the weights of the base."""
+
+    async def swaps() -> None:
+        await sampled(server, len(asked))
+        for version, folder in enumerate(adapters, 1):
+            await served.engine.load(folder, version)
+
+    models: dict[int, Path | torch.nn.Module] = {0: checkpoints[0]}
+    for version, folder in enumerate(adapters, 1):
+        models[version] = peft.PeftModel.from_pretrained(load_model(checkpoints[0], "cpu"), str(folder))
+    references = References(models)
+    said = [references.logprobs(version, list(range(40))) for version in models]
+    assert all((one - other).abs().max() > 0.1 for one, other in pairwise(said)), "they can be told apart"
+    asked = [*requests(24, LONG, 0.0), *requests(24, LONG, 1.0)]
+    server = served.server
+    answers = served.during(swaps(), asked)
+    assert max(map(len, versions_within(answers))) > 1, "weights changed within responses"
+    for request, answer in zip(asked, answers, strict=True):
+        assert references.worst(request.prompt_ids, answer) < 3e-4  # nats; merged weights round otherwise
+    assert served.server is server, "it was not started again"
+    merged = [path for path in server.folder.rglob("model.safetensors") if not path.is_symlink()]
+    assert len(merged) == 1, "those of versions before are gone"
     served.load(checkpoints[0], 0)
 
 
@@ -182,35 +217,32 @@ def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(served: 
 
 
 def test_giving_responses_up_frees_their_places(served: Served) -> None:
-    async def give_up() -> list[float]:
+    async def give_up() -> None:
         asked = [asyncio.create_task(served.engine.generate(one)) for one in requests(200, LONG, 0.0)]
-        await asyncio.sleep(1.0)
-        before = await in_flight(served.server)
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-        async with asyncio.timeout(5):  # to sample them would take longer
-            while await in_flight(served.server):
-                await asyncio.sleep(0.1)
-        return [before]
+        async with served.server.open_session() as session:
+            await metrics.until(session, URL, metrics.IN_FLIGHT, 64)
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            assert any(task.cancelled() for task in asked), "not all had ended before"
+            async with asyncio.timeout(5):  # to sample them would take longer
+                await metrics.until(session, URL, metrics.IN_FLIGHT, 0, most=0)
 
-    (before,) = served._runner.run(give_up())
-    assert before >= 64
+    served._runner.run(give_up())
 
 
-async def in_flight(server: Server) -> float:
-    """Requests that the server samples or keeps waiting."""
-    async with server.open_session() as session, session.get("http://vllm/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
+async def sampled(server: Server, number: int) -> None:
+    """Wait until the server has sampled so many tokens more."""
+    async with server.open_session() as session:
+        before = await metrics.count(session, URL, metrics.SAMPLED)
+        await metrics.until(session, URL, metrics.SAMPLED, before + number)
 
 
 def test_a_killed_server_is_started_again_and_loses_no_request(
     served: Served, references: References
 ) -> None:
     async def kill() -> None:
-        await asyncio.sleep(1.0)
+        await sampled(served.server, 10 * len(asked))
         groups.append(served.group)
         os.kill(members(served.group)["VLLM::EngineCor"], signal.SIGKILL)
 

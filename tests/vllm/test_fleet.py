@@ -10,19 +10,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.vllm.conftest import MODEL
+from tests.vllm import metrics
+from tests.vllm.checkpoints import MODEL, save_canary
 from tests.vllm.references import References, versions_within
 from trinity_db.explorer.engines.dialects import VLLM
 from trinity_db.explorer.engines.endpoint import EndpointEngine
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.models import build_scratch
 from trinity_db.models.canary import read
-from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.learner.policy import Policy
 
 KEY = "a-key-of-the-test"
 START_SECONDS = 900.0  # on a busy machine
@@ -91,9 +91,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         settings = Qwen2Config.from_pretrained(folder)
         settings.tie_word_embeddings = False
         Qwen2ForCausalLM(settings).save_pretrained(folder)
-        canary = Policy(folder, TrainerConfig(), device="cpu").canary()
-        assert canary is not None
-        canary.save(folder)
+        save_canary(folder)
     return folders
 
 
@@ -129,6 +127,14 @@ async def loaded(engine: EndpointEngine, folder: Path, version: int) -> None:
             await asyncio.sleep(0.05)
 
 
+async def both_sample(servers: list[Server]) -> None:
+    """Wait until each server has sampled some tokens more."""
+    async with aiohttp.ClientSession() as session:
+        for server in servers:
+            before = await metrics.count(session, server.url, metrics.SAMPLED)
+            await metrics.until(session, server.url, metrics.SAMPLED, before + 100)
+
+
 def sampling(engine: EndpointEngine, number: int, length: int) -> "asyncio.Future[list[Completion]]":
     return asyncio.gather(*(engine.generate(one) for one in requests(number, length)))
 
@@ -143,7 +149,7 @@ def test_each_token_is_of_the_version_that_it_names(servers: list[Server], untie
     async def story(engine: EndpointEngine) -> None:
         await loaded(engine, untied[0], 0)
         sampled = sampling(engine, 32, 300)
-        await asyncio.sleep(0.5)
+        await both_sample(servers)
         await loaded(engine, untied[1], 1)
         answers = await sampled
         assert (0, 1) in versions_within(answers)
@@ -183,7 +189,7 @@ def test_a_killed_server_costs_no_answer(servers: list[Server], untied: list[Pat
     async def story(engine: EndpointEngine) -> None:
         await loaded(engine, untied[2], 2)
         sampled = sampling(engine, 64, 300)
-        await asyncio.sleep(0.5)
+        await both_sample(servers)
         assert all(server.in_flight for server in engine._servers)
         servers[1].kill()
         answers = await sampled

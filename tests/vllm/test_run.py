@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.acceptance.command import Ended, Process, Store, is_alive, new_store, reversals
+from tests.acceptance.command import Ended, Process, Store, new_store, reversals
+from tests.processes import is_alive
 from tests.vllm.references import References
 from tests.waiting import wait_until
 from trinity_db import arrays

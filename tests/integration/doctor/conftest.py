@@ -10,7 +10,7 @@ import pytest
 from tests.command_line import CommandLine
 from tests.complaints import Examine, Findings
 from tests.postgres import cluster_18, discard, execute, new_database, on_database
-from trinity_db import database
+from trinity_db import opening
 
 TEMPLATE = "trinity_template"
 
@@ -24,7 +24,7 @@ def durable() -> Iterator[str]:
     cluster = replace(cluster, binaries=binaries)
     cluster.ensure_running()
     execute(cluster.url("postgres"), "CREATE DATABASE {}", TEMPLATE)
-    database.upgrade(on_database(cluster.url("postgres"), TEMPLATE))
+    opening.upgrade(on_database(cluster.url("postgres"), TEMPLATE))
     yield cluster.url("postgres")
     discard(cluster)
 
@@ -32,7 +32,7 @@ def durable() -> Iterator[str]:
 @pytest.fixture
 def url(durable: str) -> Iterator[str]:
     """A store of its own, with nothing in it."""
-    with new_database(durable, TEMPLATE) as url:
+    with new_database(durable, TEMPLATE, "wal_log") as url:
         yield url
 
 

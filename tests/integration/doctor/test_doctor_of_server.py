@@ -1,5 +1,6 @@
 """What the doctor finds at the server, its sessions and its disks: all is real, and remedies mend it."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.command_line import CommandLine
 from tests.complaints import Examine, one, session
 from tests.postgres import discard, execute, new_home, on_database
 from tests.rows import WAIT_SECONDS
-from trinity_db import database, embedded
+from trinity_db import embedded, opening
 from trinity_db.diagnosis import horizon, installation, server
 from trinity_db.errors import TrinityError
 
@@ -149,8 +150,8 @@ def test_a_database_that_cannot_hold_every_text_is_refused(
         assert encoding in finding["found"]
         assert "ENCODING 'UTF8'" in finding["remedy"]
         with pytest.raises(TrinityError, match=f"the encoding {encoding}.*; create another: CREATE DATABASE"):
-            database.upgrade(url)
-        assert database.schema_version(url) is None
+            opening.upgrade(url)
+        assert opening.schema_version(url) is None
         execute(server, finding["remedy"].replace("DATABASE name", "DATABASE {}"), f"other_{encoding}")
         execute(server, "DROP DATABASE {}", f"other_{encoding}")
     finally:
@@ -175,7 +176,7 @@ def test_an_embedded_store_that_is_stopped_is_started(
 ) -> None:
     cluster = embedded.cluster(new_home())
     try:
-        database.upgrade(cluster.ensure_running())
+        opening.upgrade(cluster.ensure_running())
         cluster.stop()
         monkeypatch.setenv("TRINITY_DB_HOME", str(cluster.home))
         assert examine(None) == []
@@ -209,6 +210,13 @@ def test_packages_and_disks_are_looked_at(
     assert {finding.level for finding in installation.folder("disk", tmp_path, "HOME")} == {"warn"}
     monkeypatch.setattr(installation, "FREE_BYTES_LEAST", 1 << 62)
     assert {finding.level for finding in installation.folder("disk", tmp_path, "HOME")} == {"fail"}
+    [finding] = installation.sandboxes()
+    assert finding.found.startswith("code_tests runs code within landlock ")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    [finding] = installation.sandboxes()
+    assert (finding.level, finding.remedy) == ("warn", "install bubblewrap (bwrap)")
+    monkeypatch.undo()
     (tmp_path / "file").touch()
     [finding] = installation.folder("disk", tmp_path / "file" / "below", "HOME")
     assert (finding.level, finding.found) == ("fail", f"{tmp_path / 'file'} cannot be written")

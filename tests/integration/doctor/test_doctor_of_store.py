@@ -1,5 +1,6 @@
 """What the doctor finds in the store's tables, and of what roles left there; each remedy mends it."""
 
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -163,7 +164,7 @@ def test_what_roles_left_behind_is_found(url: str, examine: Examine, tmp_path: P
         execute(url, ARCHIVE_OF_5)
         letters, leases, archive = examine(url)
         assert letters["what"] == "work failed"
-        assert "is silent for 31 s and holds 1 rows" in leases["found"]
+        assert re.search(r"is silent for 3\d s and holds 1 rows", leases["found"])
         assert (archive["level"], str(tmp_path / "lance") in archive["found"]) == ("fail", True)
         assert scene.lose(scene.processor).experiences == 1
         assert [finding["what"] for finding in examine(url)] == ["work failed", "work archive"]

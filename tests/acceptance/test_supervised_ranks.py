@@ -1,0 +1,74 @@
+"""A trainer that starts its ranks, under `trinity-db run`: bereft of a rank, taken up again, stopped."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.acceptance.command import Ended, Store, new_store, reversals
+from tests.processes import is_alive
+from tests.waiting import wait_until
+
+ROWS = 120
+COMMITTED = "SELECT count(*) FROM batch WHERE state = 'committed'"
+REACHED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
+TRAINER = "SELECT pid FROM worker WHERE stopped_at IS NULL ORDER BY id DESC LIMIT 1"
+
+
+class Lives(NamedTuple):
+    """A run whose trainer lost a rank, and that was stopped later."""
+
+    ranks: list[int]
+    """The processes of both lives of the trainer: the first rank and the second of each."""
+    stopped: Ended
+    log: str
+
+
+@pytest.fixture(scope="module")
+def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with new_store(server, template, tmp_path_factory.mktemp("ranks")) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def lives(store: Store) -> Lives:
+    rows = [{"prompt": row["prompt"], "response": row["answer"]} for row in reversals(3)]
+    store.import_rows("rows", "demonstrations", rows[:ROWS])
+    trainer = {"ranks": 2, "sharding": "full", "batch_size": 1, "publish_every": 10}
+    config = store.config("ranks", data=["rows"], algorithm="sft", trainer=trainer)
+    process = store.start("run", config)
+    store.wait_for(REACHED, process, steps=3)
+    _, follower = ranks = _ranks(store)
+    os.kill(follower, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, ranks)), "the trainer ends too")
+
+    store.wait_for("SELECT count(*) = 2 FROM worker", process)
+    store.wait_for(REACHED, process, steps=store.value(COMMITTED) + 3)
+    ranks += _ranks(store)
+    process.signal(signal.SIGINT)
+    stopped = process.wait()
+    return Lives(ranks, stopped, store.log("ranks", "train"))
+
+
+def _ranks(store: Store) -> list[int]:
+    """The trainer's process and that of its other rank."""
+    trainer = store.value(TRAINER)
+    children = Path(f"/proc/{trainer}/task/{trainer}/children").read_text().split()
+    return [trainer, *map(int, children)]
+
+
+def test_a_lost_rank_is_named_in_one_line_and_the_trainer_starts_again(lives: Lives) -> None:
+    lost = "error: Rank 1 of this training was ended by SIGKILL."
+    assert lives.log.count(lost) == lives.log.count("error:") == 1
+    assert lives.stopped.stderr.count(f"train ended with code 1, starting it again: {lost}") == 1
+
+
+def test_a_stop_ends_all_ranks_in_order(store: Store, lives: Lives) -> None:
+    assert not any(map(is_alive, lives.ranks))
+    assert store.value("SELECT count(*) FROM batch WHERE state = 'leased'") == 0
+    assert store.value("SELECT max(step) FROM policy_version") == store.value(COMMITTED)
+    assert store.value("SELECT max(use_count) FROM experience") == 1
+    assert "Traceback" not in lives.log

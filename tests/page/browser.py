@@ -1,0 +1,126 @@
+"""The page as a process of its own, and a browser that looks at it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, sync_playwright
+
+WAIT_SECONDS = 60.0  # on a busy machine a first page takes seconds
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A page that is being served."""
+
+    address: str
+    """With the key in it."""
+    process: subprocess.Popen[str]
+
+    @property
+    def origin(self) -> str:
+        return f"http://{urlsplit(self.address).netloc}"
+
+    def stop(self) -> tuple[int, str]:
+        """Press Ctrl-C; the exit code, and what the command had said besides the address."""
+        self.process.send_signal(signal.SIGINT)
+        said, _ = self.process.communicate(timeout=WAIT_SECONDS)
+        return self.process.returncode, said
+
+
+@contextmanager
+def served(environment: Mapping[str, str]) -> Iterator[Served]:
+    """`trinity-db page` on the store that the environment names, killed at the end if it still runs."""
+    # NiceGUI behaves otherwise in a process that it takes for a test.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trinity_db", "page", "--port", "0"],
+        env={**inherited, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        first = process.stdout.readline()
+        assert first.startswith("Open http://127.0.0.1:"), first + process.stdout.read()
+        assert process.stdout.readline() == "Ctrl-C ends it.\n"
+        yield Served(first.removeprefix("Open ").strip(), process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A headless Chromium; skips the test where there is none."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium found; apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Visit:
+    """A person with a browser of their own, and what went wrong in it."""
+
+    served: Served
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, browser: Browser, served: Served, width: int = 1280) -> "Visit":
+        """Open the printed address."""
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        context.set_default_timeout(1000 * WAIT_SECONDS)
+        visit = cls(served, context.new_page())
+        visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+        visit.page.on("dialog", lambda dialog: visit.complaints.append(f"dialog {dialog.message}"))
+        visit.page.on(
+            "console", lambda said: visit.complaints.append(said.text) if said.type == "error" else None
+        )
+        visit.page.on("request", visit._note)
+        visit.page.goto(served.address)
+        visit.page.wait_for_selector("h1")
+        return visit
+
+    def open(self, path: str) -> Page:
+        """Another page by its link."""
+        self.page.goto(self.served.origin + path)
+        self.page.wait_for_selector("h1")
+        return self.page
+
+    def rows(self, caption: str) -> list[list[str]]:
+        """What a table says, row by row."""
+        table = self.page.get_by_role("region", name=caption, exact=True)
+        return [row.locator("th, td").all_inner_texts() for row in table.locator("tbody tr").all()]
+
+    def facts(self) -> dict[str, str]:
+        """What the head of a page says."""
+        names, values = (self.page.locator(f".facts {tag}").all_inner_texts() for tag in ("dt", "dd"))
+        return dict(zip(names, values, strict=True))
+
+    def elsewhere(self) -> list[str]:
+        """Requests that left the page's own address."""
+        own = (self.served.origin, self.served.origin.replace("http", "ws", 1), "data:", "blob:")
+        return [url for url in self.requested if not url.startswith(own)]
+
+    def _note(self, request: Request) -> None:
+        self.requested.append(request.url)
+
+
+def home_of(folder: Path) -> dict[str, str]:
+    """An environment whose home is a folder, so that no store of the machine is touched."""
+    return {"TRINITY_DB_HOME": str(folder)}

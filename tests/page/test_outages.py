@@ -1,0 +1,80 @@
+"""A database that goes away and comes back, and a run that is deleted, while a person looks."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.conftest import make_template
+from tests.page.browser import WAIT_SECONDS, Visit, home_of, served
+from tests.postgres import by_login, cluster_18, discard, execute, on_database, start
+from tests.rows import Scene
+from trinity_db.database import Database
+from trinity_db.embedded.cluster import Cluster
+
+MILLISECONDS = 1000 * WAIT_SECONDS
+
+
+@pytest.fixture
+def own_server() -> Iterator[tuple[Cluster, str]]:
+    """A server that a test may stop, and a store on it."""
+    cluster = cluster_18()
+    server = start(cluster)
+    execute(server, "CREATE DATABASE {}", "store")
+    url = on_database(server, "store")
+    make_template(url)
+    yield cluster, url
+    discard(cluster)
+
+
+def test_a_stopped_database_is_told_and_its_return_is_seen(
+    own_server: tuple[Cluster, str], browser: Browser, tmp_path: Path
+) -> None:
+    cluster, url = own_server
+    with closing(Database(url)) as database:
+        Scene.open(database).make_ready(1)
+    with served(home_of(tmp_path) | {"TRINITY_DB_URL": by_login(url)}) as page:
+        follows, once = Visit.begin(browser, page), Visit.begin(browser, page)
+        cluster.stop()
+        once.open("/experiences")
+        for visit in (follows, once):
+            notice = visit.page.get_by_role("alert")
+            expect(notice).to_contain_text("looks again every 10 seconds", timeout=MILLISECONDS)
+            expect(notice).to_contain_text("database")
+        cluster.ensure_running()
+        for visit in (follows, once):
+            expect(visit.page.locator(".notice")).to_be_hidden(timeout=MILLISECONDS)
+        expect(once.page.get_by_role("region", name="experiences")).to_be_visible()
+        assert len(once.rows("experiences")) == 2
+        assert page.stop()[0] == 0
+
+
+def test_a_run_that_is_deleted_while_a_person_looks_is_told(scene: Scene, visit: Visit) -> None:
+    other = scene.beside("short-lived")
+    visit.open("/run/short-lived")
+    assert visit.facts()["state"].startswith("active")
+    with scene.database.transaction() as tx:
+        tx.execute("DELETE FROM trinity.run WHERE id = %s", [other.run.id])
+    expect(visit.page.get_by_role("alert")).to_contain_text(
+        "There is no run 'short-lived'", timeout=MILLISECONDS
+    )
+    visit.page.get_by_role("link", name="All runs").click()
+    visit.page.wait_for_url("**/")
+
+
+def test_a_hidden_page_asks_nothing(scene: Scene, visit: Visit) -> None:
+    """A tab that is not seen sends no beat; the one after it is seen again comes at once."""
+    visit.page.clock.install()
+    visit.open("/")
+    hide = "state => Object.defineProperty(document, 'visibilityState', {value: state, configurable: true})"
+    visit.page.evaluate(hide, "hidden")
+    scene.beside("made-while-hidden")
+    visit.page.clock.run_for(25_000)
+    expect(visit.page.get_by_role("region", name="runs")).not_to_contain_text("made-while-hidden")
+    visit.page.evaluate(hide, "visible")
+    visit.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(visit.page.get_by_role("region", name="runs")).to_contain_text(
+        "made-while-hidden", timeout=MILLISECONDS
+    )
