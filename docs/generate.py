@@ -273,7 +273,8 @@ def steps() -> str:
 
 def _list(processor: str, kind: List) -> Iterator[str]:
     yield f"### {processor}\n"
-    yield f"The word `defaults` stands for {', '.join(f'`{name}`' for name in kind.defaults)}.\n"
+    if kind.defaults:
+        yield f"The word `defaults` stands for {', '.join(f'`{name}`' for name in kind.defaults)}.\n"
     for name, function in kind.known.items():
         yield f"#### {name}\n"
         yield f"{_docstring(inspect.getdoc(function))}\n"
