@@ -17,7 +17,7 @@ VLLM   := .venv-vllm
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test acceptance test-peers test-sinks test-environments test-agents test-vllm learning scale chaos bench check docs reference format migration clean
+.PHONY: help demo test acceptance test-families test-peers test-sinks test-environments test-agents test-page test-vllm learning scale chaos bench gpu check docs reference format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,11 +25,14 @@ help: ## Show this list
 demo: $(VENV)/.demo ## Teach a small model from nothing, all three roles at work (about two minutes)
 	$(BIN)/trinity-db demo
 
-test: $(VENV)/.test ## Run every test that takes seconds
-	$(BIN)/python -m pytest
+test: $(VENV)/.test ## Run every test that takes seconds, on up to four cores
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-acceptance: $(VENV)/.test ## The installed command as processes: whole runs, killed, changed and copied (about ten minutes)
-	$(BIN)/python -m pytest tests/acceptance
+acceptance: $(VENV)/.test ## The installed command as processes: whole runs, killed, changed and copied (about twenty minutes)
+	$(BIN)/python -m pytest tests/acceptance -n 2 --dist worksteal
+
+test-families: $(VENV)/.test ## A tiny model of each family of decoders trains and explores (about ten minutes); WRITE=--write writes their table
+	$(BIN)/python -m pytest tests/families -q $(WRITE)
 
 test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, verl and Trinity-RFT (about two minutes)
 	$(PEERS)/bin/python -m pytest tests/peers -q
@@ -42,6 +45,9 @@ test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments $(VERIFIERS)/.ver
 
 test-agents: $(VENV)/.test $(AGENTS)/.agents ## Agents of openai-agents, langchain and smolagents ask a policy (about a minute)
 	$(BIN)/python -m pytest tests/agents
+
+test-page: $(VENV)/.test ## The web page in a headless Chromium (about three minutes); skips without one
+	$(BIN)/python -m pytest tests/page
 
 test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)
 	$(BIN)/python -m pytest tests/vllm
@@ -57,6 +63,12 @@ chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make
 
 bench: $(VENV)/.demo $(BENCH)/.bench $(PEERS)/.peers ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"
 	$(BIN)/python -m benchmarks $(ARGUMENTS)
+
+# First whether there is a GPU: the peers' environment takes minutes.
+gpu: $(VENV)/.test ## On a machine with a GPU: tests, speed and memory into build/gpu.md, also as: make gpu ARGUMENTS="--size 7b"
+	$(BIN)/python -m benchmarks.gpu --check $(ARGUMENTS)
+	$(MAKE) $(PEERS)/.peers
+	$(BIN)/python -m benchmarks.gpu $(ARGUMENTS)
 
 check: docs ## Lint, check types, the arrows between the parts, and the links of the documents
 	$(BIN)/ruff format --check .
