@@ -501,7 +501,7 @@ def test_the_estimate_of_a_large_run_is_near_the_truth(database_url: str, output
     assert tables["hot rows"]["rows"] == tables["text"]["rows"] == 6002
     assert 2700 < tables["payloads"]["rows"] < 3300, "every second one has arrays"
     found = tables["payloads"]["bytes"] / tables["payloads"]["rows"]
-    assert 0.95 < found / (num_bytes / 3000) < 1.25, "bytes a row: rows were chosen by chance, and indexes count"
+    assert 0.95 < found / (num_bytes / 3000) < 1.25, "bytes a row; chance chose the rows"
 
 
 MANY_ROWS = """
