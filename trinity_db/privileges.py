@@ -128,8 +128,14 @@ def set_password(connection: psycopg.Connection[psycopg.rows.DictRow], login: st
     connection.execute(statement.format(login=sql.Identifier(login), secret=secret))
 
 
-def refuse_writer(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
+def refuse_writer(
+    connection: psycopg.Connection[psycopg.rows.DictRow], reads: str, otherwise: str = ""
+) -> None:
     """Accept only a session whose login can change nothing, not even by taking on another role.
+
+    Args:
+        reads: what is to read by it, as the error names it.
+        otherwise: what else a person may do, at the end of the error.
 
     Raises:
         TrinityError: it can, with the way to a login that cannot.
@@ -139,9 +145,9 @@ def refuse_writer(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
     if row["can_write"]:
         right = "is a superuser" if row["is_superuser"] else "may write"
         raise TrinityError(
-            f"Login '{row['login']}' {right}, so the server would not keep this statement from writing: "
-            f"make one that may only read (trinity-db db roles --login NAME --as reader), and name it in "
-            "TRINITY_DB_READ_URL; or give --write."
+            f"Login '{row['login']}' {right}, so the server would not keep {reads} from writing: "
+            "make one that may only read (trinity-db db roles --login NAME --as reader), and name it in "
+            f"TRINITY_DB_READ_URL{otherwise}."
         )
 
 

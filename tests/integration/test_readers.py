@@ -70,7 +70,7 @@ def test_a_reader_has_no_right_to_lock_or_write(scene: Scene, statement: str) ->
 
 def test_sessions_of_a_reader_end_in_time(scene: Scene) -> None:
     with closing(connect(by_login(scene.database.url))) as session:
-        refuse_writer(session)
+        refuse_writer(session, "a test")
         names = ["default_transaction_read_only", "statement_timeout", "idle_in_transaction_session_timeout"]
         query = "SELECT current_setting(name) AS value FROM unnest(%s::text[]) name"
         found = [row["value"] for row in session.execute(query, [[*names, "temp_file_limit"]])]
@@ -79,7 +79,7 @@ def test_sessions_of_a_reader_end_in_time(scene: Scene) -> None:
         closing(connect(scene.database.url)) as session,
         pytest.raises(TrinityError, match="Login 'postgres' is a superuser"),
     ):
-        refuse_writer(session)
+        refuse_writer(session, "a test")
 
 
 def test_a_login_without_rights_and_one_that_may_only_read_are_told_so_in_one_line(scene: Scene) -> None:

@@ -27,11 +27,11 @@ PATHS = (
 SOCKET = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
 
 
-def asked(page: Served, path: str, **headers: str) -> HTTPResponse:
+def asked(page: Served, path: str, method: str = "GET", **headers: str) -> HTTPResponse:
     """The answer to a request, read to its end."""
     place = urlsplit(page.origin)
     connection = HTTPConnection(place.hostname or "", place.port)
-    connection.request("GET", path, headers=headers)
+    connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     answer.read()
     connection.close()
@@ -63,6 +63,12 @@ def test_a_wrong_key_a_doubled_key_and_a_foreign_cookie_open_nothing(page: Serve
     assert asked(page, f"{path}?key={key}&key={key}").status == 401
     assert asked(page, path, Cookie=f"{name}=").status == 401
     assert asked(page, path, Cookie=f"{name}=guess; {name}_x=1").status == 401
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "HEAD"])
+def test_the_key_gives_a_session_for_a_get_alone(page: Served, method: str) -> None:
+    answer = asked(page, page.address.removeprefix(page.origin), method)
+    assert (answer.status, answer.headers["set-cookie"]) == (401, None)
 
 
 def test_the_key_becomes_a_cookie_that_no_script_and_no_other_site_can_use(page: Served) -> None:

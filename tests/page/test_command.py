@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.command_line import CommandLine
+from tests.postgres import by_login
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError
 from trinity_db.page.experience import items, lineage, turns
@@ -29,12 +30,24 @@ def test_without_the_extra_one_line_says_what_to_install(
 def test_a_port_that_is_taken_is_told_with_a_way_out(
     command_line: CommandLine, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRINITY_DB_URL", database.url)
+    monkeypatch.setenv("TRINITY_DB_URL", by_login(database.url))
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         complaint = command_line("page", "--port", str(port)).complaint
     assert complaint.startswith(f"Port {port} of 127.0.0.1 cannot be used")
     assert "--port 0" in complaint
+
+
+@pytest.mark.parametrize("name", ["TRINITY_DB_URL", "TRINITY_DB_READ_URL"])
+def test_a_login_that_may_write_is_refused_with_a_way_to_one_that_reads(
+    command_line: CommandLine, database: Database, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_URL", by_login(database.url))
+    monkeypatch.setenv(name, database.url)
+    complaint = command_line("page", "--port", "0").complaint
+    assert complaint.startswith("Login 'postgres' is a superuser, so the server would not keep the page from")
+    assert "db roles --login NAME --as reader" in complaint
+    assert "--write" not in complaint
 
 
 def test_tokens_keep_their_numbers_wherever_a_page_of_them_begins() -> None:

@@ -27,15 +27,19 @@ def page(
 
     if importlib.util.find_spec("nicegui") is None:
         raise MissingExtra("page", "nicegui")
+    from trinity_db.database import connect
     from trinity_db.opening import open_reader
     from trinity_db.page.reader import STATEMENT_SECONDS
     from trinity_db.page.server import serve
+    from trinity_db.privileges import refuse_writer
 
     def announce(address: str) -> None:
         print(f"Open {address}\nCtrl-C ends it.", flush=True)
 
     try:
         with closing(open_reader(STATEMENT_SECONDS)) as database:
+            with closing(connect(database.url)) as connection:
+                refuse_writer(connection, "the page")
             serve(database, port, announce)
     except KeyboardInterrupt:
         return

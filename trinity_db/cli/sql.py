@@ -80,7 +80,7 @@ def sql(
     store = open_database() if write else open_reader()
     with closing(connect(store.url, autocommit=True)) as connection:
         if not write:
-            refuse_writer(connection)
+            refuse_writer(connection, "this statement", "; or give --write")
         try:
             _begin(connection, timeout, write)
             _carry_out(connection, statement, write, format, file)

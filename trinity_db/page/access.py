@@ -57,7 +57,7 @@ class Access:
             await _refuse(scope, receive, send, 403, ELSEWHERE)
         elif self._has_session(scope):
             await self.app(scope, receive, _with_policy(send))
-        elif scope["type"] == "http" and self._brings_key(scope):
+        elif scope["type"] == "http" and scope["method"] == "GET" and self._brings_key(scope):
             await self._admit(scope, send)
         else:
             await _refuse(scope, receive, send, 401, NO_KEY)
