@@ -12,9 +12,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 WAIT_SECONDS = 60.0  # on a busy machine a first page takes seconds
+expect.set_options(timeout=1000 * WAIT_SECONDS)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 

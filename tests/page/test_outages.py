@@ -8,13 +8,11 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.conftest import make_template
-from tests.page.browser import WAIT_SECONDS, Visit, home_of, served
+from tests.page.browser import Visit, home_of, served
 from tests.postgres import by_login, cluster_18, discard, execute, on_database, start
 from tests.rows import Scene
 from trinity_db.database import Database
 from trinity_db.embedded.cluster import Cluster
-
-MILLISECONDS = 1000 * WAIT_SECONDS
 
 
 @pytest.fixture
@@ -41,11 +39,11 @@ def test_a_stopped_database_is_told_and_its_return_is_seen(
         once.open("/experiences")
         for visit in (follows, once):
             notice = visit.page.get_by_role("alert")
-            expect(notice).to_contain_text("looks again every 10 seconds", timeout=MILLISECONDS)
+            expect(notice).to_contain_text("looks again every 10 seconds")
             expect(notice).to_contain_text("database")
         cluster.ensure_running()
         for visit in (follows, once):
-            expect(visit.page.locator(".notice")).to_be_hidden(timeout=MILLISECONDS)
+            expect(visit.page.locator(".notice")).to_be_hidden()
         expect(once.page.get_by_role("region", name="experiences")).to_be_visible()
         assert len(once.rows("experiences")) == 2
         assert page.stop()[0] == 0
@@ -57,9 +55,7 @@ def test_a_run_that_is_deleted_while_a_person_looks_is_told(scene: Scene, visit:
     assert visit.facts()["state"].startswith("active")
     with scene.database.transaction() as tx:
         tx.execute("DELETE FROM trinity.run WHERE id = %s", [other.run.id])
-    expect(visit.page.get_by_role("alert")).to_contain_text(
-        "There is no run 'short-lived'", timeout=MILLISECONDS
-    )
+    expect(visit.page.get_by_role("alert")).to_contain_text("There is no run 'short-lived'")
     visit.page.get_by_role("link", name="All runs").click()
     visit.page.wait_for_url("**/")
 
@@ -75,6 +71,4 @@ def test_a_hidden_page_asks_nothing(scene: Scene, visit: Visit) -> None:
     expect(visit.page.get_by_role("region", name="runs")).not_to_contain_text("made-while-hidden")
     visit.page.evaluate(hide, "visible")
     visit.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    expect(visit.page.get_by_role("region", name="runs")).to_contain_text(
-        "made-while-hidden", timeout=MILLISECONDS
-    )
+    expect(visit.page.get_by_role("region", name="runs")).to_contain_text("made-while-hidden")
