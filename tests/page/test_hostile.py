@@ -84,6 +84,8 @@ def paths(scene: Scene) -> list[str]:
         f"/group/{group}",
         f"/experience/{id}", f"/experience/{imported}", f"/group/{text}", f"/experience/1?start={text}",
         f"/experiences?run={text}", f"/experiences?text={text}", f"/experiences?version={text}",
+        f"/compare?run=run&run={text}", f"/compare?run=run&metric={text}&metric=:options",
+        f"/compare?over={text}",
         f"/experiences?task={text}&reason={text}&reward_from={text}&state={text}",
     ]  # fmt: skip
 

@@ -6,8 +6,9 @@
     questions     the questions that only the page asks; the others are those of `inspection` and `diagnosis`
     layout        what all pages have: head, notices, how they follow the store
     elements      a table, facts, tokens, as components that show every text as text
-    charts        curves of a run
-    runs, run, experiences, group, experience   a page each
+    charts        curves of a run, or of several
+    comparison    what is asked of runs that are compared
+    runs, run, compare, experiences, group, experience   a page each
 
 Models and strangers wrote the texts in a store. A text reaches the browser as a value of a component, which
 makes a text node of it, and never as HTML. A dict whose keys come from the store is never handed to a

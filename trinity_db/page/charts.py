@@ -1,4 +1,4 @@
-"""Curves of a run, from what its trainer measured at each step."""
+"""Curves: of a run, from what its trainer measured at each step, and of runs side by side."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,37 @@ from nicegui import ui
 
 from trinity_db.page.elements import said
 
-Point = tuple[int, float]
-COLOURS = ("#4f83e8", "#e0793a", "#35a57c")  # told apart on light and dark ground, also without red or green
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a curve is drawn: told apart by its colour, and without colours by its dashes."""
+
+    colour: str
+    dashes: tuple[int, ...] = ()
+    """Pixels of line and gap in turn; (): a whole line."""
+
+
+STYLES = (
+    Style("#4f83e8"),
+    Style("#e0793a", (7, 4)),
+    Style("#35a57c", (2, 3)),
+    Style("#c2589f", (10, 3, 2, 3)),
+    Style("#8a6fd6", (14, 5)),
+    Style("#a8842a", (5, 3, 1, 3, 1, 3)),
+)
+"""Each with a contrast of at least 3 to 1 on light and on dark ground."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a chart."""
+
+    name: str
+    """Ours: no name of the store reaches ECharts, which makes HTML of some."""
+    points: Sequence[Point]
+    style: Style
 
 
 @dataclass(frozen=True)
@@ -36,6 +65,7 @@ CHARTS = (
     Chart("Divergence", "nats a token", {"kl": "from the reference", "approx_kl": "within the step"}),
     Chart("Pairs", "share with a positive margin", {"rewards/accuracies": "accuracy"}),
     Chart("Imitation", "share of tokens that are likeliest", {"mean_token_accuracy": "accuracy"}),
+    Chart("Throughput", "tokens a second of each process", {"perf/throughput": "trained"}),
     Chart("Time of a step", "seconds", {"step_time": "all of it", "time/wait_for_batch": "waiting"}),
 )
 METRICS = [name for chart in CHARTS for name in chart.metrics]
@@ -50,37 +80,53 @@ class Curves:
 
     def show(self, points: Mapping[str, Sequence[Point]]) -> None:
         for chart in CHARTS:
-            options = _options(chart, points)
+            named = [(called, points[name]) for name, called in chart.metrics.items() if points.get(name)]
+            options = drawing(
+                [Line(called, values, style) for (called, values), style in zip(named, STYLES, strict=False)]
+            )
             drawn = self._drawn.get(chart.title)
             if drawn is None and options["series"]:
-                with self._grid, said("section", "", "card"):
-                    with said("h3", f"{chart.title} "):
-                        said("small", chart.unit)
-                    self._drawn[chart.title] = ui.echart(options, renderer="svg").classes("chart")
+                with self._grid:
+                    self._drawn[chart.title] = card(chart.title, chart.unit, options)
             elif drawn is not None and options != drawn.options:
                 drawn.options.clear()
                 drawn.options.update(options)
                 drawn.update()
 
 
-def _options(chart: Chart, points: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
-    """What ECharts draws. No key and no text of it comes from the store."""
-    named = [(called, points[name]) for name, called in chart.metrics.items() if points.get(name)]
+def card(title: str, unit: str, options: dict[str, Any]) -> ui.echart:
+    """A chart under its title."""
+    with said("section", "", "card"):
+        with said("h3", f"{title} "):
+            said("small", unit)
+        return ui.echart(options, renderer="svg").classes("chart")
+
+
+def drawing(lines: Sequence[Line], *, names_at_ends: bool = False, whole: bool = True) -> dict[str, Any]:
+    """What ECharts draws. No key and no text of it comes from the store.
+
+    Args:
+        names_at_ends: each curve's name stands at its end, and not below the chart.
+        whole: whether points stand at whole numbers.
+    """
+    has_legend = len(lines) > 1 and not names_at_ends
     line = {"lineStyle": {"color": "rgba(128,128,128,0.25)"}}
     return {
         "animation": False,
-        "color": list(COLOURS),
-        "grid": {"left": 8, "right": 14, "top": 12, "bottom": 30 if len(named) > 1 else 8,
-                 "containLabel": True},
-        "xAxis": {"type": "value", "name": "", "min": "dataMin", "max": "dataMax", "minInterval": 1,
-                  "splitLine": {"show": False}, "axisLine": line, "axisTick": {"show": False},
-                  "axisLabel": {"hideOverlap": True}},
+        "grid": {"left": 8, "right": 22 if names_at_ends else 14, "top": 12,
+                 "bottom": 30 if has_legend else 8, "containLabel": True},
+        "xAxis": {"type": "value", "name": "", "min": "dataMin", "max": "dataMax",
+                  "minInterval": 1 if whole else 0, "splitLine": {"show": False}, "axisLine": line,
+                  "axisTick": {"show": False}, "axisLabel": {"hideOverlap": True}},
         "yAxis": {"type": "value", "scale": True, "splitNumber": 3, "splitLine": line},
-        "legend": {"show": len(named) > 1, "bottom": 0, "itemHeight": 8, "itemWidth": 14},
+        "legend": {"show": has_legend, "bottom": 0, "itemHeight": 8, "itemWidth": 26},
         "tooltip": {"trigger": "axis", "confine": True},
         "series": [
-            {"type": "line", "name": called, "data": [[step, value] for step, value in values],
-             "showSymbol": len(values) == 1, "symbolSize": 5, "lineStyle": {"width": 1.8}}
-            for called, values in named
+            {"type": "line", "name": one.name, "data": [[place, value] for place, value in one.points],
+             "showSymbol": len(one.points) == 1, "symbolSize": 5, "color": one.style.colour,
+             "endLabel": {"show": names_at_ends, "formatter": "{a}", "distance": 3},
+             "labelLayout": {"moveOverlap": "shiftY"},
+             "lineStyle": {"width": 1.8, "type": list(one.style.dashes) or "solid"}}
+            for one in lines
         ],
     }  # fmt: skip

@@ -28,6 +28,8 @@ class Cell:
     kind: str = ""
     """A class of the style sheet, for a word such as a state."""
     hint: str | None = None
+    ticks: str | None = None
+    """The id of a form: a box before the text gives it the text as a `run`."""
 
 
 @dataclass(frozen=True)

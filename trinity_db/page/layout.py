@@ -200,7 +200,7 @@ def versions(low: int | None, high: int | None) -> str:
 
 
 def place(path: str, *parts: object, **query: object) -> str:
-    """A link within this page; what is None or "" is left out."""
+    """A link within this page; what is None or "" is left out, and a list is given value by value."""
     given = {key: value for key, value in query.items() if value not in (None, "")}
     steps = "/".join(["", path, *(quote(str(part), safe="") for part in parts)])
-    return f"{steps}?{urlencode(given)}" if given else steps
+    return f"{steps}?{urlencode(given, doseq=True)}" if given else steps

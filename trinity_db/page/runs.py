@@ -8,7 +8,8 @@ from nicegui import ui
 from trinity_db.diagnosis.finding import Finding
 from trinity_db.inspection.status import COUNTS, counted
 from trinity_db.page import layout, questions
-from trinity_db.page.elements import Cell, Column, Rows
+from trinity_db.page.comparison import MAX_RUNS
+from trinity_db.page.elements import Cell, Column, Rows, said
 from trinity_db.page.layout import Look
 from trinity_db.page.reader import Reader
 
@@ -31,6 +32,7 @@ EMPTY = (
     "There are no runs in this store yet.\n"
     "trinity-db demo makes one in two minutes; trinity-db run my-run.yaml starts one of yours."
 )
+CHOOSER = "compare"
 NO_ALERTS = "No alerts: no row was given up, and everything that is held is held by a live worker."
 
 
@@ -48,6 +50,7 @@ class _Runs:
     def __init__(self, reader: Reader) -> None:
         self.look = Look(reader, questions.runs_and_alerts, self.show, lambda: None, follows=True)
         self._table = Rows("runs", COLUMNS, EMPTY)
+        _chooser()
         layout.heading("Alerts", "What trinity-db doctor finds wrong with the work of runs.")
         self._alerts = alerts_table()
 
@@ -55,6 +58,14 @@ class _Runs:
         rows, alerts = found
         self._table.show([_row(row) for row in rows])
         show_alerts(self._alerts, alerts)
+
+
+def _chooser() -> None:
+    """Takes the runs whose boxes are ticked to the page that compares them."""
+    place = {"id_": CHOOSER, "action": "/compare", "method": "get", "aria_label": "Compare runs"}
+    with said("form", "", "filters chooser", **place):
+        said("span", f"Tick up to {MAX_RUNS} runs above to see their curves and settings side by side.")
+        said("button", "Compare", "main", type="submit")
 
 
 def alerts_table() -> Rows:
@@ -72,7 +83,7 @@ def _row(run: Mapping[str, Any]) -> list[Cell]:
     alive = sorted({worker["role"] for worker in run["workers"] if worker["alive"]})
     kind = run["state"] if run["kind"] == "train" else "data set"
     return [
-        Cell(run["run"], layout.place("run", run["run"])),
+        Cell(run["run"], layout.place("run", run["run"]), ticks=CHOOSER if run["kind"] == "train" else None),
         layout.state(kind) if kind != "data set" else Cell(kind, kind="data"),
         Cell(", ".join(alive), kind="alive" if alive else ""),
         Cell(layout.number(run["policy_version"])),

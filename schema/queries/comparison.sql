@@ -1,0 +1,83 @@
+-- name: comparison_runs
+-- The runs with these names: since when they are, how far they are, and what they draw.
+SELECT r.id, r.name, r.kind, CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state,
+       r.created_at, extract(epoch FROM coalesce(r.finished_at, now()) - r.created_at)::float8 AS seconds,
+       p.version, b.step
+FROM trinity.run r
+LEFT JOIN LATERAL (SELECT p.version FROM trinity.policy_version p
+                   WHERE p.run_id = r.id AND p.withdrawn_at IS NULL ORDER BY p.version DESC LIMIT 1) p ON true
+LEFT JOIN LATERAL (SELECT b.step FROM trinity.batch b
+                   WHERE b.run_id = r.id AND b.state = 'committed' ORDER BY b.step DESC LIMIT 1) b ON true
+WHERE r.name = ANY(%(names)s::text[])
+
+-- name: comparison_metrics
+-- The names of what these runs have measured, at most :names of each run. Each name is looked for behind the one before
+-- it, so that the cost follows the number of names and not that of measurements.
+WITH RECURSIVE found AS (
+    SELECT r.id, 1 AS number, (SELECT min(m.name) FROM trinity.metric m WHERE m.run_id = r.id) AS name
+    FROM unnest(%(run_ids)s::bigint[]) AS r (id)
+    UNION ALL
+    SELECT f.id, f.number + 1, (SELECT min(m.name) FROM trinity.metric m WHERE m.run_id = f.id AND m.name > f.name)
+    FROM found f
+    WHERE f.name IS NOT NULL AND f.number < %(names)s
+)
+SELECT DISTINCT f.name FROM found f WHERE f.name IS NOT NULL ORDER BY f.name
+
+-- name: comparison_curves
+-- The metrics of a run with these names, at most :points of each, every one the mean over as many steps. `place` is where
+-- a point stands: at a step, at the newest policy version of that step, at seconds since the run was made, or at tokens
+-- that were trained on. Explorers measure at versions, which stand at their steps. Of a step that was trained on again,
+-- the last measurement counts.
+WITH measured AS (
+    (SELECT DISTINCT ON (m.name, m.step) m.name, m.step, m.value, m.created_at
+     FROM trinity.metric m
+     WHERE m.run_id = %(run_id)s AND m.name = ANY(%(names)s::text[] || 'num_tokens'::text) AND m.role <> 'explore'
+     ORDER BY m.name, m.step, m.id DESC)
+    UNION ALL
+    SELECT m.name, p.step, m.value, m.created_at
+    FROM trinity.metric m
+    JOIN trinity.policy_version p ON p.run_id = m.run_id AND p.version = m.step
+    WHERE m.run_id = %(run_id)s AND m.name = ANY(%(names)s::text[]) AND m.role = 'explore'
+),
+point AS (
+    SELECT m.name, min(m.step) AS step, min(m.created_at) AS created_at, avg(m.value) AS value
+    FROM measured m
+    CROSS JOIN (SELECT coalesce(max(b.step), 0) / %(points)s::integer + 1 AS width
+                FROM trinity.batch b WHERE b.run_id = %(run_id)s) w
+    GROUP BY m.name, m.step / w.width
+),
+placed AS (
+    SELECT a.name, a.value,
+           CASE %(over)s::text
+               WHEN 'version' THEN max(a.version) OVER at_step
+               WHEN 'tokens' THEN max(CASE WHEN a.name = 'num_tokens' THEN a.value END) OVER at_step
+               WHEN 'time' THEN extract(epoch FROM a.created_at
+                                        - (SELECT r.created_at FROM trinity.run r WHERE r.id = %(run_id)s))
+               ELSE a.step END::float8 AS place
+    FROM (SELECT p.name, p.step, p.created_at, p.value, NULL::integer AS version FROM point p
+          UNION ALL
+          SELECT NULL, v.step, NULL, NULL, v.version FROM trinity.policy_version v
+          WHERE v.run_id = %(run_id)s AND v.withdrawn_at IS NULL) a
+    WINDOW at_step AS (ORDER BY a.step) -- with all that stands at the same step
+)
+SELECT p.name, p.place, avg(p.value) AS value
+FROM placed p
+WHERE p.name = ANY(%(names)s::text[]) AND p.place IS NOT NULL
+GROUP BY p.name, p.place
+ORDER BY p.name, p.place
+
+-- name: comparison_last
+-- What a run measured last under each of these names.
+SELECT n.name, l.value
+FROM unnest(%(names)s::text[]) AS n (name)
+CROSS JOIN LATERAL (SELECT m.value FROM trinity.metric m
+                    WHERE m.run_id = %(run_id)s AND m.name = n.name ORDER BY m.step DESC, m.id DESC LIMIT 1) l
+
+-- name: comparison_settings
+-- The newest :limit settings of a run, oldest first, each with the first step that was drawn under it.
+SELECT s.config, s.created_at, b.since_step
+FROM (SELECT s.id, s.config, s.created_at FROM trinity.run_setting s
+      WHERE s.run_id = %(run_id)s ORDER BY s.id DESC LIMIT %(limit)s) s
+LEFT JOIN (SELECT b.setting_id, min(b.step) AS since_step FROM trinity.batch b
+           WHERE b.run_id = %(run_id)s GROUP BY b.setting_id) b ON b.setting_id = s.id
+ORDER BY s.id
