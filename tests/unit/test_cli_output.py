@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from trinity_db.cli import formats, output
-from trinity_db.cli.formats import Column, Format
+from trinity_db.cli.formats import Format
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.inspection.formats import ROW_GROUP, Column
+from trinity_db.inspection.words import cell
 
 
 class Terminal(io.StringIO):
@@ -77,7 +79,7 @@ def test_a_picture_has_a_panel_for_each_column_beside_the_first_and_is_the_same_
 
 @pytest.mark.parametrize("columns", [TWO, TWO[:1], [Column("id", "int8"), Column("ids", "int8", True)]])
 def test_what_is_no_number_is_not_drawn(columns: Sequence[Column]) -> None:
-    with pytest.raises(ConfigError, match="--format svg draws numbers"):
+    with pytest.raises(ConfigError, match="A picture is drawn of numbers"):
         written(Format.SVG, columns, [])
 
 
@@ -94,7 +96,7 @@ def test_text_of_models_commands_no_terminal() -> None:
 
 def test_a_table_is_exact_and_tells_null_from_nothing() -> None:
     values = (None, "", 0.1 + 0.2, Decimal("2.500"), Decimal("100"), True, [1, None], b"ab")
-    assert [output.cell(value) for value in values] == [
+    assert [cell(value) for value in values] == [
         *("NULL", "", "0.30000000000000004", "2.5", "100", "true", "[1, null]", "61 62 (2 bytes)")
     ]
 
@@ -153,7 +155,7 @@ def test_parquet_keeps_the_types() -> None:
 
 
 def test_parquet_is_written_in_groups_and_has_a_schema_without_rows() -> None:
-    assert parquet(TWO, [(number, "x") for number in range(formats.ROW_GROUP + 1)]).num_rows == 10_001
+    assert parquet(TWO, [(number, "x") for number in range(ROW_GROUP + 1)]).num_rows == 10_001
     assert parquet(TWO, []).column_names == ["id", "text"]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trinity_db.cli import output
+from trinity_db.inspection.words import cell
 
 COLUMNS = (
     *("id", "step", "state", "setting", "sampler", "version", "included", "rows"),
@@ -65,4 +66,4 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:.3g}"
     if isinstance(value, datetime):
         return output.clock(value, datetime.now(value.tzinfo))
-    return output.cell(value)
+    return cell(value)

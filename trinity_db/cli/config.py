@@ -10,6 +10,7 @@ import typer
 
 from trinity_db.cli import output
 from trinity_db.cli.roles import Config, Overrides
+from trinity_db.inspection.words import printable, scalar
 
 app = typer.Typer(help="Begin, explain, show and check configurations.", no_args_is_help=True)
 
@@ -190,12 +191,12 @@ def _table(rows: list[dict[str, Any]]) -> None:
     """Rows of the same keys as a table, lists in one cell."""
     table = output.table(*rows[0])
     for row in rows:
-        table.add_row(*(output.printable(_cell(value)) for value in row.values()))
+        table.add_row(*(printable(_cell(value)) for value in row.values()))
     output.console(sys.stdout).print(table)
 
 
 def _in_a_line(value: Any) -> str:
-    text = output.scalar(value)
+    text = scalar(value)
     return text if text.isprintable() else json.dumps(value, ensure_ascii=False)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity_db.cli import output
+from trinity_db.inspection.words import printable
 
 if TYPE_CHECKING:
     from trinity_db.diagnosis.finding import Finding
@@ -48,4 +49,4 @@ def _print(findings: list["Finding"]) -> None:
         if number:
             print()
         for finding in part:
-            print(f"{finding.level:<4}  {finding.what:<{width}}  {output.printable(str(finding))}")
+            print(f"{finding.level:<4}  {finding.what:<{width}}  {printable(str(finding))}")

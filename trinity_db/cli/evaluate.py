@@ -17,6 +17,7 @@ import typer
 from trinity_db.cli import output
 from trinity_db.cli.roles import STOPPED, Overrides
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
+from trinity_db.inspection.words import cell
 
 if TYPE_CHECKING:
     from trinity_db.cli.configuration import RunConfig
@@ -318,7 +319,7 @@ def _print(found: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]
             "pass@1": _with_limits(row, "pass_1"),
             f"pass@{k}": _with_limits(row, "pass_k"),
         }
-        table.add_row(*(cells.get(name) or output.cell(row[name]) for name in columns))
+        table.add_row(*(cells.get(name) or cell(row[name]) for name in columns))
     console.print(table)
     for row in found:
         if row["error"] is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity_db.cli import output
+from trinity_db.inspection.words import cell, printable
 
 if TYPE_CHECKING:
     from trinity_db.store.failures import Retried
@@ -86,10 +87,8 @@ def _say(run: str, retried: "Retried", as_json: bool) -> None:
 
 def _row(one: dict[str, Any]) -> list[str]:
     now = datetime.now(one["failed_at"].tzinfo)
-    error = output.printable(one["error"] or "").removeprefix(f"{one['step']} raised ")
-    head = (
-        output.cell(one[name]) if one[name] is not None else "" for name in ("experience", "group", "version")
-    )
+    error = printable(one["error"] or "").removeprefix(f"{one['step']} raised ")
+    head = (cell(one[name]) if one[name] is not None else "" for name in ("experience", "group", "version"))
     failed_at = output.clock(one["failed_at"], now)
     return [
         *head,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_db.cli import output
 from trinity_db.errors import ConfigError
+from trinity_db.inspection.words import cell, scalar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +71,7 @@ def _prompt(claim: "Claim") -> str:
     messages = claim.messages
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         return claim.prompt
-    return "\n".join(f"{one.get('role', '?')}: {output.scalar(one.get('content'))}" for one in messages)
+    return "\n".join(f"{one.get('role', '?')}: {scalar(one.get('content'))}" for one in messages)
 
 
 def print_rewards(console: "Console", claim: "Claim", parts: Sequence[dict[str, Any]]) -> None:
@@ -80,7 +81,7 @@ def print_rewards(console: "Console", claim: "Claim", parts: Sequence[dict[str, 
         return
     names = dict(zip(claim.experience_ids, ("A", "B"), strict=False)) if claim.is_pair else {}
     rows = [
-        [names.get(part["experience_id"], ""), *(inert(output.cell(part[key])) for key in KEYS_OF_PARTS)]
+        [names.get(part["experience_id"], ""), *(inert(cell(part[key])) for key in KEYS_OF_PARTS)]
         for part in parts
     ]
     columns = ("response", "reward", "value", "weight", "source")

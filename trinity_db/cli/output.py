@@ -5,18 +5,16 @@ terminal. rich is imported inside functions, so that `--help` does not wait for 
 """
 
 import json
-import math
 import os
-import re
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import date, datetime, time
-from decimal import Decimal
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trinity_db.errors import TrinityError
+from trinity_db.inspection.words import cell, jsonable, printable, scalar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 GAP = 2  # characters between the columns of a table
 UNLIMITED_WIDTH = 1_000_000  # columns; nothing is wrapped or cut where no terminal sets a width
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def console(out: TextIO) -> "Console":
@@ -104,23 +100,6 @@ def facts(values: Mapping[str, Any]) -> "Table":
     return grid
 
 
-def cell(value: Any) -> str:
-    """A value as people read it, exact."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        return f"{value[:16].hex(' ')}{' ...' if len(value) > 16 else ''} ({len(value)} bytes)"
-    if isinstance(value, Decimal) and value.is_finite():
-        return f"{value:f}".rstrip("0").rstrip(".") if "." in f"{value:f}" else f"{value:f}"
-    return str(value) if isinstance(value, datetime) else printable(scalar(value))
-
-
-def scalar(value: Any) -> str:
-    """A value as one text: itself, or JSON for what is neither text nor number."""
-    plain = jsonable(value)
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
-
-
 def spelled(value: Any) -> str:
     """A value of a configuration; sections that are chosen by name as `name (option: value)`."""
     if isinstance(value, list):
@@ -135,32 +114,6 @@ def clock(at: datetime, now: datetime) -> str:
     """A time in few characters: to the second on the day of `now`, otherwise to the minute, with its date."""
     at = at.astimezone(now.tzinfo)
     return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
-
-
-def printable(text: str) -> str:
-    """Text with its control characters (but tab and newline) in the form \\x1b."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-
-
-def jsonable(value: Any) -> Any:
-    """A value from the database in JSON's types. As in Postgres, other types are text."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return (
-            value
-            if math.isfinite(value)
-            else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-        )
-    if isinstance(value, Decimal):
-        return int(value) if value.is_finite() and value == int(value) else jsonable(float(value))
-    if isinstance(value, Mapping):
-        return {key: jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(item) for item in value]
-    if isinstance(value, bytes):
-        return f"\\x{value.hex()}"
-    return value.isoformat() if isinstance(value, date | time) else str(value)
 
 
 def print_json(value: Any) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from trinity_db.cli import output
 from trinity_db.errors import NotFound
+from trinity_db.inspection.words import printable
 
 if TYPE_CHECKING:
     from trinity_db.database import Database, Transaction
@@ -122,4 +123,4 @@ def _compare(
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}"
-    return output.shorten(output.printable(str(value)), 80) if value is not None else ""
+    return output.shorten(printable(str(value)), 80) if value is not None else ""

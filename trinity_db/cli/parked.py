@@ -12,6 +12,7 @@ import typer
 
 from trinity_db.cli import output
 from trinity_db.errors import ConfigError
+from trinity_db.inspection.words import printable
 
 CONTEXT = {"ignore_unknown_options": True}  # an answer may be negative: -1 is no option
 RETRY_SECONDS = 10  # enough to get past a restart of the server; then the person decides
@@ -123,7 +124,7 @@ def _value(answer: str | None, file: Path | None) -> Any:
 
 def _row(one: dict[str, Any]) -> list[str]:
     now = datetime.now(one["parked_at"].tzinfo)
-    state = output.shorten(output.printable(json.dumps(one["state"], ensure_ascii=False)), STATE)
+    state = output.shorten(printable(json.dumps(one["state"], ensure_ascii=False)), STATE)
     if one["answered_at"] is not None:
         goes_on = "answered"
     else:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity_db.cli import output
-from trinity_db.cli.formats import Column, Format, write
+from trinity_db.cli.formats import Format, write
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.inspection.formats import Column
+from trinity_db.inspection.words import jsonable
 
 if TYPE_CHECKING:
     from trinity_db.store.batches import Row
@@ -95,7 +97,7 @@ def _write(to: Path, rows: "Sequence[Row]") -> None:
             write(Format.PARQUET, COLUMNS, (tuple(_shown(row).values()) for row in rows), out)
             return
         for row in rows:
-            out.write(json.dumps(output.jsonable(_shown(row))) + "\n")
+            out.write(json.dumps(jsonable(_shown(row))) + "\n")
 
 
 def _shown(row: "Row") -> dict[str, Any]:

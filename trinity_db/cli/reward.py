@@ -15,6 +15,7 @@ import typer
 
 from trinity_db.cli import output
 from trinity_db.errors import ConfigError
+from trinity_db.inspection.words import cell
 
 if TYPE_CHECKING:
     from trinity_db.store.rewards import Judgement
@@ -68,7 +69,7 @@ def reward(
         return
     table = output.table("experience", "reward before", "after", "mean of its group")
     for change in changes:
-        table.add_row(*("" if value is None else output.cell(value) for value in change.values()))
+        table.add_row(*("" if value is None else cell(value) for value in change.values()))
     output.console(sys.stdout).print(table)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity_db.cli import output
+from trinity_db.inspection.words import printable
 
 if TYPE_CHECKING:
     from psycopg.rows import DictRow
@@ -116,5 +117,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, str):
-        return output.shorten(output.printable(" ".join(value.split())), TEXT)
+        return output.shorten(printable(" ".join(value.split())), TEXT)
     return "" if value is None else str(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity_db.cli import output
-from trinity_db.inspection.words import moment
+from trinity_db.inspection.words import cell, moment, printable, scalar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +78,7 @@ def _print(console: "Console", found: dict[str, Any], num_tokens: int) -> None:
     for key in ("task_payload", "messages", "environment", "prompt", "response"):
         if found[key] is not None:
             console.print(f"\n{key}", style="bold")
-            console.print(Text(output.printable(output.scalar(found[key]))))
+            console.print(Text(printable(scalar(found[key]))))
     for part, expendable in HISTORY.items():
         if rows := found[part]:
             console.print(f"\n{part}", style="bold")
@@ -92,7 +92,7 @@ def _cell(value: Any) -> str | None:
     """A value in the form that people read; None where there is none."""
     if isinstance(value, datetime):
         return moment(value)
-    return None if value is None else output.cell(value)
+    return None if value is None else cell(value)
 
 
 def _print_tokens(console: "Console", tokens: Mapping[str, Any], limit: int) -> None:
@@ -101,7 +101,7 @@ def _print_tokens(console: "Console", tokens: Mapping[str, Any], limit: int) -> 
     console.print("\ntokens", style="bold")
     console.print(output.fitted(columns, rows[:limit], console.width, numbers=columns[3:]))
     if "no_texts" in tokens:
-        console.print(output.printable(f"Without their text: {tokens['no_texts']}"))
+        console.print(printable(f"Without their text: {tokens['no_texts']}"))
     if len(rows) > limit:
         console.print(f"{len(rows) - limit} more rows of tokens: --tokens {len(rows)}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity_db.cli import formats, output
-from trinity_db.cli.formats import Column, Format
+from trinity_db.cli.formats import Format
 from trinity_db.errors import ConfigError, TrinityError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from trinity_db.database import Transaction
 
 CHUNK = 1000  # rows that travel together; a round trip a row would take ten times as long
-LINE_LENGTH = 120  # of an offending line that is quoted; generated queries have lines of kilobytes
-
 
 QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="One statement; - reads it from stdin.")]
 FormatOption = Annotated[Format, typer.Option(help="How rows are written.")]
@@ -71,6 +69,7 @@ def sql(
     import psycopg
 
     from trinity_db.database import connect
+    from trinity_db.inspection.statements import explain
     from trinity_db.opening import open_database, open_reader
     from trinity_db.privileges import refuse_writer
 
@@ -85,7 +84,7 @@ def sql(
             _begin(connection, timeout, write)
             _carry_out(connection, statement, write, format, file)
         except psycopg.Error as error:
-            raise TrinityError(_explain(error, statement, timeout)) from error
+            raise TrinityError(explain(error, statement, _hints(timeout))) from error
 
 
 def _carry_out(
@@ -94,8 +93,10 @@ def _carry_out(
     """Run the statement, end its transaction, and write its rows, or how many it changed."""
     import psycopg
 
+    from trinity_db.inspection.statements import described
+
     end = "COMMIT" if write else "ROLLBACK"  # a SET that lasted would reach others behind a pooler
-    if columns := _describe(connection, statement):
+    if columns := described(connection, statement):
         rows = connection.cursor(row_factory=psycopg.rows.tuple_row).stream(
             statement.encode(), size=CHUNK if psycopg.capabilities.has_stream_chunked() else 1
         )
@@ -115,54 +116,12 @@ def _begin(connection: "Transaction", timeout: float, write: bool) -> None:
     connection.execute("SELECT set_config('statement_timeout', %s, true)", [milliseconds])
 
 
-def _describe(connection: "Transaction", statement: str) -> list[Column]:
-    """The columns of a statement's rows, without running it; none where it returns no rows."""
-    import psycopg
-
-    described = connection.pgconn.prepare(b"", statement.encode())
-    if described.status == psycopg.pq.ExecStatus.COMMAND_OK:
-        described = connection.pgconn.describe_prepared(b"")
-    if described.status != psycopg.pq.ExecStatus.COMMAND_OK:
-        raise psycopg.errors.error_from_result(described)
-    columns: dict[str, Column] = {}
-    for index in range(described.nfields):
-        name = original = (described.fname(index) or b"").decode()
-        number = 1
-        while name in columns:
-            number += 1
-            name = f"{original}_{number}"
-        columns[name] = _column(name, described.ftype(index), described.fmod(index))
-    return list(columns.values())
-
-
-def _column(name: str, oid: int, modifier: int) -> Column:
-    import psycopg
-
-    kind = psycopg.adapters.types.get(oid)
-    if kind is None:
-        return Column(name, "unknown")
-    if kind.name != "numeric" or modifier < 0:
-        return Column(name, kind.name, is_array=oid == kind.array_oid)
-    # As Postgres packs it: precision in the upper half, scale in the lower, both above a header of 4.
-    return Column(name, kind.name, oid == kind.array_oid, (modifier - 4) >> 16, (modifier - 4) & 0x7FF)
-
-
-def _explain(error: "psycopg.Error", statement: str, timeout: float) -> str:
-    """The error in one line, with the line of the statement that it is about."""
+def _hints(timeout: float) -> "dict[type[psycopg.Error], str]":
+    """What to do about errors."""
     from psycopg import errors
 
-    message = error.diag.message_primary or str(error).partition("\n")[0]
-    if isinstance(error, errors.QueryCanceled):
-        return f"{message} (--timeout is {timeout:g} seconds)"
-    if isinstance(error, errors.ReadOnlySqlTransaction):
-        return f"{message} (--write allows it)"
-    if isinstance(error, errors.InsufficientPrivilege):
-        return f"{message} (without --write, a login that may only read asks)"
-    if isinstance(error, errors.SyntaxError) and error.diag.source_function == "exec_parse_message":
-        return "The query holds several statements; give them one at a time."
-    if error.diag.statement_position is None:
-        return message
-    number = statement.count("\n", 0, int(error.diag.statement_position) - 1)
-    line = statement.split("\n")[number].strip()
-    quoted = line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]}..."
-    return f"{message} (line {number + 1}: {quoted})"
+    return {
+        errors.QueryCanceled: f"--timeout is {timeout:g} seconds",
+        errors.ReadOnlySqlTransaction: "--write allows it",
+        errors.InsufficientPrivilege: "without --write, a login that may only read asks",
+    }
