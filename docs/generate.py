@@ -1,4 +1,4 @@
-"""Writes the generated parts of the reference: `make reference`.
+"""Writes the generated parts of the reference, and the examples of the web page: `make reference`.
 
 A page of `docs/reference/` has parts that are written by hand, and regions between `<!-- generated: NAME
 -->` and `<!-- end of NAME -->`. Each NAME has a function here, which makes the region from the code: from
@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from trinity_db import keys, signatures
 from trinity_db.cli import app
 from trinity_db.cli.configuration import PER_PROCESS, RunConfig
+from trinity_db.page import examples
 from trinity_db.processors.lists import LISTS, List
 from trinity_db.schema.base import Base
 from trinity_db.schema.models import metadata
@@ -33,10 +34,15 @@ from trinity_db.trainer.recipes import RECIPES, Composition, choices
 
 PAGES = Path(__file__).parent / "reference"
 VIEWS = Path(__file__).parents[1] / "schema" / "views.sql"
+COOKBOOK = Path(__file__).parent / "guides" / "sql-cookbook.md"
 DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 REGION = re.compile(
     r"(<!-- generated: (?P<name>[a-z ]+) -->\n).*?(<!-- end of (?P=name) -->)",
     re.DOTALL,
+)
+ENTRY = re.compile(
+    r"^## ([^\n]+)$|^\*\*(\d+\. [^\n]+?)\*\*.*?^```sql\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -47,11 +53,26 @@ def main() -> None:
         if (now := brought_up_to_date(text)) != text:
             path.write_text(now)
             print(f"{path.relative_to(Path.cwd())} changed", flush=True)
+    if examples.FILE.read_text() != (now := cookbook()):
+        examples.FILE.write_text(now)
+        print(f"{examples.FILE.name} changed", flush=True)
 
 
 def brought_up_to_date(page: str) -> str:
     """A page with its generated regions as the code has them now."""
     return REGION.sub(lambda region: f"{region[1]}\n{REGIONS[region['name']]()}\n{region[3]}", page)
+
+
+def cookbook() -> str:
+    """The questions of the cookbook with their statements, as trinity_db/page/examples.py reads them."""
+    parts = [f"-- Written by docs/generate.py from {COOKBOOK.name}.\n-- Parts, each with its questions."]
+    for heading, question, statement in ENTRY.findall(COOKBOOK.read_text()):
+        if heading:
+            parts.append(f"-- {heading}")
+        else:
+            assert "\n\n" not in statement, f"{question} has an empty line in its statement"
+            parts.append(f"-- {question}\n{statement.strip().rstrip(';')}")
+    return "\n\n".join(parts) + "\n"
 
 
 # Configuration

@@ -30,50 +30,51 @@ CROSS JOIN (SELECT coalesce(max(b.step), 0) / %(points)s::integer + 1 AS width
 GROUP BY l.name, l.step / w.width
 ORDER BY l.name, min(l.step)
 
+-- name: page_candidates
+-- The newest :window experiences below :before that meet the conditions, NULL for one that is not made. A text and a
+-- condition of a person are looked for in these alone, so that a page costs the same in a store of any size.
+SELECT e.id
+FROM trinity.experience e
+WHERE (%(run_id)s::bigint IS NULL OR e.run_id = %(run_id)s)
+  AND (%(before)s::bigint IS NULL OR e.id < %(before)s)
+  AND (%(version)s::integer IS NULL OR %(version)s BETWEEN e.version_min AND e.version_max)
+  AND (%(state)s::text IS NULL OR e.state::text = %(state)s)
+  AND (%(reward_from)s::float8 IS NULL OR e.reward >= %(reward_from)s)
+  AND (%(reward_to)s::float8 IS NULL OR e.reward <= %(reward_to)s)
+  AND (%(task)s::text IS NULL
+       OR e.group_id IN (SELECT g.id FROM trinity.rollout_group g JOIN trinity.task t ON t.id = g.task_id
+                         WHERE t.key = %(task)s AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s)))
+  AND (%(reason)s::text IS NULL
+       OR e.id IN (SELECT d.experience_id FROM trinity."drop" d
+                   WHERE d.reason = %(reason)s AND (%(run_id)s::bigint IS NULL OR d.run_id = %(run_id)s))
+       OR e.group_id IN (SELECT d.group_id FROM trinity."drop" d
+                         WHERE d.reason = %(reason)s AND (%(run_id)s::bigint IS NULL OR d.run_id = %(run_id)s)))
+ORDER BY e.id DESC
+LIMIT %(window)s
+
+-- name: page_condition_rows
+-- Some experiences as experience_view has them. A condition on these columns says which of them a person wants to see.
+SELECT v.* FROM trinity.experience_view v WHERE v.id = ANY(%(ids)s::bigint[])
+
 -- name: page_experiences
--- The newest :limit experiences below :before that meet the conditions, NULL for one that is not made, with the
--- beginning of their texts. A text is looked for in the newest :window rows that meet the other conditions, so that a
--- page costs the same in a store of any size. `looked_at` says in how many, and `oldest` which was the last of them.
-WITH candidate AS MATERIALIZED (
-    SELECT e.*
+-- The newest :limit of some experiences, of those with a text if :pattern is not NULL, with the beginning of their texts.
+WITH found AS MATERIALIZED (
+    SELECT e.id
     FROM trinity.experience e
-    WHERE (%(run_id)s::bigint IS NULL OR e.run_id = %(run_id)s)
-      AND (%(before)s::bigint IS NULL OR e.id < %(before)s)
-      AND (%(version)s::integer IS NULL OR %(version)s BETWEEN e.version_min AND e.version_max)
-      AND (%(state)s::text IS NULL OR e.state::text = %(state)s)
-      AND (%(reward_from)s::float8 IS NULL OR e.reward >= %(reward_from)s)
-      AND (%(reward_to)s::float8 IS NULL OR e.reward <= %(reward_to)s)
-      AND (%(task)s::text IS NULL
-           OR e.group_id IN (SELECT g.id FROM trinity.rollout_group g JOIN trinity.task t ON t.id = g.task_id
-                             WHERE t.key = %(task)s AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s)))
-      AND (%(reason)s::text IS NULL
-           OR e.id IN (SELECT d.experience_id FROM trinity."drop" d
-                       WHERE d.reason = %(reason)s AND (%(run_id)s::bigint IS NULL OR d.run_id = %(run_id)s))
-           OR e.group_id IN (SELECT d.group_id FROM trinity."drop" d
-                             WHERE d.reason = %(reason)s AND (%(run_id)s::bigint IS NULL OR d.run_id = %(run_id)s)))
-    ORDER BY e.id DESC
-    LIMIT %(window)s
-),
-found AS MATERIALIZED (
-    SELECT c.id
-    FROM candidate c
     LEFT JOIN trinity.experience_text x ON %(pattern)s::text IS NOT NULL
-                                           AND x.experience_id = coalesce(c.source_id, c.id)
-    WHERE %(pattern)s::text IS NULL OR x.response ILIKE %(pattern)s OR x.prompt ILIKE %(pattern)s
-    ORDER BY c.id DESC
+                                           AND x.experience_id = coalesce(e.source_id, e.id)
+    WHERE e.id = ANY(%(ids)s::bigint[])
+      AND (%(pattern)s::text IS NULL OR x.response ILIKE %(pattern)s OR x.prompt ILIKE %(pattern)s)
+    ORDER BY e.id DESC
     LIMIT %(limit)s
 )
-SELECT s.looked_at, s.oldest, f.*
-FROM (SELECT count(*) AS looked_at, min(c.id) AS oldest FROM candidate c) s
-LEFT JOIN (
-    SELECT c.id, r.name AS run, c.state, c.reward, c.version_min, c.version_max, c.prompt_length, c.response_length,
-           c.use_count, c.group_id, c.step, c.held_out, left(x.prompt, 200) AS prompt, left(x.response, 300) AS response
-    FROM found
-    JOIN candidate c ON c.id = found.id
-    JOIN trinity.run r ON r.id = c.run_id
-    LEFT JOIN trinity.experience_text x ON x.experience_id = coalesce(c.source_id, c.id)
-) f ON true
-ORDER BY f.id DESC
+SELECT e.id, r.name AS run, e.state, e.reward, e.version_min, e.version_max, e.prompt_length, e.response_length,
+       e.use_count, e.group_id, e.step, e.held_out, left(x.prompt, 200) AS prompt, left(x.response, 300) AS response
+FROM found
+JOIN trinity.experience e ON e.id = found.id
+JOIN trinity.run r ON r.id = e.run_id
+LEFT JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e.id)
+ORDER BY e.id DESC
 
 -- name: page_group
 -- A rollout group with its task and run.
@@ -128,3 +129,18 @@ JOIN trinity.experience o ON o.rollout_id = e.rollout_id AND o.run_id = e.run_id
 WHERE e.id = %(id)s
 ORDER BY o.step
 LIMIT %(limit)s
+
+-- name: page_catalogue
+-- The store's tables and views that this login may read, views first, each with its columns and the comments on them.
+SELECT c.relname AS name, CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END AS kind,
+       coalesce(obj_description(c.oid, 'pg_class'), '') AS comment, a.columns
+FROM pg_class c
+CROSS JOIN LATERAL (
+    SELECT jsonb_agg(jsonb_build_array(a.attname, format_type(a.atttypid, a.atttypmod),
+                                       coalesce(col_description(c.oid, a.attnum), '')) ORDER BY a.attnum) AS columns
+    FROM pg_attribute a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+) a
+WHERE c.relnamespace = 'trinity'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm')
+  AND has_table_privilege(c.oid, 'SELECT')
+ORDER BY c.relkind IN ('v', 'm') DESC, c.relname

@@ -220,7 +220,15 @@ def test_a_number_that_is_none_is_told(visit: Visit, path: str) -> None:
 def test_no_page_is_wider_than_its_window(scene: Scene, browser: Browser, page: Served, width: int) -> None:
     visit = Visit.begin(browser, page, width)
     group, id = scene.rows("SELECT min(group_id), min(id) FROM trinity.experience")[0]
-    for path in ("/", f"/run/{NAME}", "/experiences", f"/group/{group}", f"/experience/{id}"):
+    for path in (
+        "/",
+        f"/run/{NAME}",
+        "/experiences",
+        f"/group/{group}",
+        f"/experience/{id}",
+        "/sql",
+        "/doctor",
+    ):
         visit.open(path)
         assert visit.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
     visit.page.context.close()
@@ -228,7 +236,15 @@ def test_no_page_is_wider_than_its_window(scene: Scene, browser: Browser, page: 
 
 
 def test_keys_alone_reach_a_run_and_the_theme(visit: Visit) -> None:
-    for name in ("Skip to the content", "trinity-db", "Runs", "Experiences", "Light or dark"):
+    for name in (
+        "Skip to the content",
+        "trinity-db",
+        "Runs",
+        "Experiences",
+        "SQL",
+        "Doctor",
+        "Light or dark",
+    ):
         visit.page.keyboard.press("Tab")
         said = visit.page.evaluate("document.activeElement.ariaLabel || document.activeElement.innerText")
         assert said == name

@@ -12,6 +12,7 @@ from docs import generate
 from trinity_db import settings
 from trinity_db.cli import app
 from trinity_db.cli.configuration import RunConfig
+from trinity_db.page import examples
 from trinity_db.schema.states import ExperienceState
 from trinity_db.trainer.recipes import RECIPES
 
@@ -64,6 +65,13 @@ def test_the_page_of_states_names_every_state() -> None:
 def test_what_is_generated_of_a_page_is_what_the_code_says_now(page: Path) -> None:
     text = page.read_text()
     assert generate.brought_up_to_date(text) == text, "run: make reference"
+
+
+def test_the_examples_of_the_page_are_the_questions_of_the_cookbook() -> None:
+    assert generate.cookbook() == examples.FILE.read_text(), "run: make reference"
+    numbered = re.findall(r"^\*\*\d+\. (.+?)\*\*", generate.COOKBOOK.read_text(), re.MULTILINE)
+    assert [one.question for one in examples.examples(None)] == numbered
+    assert all("'larger'" not in one.statement for one in examples.examples("o'run"))
 
 
 def test_the_glossary_defines_each_word_once() -> None:

@@ -52,15 +52,19 @@ OF_STORES: tuple[Check, ...] = (
 )
 
 
-def examine() -> list[Finding]:
-    """All findings, also those that are ok, grouped by part."""
-    return [*installation.findings(), *_examine_store()]
+def examine(url: str | None = None) -> list[Finding]:
+    """All findings, also those that are ok, grouped by part.
+
+    Args:
+        url: of the store, with the login that looks; None: the store and the login of this environment.
+    """
+    return [*installation.findings(), *_examine_store(url)]
 
 
-def _examine_store() -> list[Finding]:
+def _examine_store(url: str | None) -> list[Finding]:
     found: list[Finding] = []
     try:
-        url = os.environ.get("TRINITY_DB_URL") or _embedded_url()
+        url = url or os.environ.get("TRINITY_DB_URL") or _embedded_url()
         if url is None:
             return [warn("store reached", f"there is none in {home()} yet", "trinity-db db init")]
         with closing(

@@ -8,7 +8,9 @@
     elements      a table, facts, tokens, as components that show every text as text
     charts        curves of a run, or of several
     comparison    what is asked of runs that are compared
-    runs, run, compare, experiences, group, experience   a page each
+    statements    statements of people, each with a connection of its own
+    examples      the questions of the cookbook
+    runs, run, compare, experiences, group, experience, similar, sql, doctor   a page each
 
 Models and strangers wrote the texts in a store. A text reaches the browser as a value of a component, which
 makes a text node of it, and never as HTML. A dict whose keys come from the store is never handed to a

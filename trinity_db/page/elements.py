@@ -52,7 +52,13 @@ class Rows(ui.element, component="components/rows.js"):
         self.props["rows"] = []
 
     def show(self, rows: Sequence[Sequence[Cell]]) -> None:
-        shown = [[asdict(cell) for cell in row] for row in rows]
+        self._show([[asdict(cell) for cell in row] for row in rows])
+
+    def show_texts(self, rows: Sequence[Sequence[str]]) -> None:
+        """Show many cells that are nothing but texts."""
+        self._show([list(row) for row in rows])
+
+    def _show(self, shown: list[list[Any]]) -> None:
         if shown != self.props["rows"]:
             self.props["rows"] = shown
             self.update()
@@ -74,6 +80,45 @@ class Facts(ui.element, component="components/facts.js"):
 
 class Tokens(ui.element, component="components/tokens.js"):
     """The tokens of a sequence, coloured by their log-probability."""
+
+    def __init__(self, items: Sequence[Sequence[Any]]) -> None:
+        super().__init__()
+        self.props["items"] = list(items)
+
+
+class Editor(ui.element, component="components/editor.js"):
+    """A field for a statement, with what carries it out and cancels it."""
+
+    def __init__(
+        self,
+        text: str,
+        longest: int,
+        on_run: Callable[[str], Awaitable[None]],
+        on_cancel: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__()
+        self.props["text"] = text
+        self.props["longest"] = longest
+        self.props["listens"] = False
+        self.props["runs"] = False
+        self.props["mark"] = None
+        self.on("run", lambda event: on_run(str(event.args)))
+        self.on("cancel", on_cancel, args=[])
+
+    def listen(self) -> None:
+        """From now on what the browser says is heard: what it said before is lost."""
+        self.props["listens"] = True
+        self.update()
+
+    def show(self, runs: bool, mark: tuple[int, int] | None = None) -> None:
+        """Whether a statement runs, and which characters of it are wrong."""
+        self.props["runs"] = runs
+        self.props["mark"] = None if mark is None else list(mark)
+        self.update()
+
+
+class Relations(ui.element, component="components/relations.js"):
+    """Tables and views, each with its columns and comments."""
 
     def __init__(self, items: Sequence[Sequence[Any]]) -> None:
         super().__init__()

@@ -66,6 +66,7 @@ def _show(reader: Reader, first: int, row: dict[str, Any]) -> None:
     Facts().show(_facts(row))
     _steps(row)
     said("p", lineage(row["batches"]), "explained").style("margin-top: 0.9rem")
+    said("a", "Similar rows", "button", href=layout.place("similar", to=row["id"]))
     layout.heading("Conversation")
     with said("div", "", "card turns"):
         for who, text in list(turns(row))[:TURNS]:

@@ -33,6 +33,7 @@ NOTHING = (
     "There are no experiences in this store yet.\n"
     "trinity-db demo makes some, trinity-db import brings data, trinity-db run samples them."
 )
+LONGEST = 2_000  # characters of a condition, which is a part of the link
 PROMPT, RESPONSE = 110, 220  # characters of a text in the table
 MAX_VERSION = 2**31 - 1
 INPUTS = (
@@ -73,6 +74,7 @@ def read_filter(given: Mapping[str, str]) -> Filter:
         "reward_from": _real,
         "reward_to": _real,
         "state": _state,
+        "where": _condition,
     }
     names = [field.name for field in fields(Filter)]
     return Filter(
@@ -110,11 +112,8 @@ class _Experiences:
             if self._wanted.before is not None:
                 rest = {**self._given, "before": None}
                 said("a", "Newest", "button", href=layout.place("experiences", **rest))
-            if self._wanted.text:
-                said(
-                    "span",
-                    f"The text was looked for in {found.looked_at:,} rows that meet the other filters.",
-                )
+            if self._wanted.text or self._wanted.where:
+                said("span", f"Looked for in {found.looked_at:,} rows that meet the other filters.")
 
 
 def _form(given: Mapping[str, str], runs: list[str]) -> None:
@@ -127,9 +126,21 @@ def _form(given: Mapping[str, str], runs: list[str]) -> None:
                 said("input", name=name, type=kind, value=given.get(name, ""), autocomplete="off")
         with said("label", "text in prompt or response", "wide"):
             said("input", name="text", type="search", value=given.get("text", ""), autocomplete="off")
+        with said("label", "condition in SQL on experience_view", "wide"):
+            said(
+                "input",
+                name="where",
+                type="text",
+                value=given.get("where", ""),
+                autocomplete="off",
+                maxlength=LONGEST,
+                spellcheck="false",
+                placeholder="response_length > 100 and not greedy",
+            )
         said("button", "Show", "main", type="submit")
         if given:
             said("a", "Without filters", "button", href="/experiences")
+        said("a", "Search by meaning", "button", href=layout.place("similar", run=given.get("run")))
 
 
 def _choice(name: str, label: str, values: list[str], chosen: str) -> None:
@@ -142,7 +153,7 @@ def _choice(name: str, label: str, values: list[str], chosen: str) -> None:
 
 
 def _row(row: Mapping[str, Any]) -> list[Cell]:
-    text = f"{_beginning(row['prompt'], PROMPT)}\n{_beginning(row['response'], RESPONSE)}"
+    text = f"{beginning(row['prompt'], PROMPT)}\n{beginning(row['response'], RESPONSE)}"
     group = row["group_id"]
     return [
         Cell(str(row["id"]), layout.place("experience", row["id"])),
@@ -158,7 +169,8 @@ def _row(row: Mapping[str, Any]) -> list[Cell]:
     ]
 
 
-def _beginning(text: str | None, characters: int) -> str:
+def beginning(text: str | None, characters: int) -> str:
+    """A text in one line of at most so many characters."""
     line = " ".join((text or "").split())
     return line if len(line) <= characters else f"{line[:characters]}…"
 
@@ -180,6 +192,14 @@ def _real(text: str) -> float:
     if not math.isfinite(value):
         raise ConfigError(f"A reward is a number, and '{text[:40]}' is none.")
     return value
+
+
+def _condition(text: str) -> str:
+    if len(text) > LONGEST:
+        raise ConfigError(
+            f"A condition has {LONGEST:,} characters at most; SQL takes longer ones on its page."
+        )
+    return layout.text(text)
 
 
 def _state(text: str) -> str:

@@ -53,7 +53,12 @@ def frame(title: str, here: str = "") -> ui.element:
     with said("header"):
         said("a", "trinity-db", "brand", href="/")
         with said("nav", aria_label="Pages"):
-            for name, place in (("Runs", "/"), ("Experiences", "/experiences")):
+            for name, place in (
+                ("Runs", "/"),
+                ("Experiences", "/experiences"),
+                ("SQL", "/sql"),
+                ("Doctor", "/doctor"),
+            ):
                 link = said("a", name, href=place)
                 if name == here:
                     link.props["aria-current"] = "page"

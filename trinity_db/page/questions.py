@@ -5,20 +5,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from psycopg.rows import DictRow
 
-from trinity_db.database import Database, Transaction
+from trinity_db.database import PASSING, Database, Transaction, storable
 from trinity_db.diagnosis import work
 from trinity_db.diagnosis.finding import Finding, Level
-from trinity_db.errors import NotFound
+from trinity_db.errors import ConfigError, NotFound
 from trinity_db.inspection import status
 from trinity_db.page.charts import METRICS, Point
+from trinity_db.processors import meaning
 from trinity_db.schema.queries import query
-from trinity_db.store import runs
+from trinity_db.store import runs, search
 
 POINTS = 400  # of a curve; more are not told apart
 ROWS = 50  # experiences of a page
-WINDOW = 10_000  # rows in which a text is looked for at a time: about 0.1 s
+WINDOW = 10_000  # rows in which a text or a condition is looked for at a time: about 0.1 s
 MEMBERS = 256  # attempts of a group that are shown
 REWARD_ROWS = 2_000  # of a version, whose rewards a run shows: about 0.3 s for the newest versions together
 CHECKS = (work.dead_letters, work.silent_workers, work.setbacks)
@@ -36,6 +38,8 @@ class Filter:
     reward_to: float | None = None
     reason: str | None = None
     text: str | None = None
+    where: str | None = None
+    """A condition in SQL on the columns of experience_view."""
     before: int | None = None
     """The id below which they lie, for the next page."""
 
@@ -86,24 +90,62 @@ def experiences(wanted: Filter) -> Callable[[Database], Experiences]:
     """The question for a page of experiences."""
 
     def read(database: Database) -> Experiences:
-        with database.transaction() as tx:
+        looks = wanted.text is not None or wanted.where is not None
+        with database.transaction(read_only=True) as tx:
             run_id = runs.find(tx, wanted.run, "run or data set").id if wanted.run else None
             values = {
                 "run_id": run_id, "state": wanted.state, "version": wanted.version, "task": wanted.task,
                 "reward_from": wanted.reward_from, "reward_to": wanted.reward_to, "reason": wanted.reason,
-                "before": wanted.before, "pattern": _pattern(wanted.text), "limit": ROWS + 1,
-                "window": WINDOW if wanted.text else ROWS + 1,
+                "before": wanted.before, "window": WINDOW if looks else ROWS + 1,
             }  # fmt: skip
             # Not prepared: one plan for all filters would not fit any.
-            found = tx.execute(query("page_experiences"), values, prepare=False).fetchall()
+            candidates = [row["id"] for row in tx.execute(query("page_candidates"), values, prepare=False)]
+            ids = candidates if wanted.where is None else _meeting(tx, wanted.where, candidates)
+            found = {"ids": ids, "pattern": _pattern(wanted.text), "limit": ROWS + 1}
+            rows = tx.execute(query("page_experiences"), found, prepare=False).fetchall()
             names = [row["name"] for row in tx.execute(query("page_run_names"))]
-        rows = [row for row in found if row["id"] is not None]
         before = None
         if len(rows) > ROWS:
             before = rows[ROWS - 1]["id"]
-        elif wanted.text and found[0]["looked_at"] == WINDOW:
-            before = found[0]["oldest"]
-        return Experiences(rows[:ROWS], before, found[0]["looked_at"], names)
+        elif looks and len(candidates) == WINDOW:
+            before = candidates[-1]
+        return Experiences(rows[:ROWS], before, len(candidates), names)
+
+    return read
+
+
+def _meeting(tx: Transaction, condition: str, ids: list[int]) -> list[int]:
+    """Those of some experiences that meet a condition in SQL on the columns of experience_view.
+
+    Raises:
+        ConfigError: the condition is none that the server understands.
+    """
+    rows = f"SELECT id FROM ({query('page_condition_rows')}) AS experience_view"
+    statement = storable(f"{rows} WHERE ({condition.replace('%', '%%')}\n)").encode()
+    try:
+        return [row["id"] for row in tx.execute(statement, {"ids": ids}, prepare=False)]
+    except psycopg.Error as error:
+        if error.sqlstate is None or error.sqlstate.startswith((*PASSING, "53", "58")):
+            raise  # the server's own trouble
+        raise ConfigError(f"The condition {condition[:200]}: {error.diag.message_primary}.") from None
+
+
+def similar(wanted: int | str, run: str | None) -> Callable[[Database], list[DictRow] | None]:
+    """The question for rows whose responses mean nearly what a row or words do; None without vectors."""
+
+    def read(database: Database) -> list[DictRow] | None:
+        run_id = None
+        if run is not None:
+            with database.transaction(read_only=True) as tx:
+                run_id = runs.find(tx, run, "run or data set").id
+        if isinstance(wanted, int):
+            best = meaning.like(database, wanted, run_id, ROWS)
+        else:
+            best = meaning.by_words(database, wanted, run_id, ROWS)
+        if best is None:
+            return None
+        with database.transaction(read_only=True) as tx:
+            return search.with_texts(tx, best)
 
     return read
 
@@ -128,6 +170,23 @@ def steps(database: Database, experience_id: int) -> list[DictRow]:
     """The steps of the rollout that an experience is of, itself among them."""
     with database.transaction() as tx:
         return tx.execute(query("page_steps"), {"id": experience_id, "limit": MEMBERS}).fetchall()
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What statements can be about."""
+
+    relations: list[DictRow]
+    """Tables and views, with their columns and comments."""
+    newest_run: str | None
+
+
+def catalogue(database: Database) -> Catalogue:
+    """What the reader's login may read."""
+    with database.transaction() as tx:
+        relations = tx.execute(query("page_catalogue")).fetchall()
+        newest = tx.execute(query("page_run_names")).fetchone()
+    return Catalogue(relations, newest["name"] if newest else None)
 
 
 def _alerts(tx: Transaction) -> list[Finding]:

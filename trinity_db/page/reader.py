@@ -23,6 +23,8 @@ class Reader:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.url = database.url
+        """Of the store, with the reader's login."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="page")
 
     async def ask(self, read: Callable[[Database], Result]) -> Result:

@@ -1,10 +1,12 @@
-// A table. A cell is {text, href, kind, hint, ticks}; each text becomes a text node. On narrow screens a row is a card.
+// A table. A cell is {text, href, kind, hint, ticks}, or its text alone; each text becomes a text node. On narrow
+// screens a row is a card.
 export default {
   props: { caption: String, columns: Array, rows: Array, empty: String },
   render() {
     const h = Vue.h;
     if (!this.rows.length) return h("p", { class: "empty" }, this.empty);
-    const cell = (one, place) => {
+    const cell = (given, place) => {
+      const one = typeof given === "string" ? { text: given } : given;
       const column = this.columns[place];
       const inner = one.href ? h("a", { href: one.href }, one.text) : one.kind ? h("span", { class: "chip " + one.kind }, one.text) : one.text;
       const attributes = { class: [column.kind, one.text === "" ? "nothing" : ""], "data-label": column.label, title: one.hint };

@@ -1,0 +1,133 @@
+"""Experiences by a condition of a person in SQL, and rows that are similar by meaning."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.integration.test_embed import ANY_GROUP, numbers, step, unit, write
+from tests.page.browser import WAIT_SECONDS, Visit, home_of, served
+from tests.postgres import by_login, new_database
+from tests.rows import Scene
+from tests.steps import process
+from trinity_db.database import Database
+from trinity_db.page.questions import ROWS
+
+MILLISECONDS = 1000 * WAIT_SECONDS
+TEXTS = ["1 2 3 4", "1 2 3 5", "4 3 2 1", "-1 -2 -3 -4"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def store(scene: Scene) -> None:
+    """More rows than a page has, with three rewards."""
+    scene.make_ready(ROWS // 2 + 2, rewards=(1.0, 0.0, 0.25))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "reward > 0.5",
+        "reward between 0.2 and 0.3 and response like '0%'",
+        "run = 'run' and member = 2 -- and a comment",
+        "staleness_now is null",
+        "false",
+    ],
+)
+def test_a_condition_finds_what_sql_finds(scene: Scene, visit: Visit, condition: str) -> None:
+    ids = scene.values(
+        f"SELECT id::text FROM trinity.experience_view v WHERE ({condition}\n) ORDER BY v.id DESC"
+    )
+    visit.open(f"/experiences?where={quote(condition)}")
+    seen = [row[0] for row in visit.rows("experiences")]
+    while visit.page.get_by_role("link", name="Older").count():
+        visit.page.get_by_role("link", name="Older").click()
+        visit.page.wait_for_url(f"**before={seen[-1]}**")
+        visit.page.get_by_role("link", name="Newest").wait_for()
+        seen += [row[0] for row in visit.rows("experiences")]
+    assert seen == ids
+
+
+def test_the_form_makes_a_condition_a_part_of_the_link(visit: Visit) -> None:
+    visit.open("/experiences")
+    field = visit.page.get_by_label("condition in SQL")
+    field.fill("reward < 0.5 and prompt like '%'")
+    field.press("Enter")
+    visit.page.wait_for_url("**where=**")
+    assert parse_qs(urlsplit(visit.page.url).query) == {"where": ["reward < 0.5 and prompt like '%'"]}
+    visit.page.get_by_text("Looked for in").wait_for()
+    assert field.input_value() == "reward < 0.5 and prompt like '%'"
+    assert {row[5] for row in visit.rows("experiences")} == {"0.000", "0.250"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "why"),
+    [
+        ("rewrd > 1", 'column "rewrd" does not exist'),
+        ("reward >", "syntax error"),
+        ("reward = 'x'", "invalid input syntax"),
+        ("reward", "must be type boolean"),
+        ("1/(id - id) = 1", "division by zero"),
+        ("true); DELETE FROM trinity.experience; SELECT (true", "multiple commands"),
+        ("nextval('trinity.run_id_seq') > 0", "permission denied"),
+        ("lo_creat(-1) > 0", "read-only transaction"),
+        ("pg_reload_conf()", "permission denied"),
+        ("x" * 2_001, "2,000 characters at most"),
+        ("pg_sleep(11) is not null", "did not answer in 10 s"),
+    ],
+)
+def test_a_condition_that_is_none_or_would_write_is_told(
+    scene: Scene, visit: Visit, condition: str, why: str
+) -> None:
+    before = scene.value("SELECT count(*) FROM trinity.experience")
+    visit.open(f"/experiences?where={quote(condition)}")
+    notice = visit.page.get_by_role("alert").filter(visible=True)
+    expect(notice).to_contain_text(why, timeout=MILLISECONDS)
+    assert "\n" not in notice.inner_text()
+    assert scene.value("SELECT count(*) FROM trinity.experience") == before
+
+
+def test_without_vectors_the_step_that_makes_them_is_told(scene: Scene, visit: Visit) -> None:
+    visit.open(f"/experience/{scene.value('SELECT max(id) FROM trinity.experience')}")
+    visit.page.get_by_role("link", name="Similar rows").click()
+    visit.page.wait_for_url("**/similar?to=*")
+    expect(visit.page.get_by_text("The clean step embed makes them")).to_be_visible(timeout=MILLISECONDS)
+
+
+@pytest.fixture
+def embedded(server: str, template: str) -> Iterator[Scene]:
+    """A store of its own."""
+    with new_database(server, template) as url, closing(Database(url)) as database:
+        yield Scene.open(database)
+
+
+def test_similar_rows_are_those_with_the_nearest_vectors(
+    embedded: Scene, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lance = {"TRINITY_DB_LANCE_URI": str(tmp_path / "lance")}
+    monkeypatch.setenv("TRINITY_DB_LANCE_URI", lance["TRINITY_DB_LANCE_URI"])
+    monkeypatch.setenv("TRINITY_DB_URL", embedded.database.url)
+    reader = {"TRINITY_DB_URL": by_login(embedded.database.url)}
+    with numbers() as address, served(home_of(tmp_path) | reader | lance) as page:
+        ids = write(embedded, TEXTS)
+        process(embedded, ANY_GROUP, {"clean": [step(embedded, address, threshold=1.0)]})
+        visit = Visit.begin(browser, page)
+        visit.open(f"/experience/{ids[0]}")
+        visit.page.get_by_role("link", name="Similar rows").click()
+        expect(visit.page.get_by_role("region", name="similar rows")).to_be_visible(timeout=MILLISECONDS)
+        cosine = {id: float(unit(TEXTS[0]) @ unit(text)) for id, text in zip(ids, TEXTS, strict=True)}
+        nearest = sorted(ids[1:], key=lambda id: -cosine[id])
+        found = visit.rows("similar rows")
+        assert [row[0] for row in found] == [str(id) for id in nearest]
+        assert [float(row[1]) for row in found] == [pytest.approx(cosine[id], abs=2e-3) for id in nearest]
+        visit.page.get_by_label("what the response means").fill(TEXTS[2])
+        visit.page.get_by_role("button", name="Search").click()
+        visit.page.wait_for_url("**words=**")
+        expect(visit.page.get_by_role("region", name="similar rows")).to_be_visible(timeout=MILLISECONDS)
+        assert visit.rows("similar rows")[0][:2] == [str(ids[2]), "1.000"]
+        visit.open("/similar?words=x&run=none")
+        expect(visit.page.get_by_role("alert").filter(visible=True)).to_contain_text("There is no run")
+        visit.page.context.close()
+    assert (visit.complaints, visit.elsewhere()) == ([], [])

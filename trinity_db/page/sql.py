@@ -1,0 +1,213 @@
+"""SQL: a field for a statement, what it can be about, and its rows as a table, a picture and a file.
+
+The statement is the link of the page. A link fills in the field, and a person runs it: the link of a stranger
+must not make the server work.
+"""
+
+import asyncio
+import io
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from urllib.parse import quote
+
+from fastapi import Response
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from nicegui import app, ui
+
+from trinity_db.errors import TrinityError
+from trinity_db.inspection.formats import NUMBERS, write_svg
+from trinity_db.page import layout, questions
+from trinity_db.page.elements import Column, Editor, Relations, Rows, said
+from trinity_db.page.examples import examples
+from trinity_db.page.questions import Catalogue
+from trinity_db.page.reader import STATEMENT_SECONDS, Reader
+from trinity_db.page.statements import Answer, Refused, Running, Statements
+
+LONGEST = 10_000  # characters of a statement
+LONGEST_LINK = 16_000  # characters; servers and proxies refuse longer ones
+PANELS = 12  # of a picture; more keep a processor busy
+EXPLAINED = (
+    "One statement at a time, by a login that may only read. It finds tables and views without their schema. "
+    f"It may take {STATEMENT_SECONDS:.0f} s; trinity-db sql takes longer ones."
+)
+
+
+def register(reader: Reader) -> None:
+    """Add the page, and the download of rows."""
+    statements = Statements(reader.url)
+
+    @ui.page("/sql", response_timeout=layout.RESPONSE_SECONDS)
+    async def sql_page(q: str = "") -> None:
+        with layout.frame("SQL", "SQL"):
+            said("p", EXPLAINED, "explained")
+            with said("div", "", "sql"):
+                with said("div"):
+                    page = _Sql(statements, layout.text(q)[:LONGEST])
+                with said("aside", "", aria_label="Questions and tables"):
+                    look = layout.once(reader, questions.catalogue, _catalogue)
+            ui.context.client.on_delete(page.cancel)
+            await look.look()
+
+    @app.get("/sql.csv")
+    def rows_as_csv(ticket: str = "") -> Response:
+        parts = statements.download(ticket)
+        try:
+            first = next(parts)
+        except TrinityError as error:
+            return PlainTextResponse(f"{error}\n", 400)
+        headers = {"content-disposition": 'attachment; filename="rows.csv"', "cache-control": "no-store"}
+        return StreamingResponse(_sent(first, parts), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+class _Sql:
+    """One visitor's statement: none runs, or one."""
+
+    def __init__(self, statements: Statements, text: str) -> None:
+        self._statements = statements
+        self._running: Running | None = None
+        self._editor = Editor(text, LONGEST, self._run, self.cancel)
+        layout.later(self._editor.listen)
+        self._notice = said("p", "", "notice", role="alert")
+        self._notice.set_visibility(False)
+        self._progress = said("p", "", "explained", role="status")
+        self._result = said("div")
+        self._seconds = 0
+        self._clock = ui.timer(1.0, self._tick, active=False)
+
+    async def cancel(self) -> None:
+        """End the statement that runs, if one does."""
+        if self._running is not None:
+            await asyncio.to_thread(self._running.cancel)
+
+    async def _run(self, text: str) -> None:
+        text = layout.text(text)[:LONGEST]
+        await self.cancel()
+        self._notice.set_visibility(False)
+        self._result.clear()
+        if not text.strip():
+            self._tell("Write a statement first, or choose one of the questions.")
+            return
+        self._link(text)
+        running = self._running = self._statements.running(text)
+        self._begin()
+        try:
+            answer = await self._statements.carry_out(running)
+        except TrinityError as error:
+            if self._running is running:
+                self._end("")
+                self._refuse(error, text)
+        else:
+            if self._running is running:
+                self._end(_summary(answer))
+                with self._result:
+                    _show(answer)
+
+    def _begin(self) -> None:
+        self._seconds = 0
+        self._progress.text = "It runs."
+        self._clock.activate()
+        self._editor.show(runs=True)
+
+    def _tick(self) -> None:
+        self._seconds += 1
+        self._progress.text = f"It runs for {self._seconds} s."
+
+    def _end(self, said_of: str) -> None:
+        self._running = None
+        self._clock.deactivate()
+        self._progress.text = said_of
+        self._editor.show(runs=False)
+
+    def _refuse(self, error: TrinityError, text: str) -> None:
+        self._tell(str(error))
+        if isinstance(error, Refused) and error.place is not None:
+            first = _units(text[: error.place.character])
+            wrong = text[error.place.character :].split(maxsplit=1)[:1]
+            self._editor.show(runs=False, mark=(first, first + _units("".join(wrong))))
+
+    def _tell(self, text: str) -> None:
+        self._notice.text = text
+        self._notice.set_visibility(True)
+
+    def _link(self, text: str) -> None:
+        link = layout.place("sql", q=text)
+        ui.navigate.history.replace(link if len(link) <= LONGEST_LINK else "/sql")
+
+
+def _units(text: str) -> int:
+    """How many characters a browser counts in a text."""
+    return len(text.encode("utf-16-le")) // 2
+
+
+def _summary(answer: Answer) -> str:
+    if not answer.columns:
+        return "The statement is carried out. It has no rows."
+    rows = layout.count(len(answer.rows), "row", "rows")
+    took = f"in {answer.seconds:.2f} s"
+    return f"{rows} {took}." if answer.is_all else f"The first {rows}, {took}; the download has all."
+
+
+def _show(answer: Answer) -> None:
+    if not answer.columns:
+        return
+    with said("div", "", "more").style("margin-bottom: 0.9rem"):
+        place = layout.place("sql.csv", ticket=answer.ticket)
+        said("a", "All rows as CSV", "button", href=place)
+        picture = said("button", "Draw the rows shown", type="button")
+    drawn = said("div")
+    picture.on("click", partial(_draw, answer, drawn), args=[])
+    columns = [
+        Column(one.name, "number" if one.type in NUMBERS and not one.is_array else "", hint=one.type)
+        for one in answer.columns
+    ]
+    Rows("rows", columns, "The statement has no rows.").show_texts(answer.rows)
+
+
+async def _draw(answer: Answer, place: ui.element) -> None:
+    try:
+        picture = await asyncio.to_thread(_picture, answer)
+    except TrinityError as error:
+        picture = str(error)
+    place.clear()
+    with place:
+        if picture.startswith("data:"):
+            names = ", ".join(one.name for one in answer.columns[1:])
+            said("img", "", "picture", src=picture, alt=f"{names} by {answer.columns[0].name}")
+        else:
+            said("p", picture, "notice", role="alert")
+
+
+def _picture(answer: Answer) -> str:
+    """The picture of `trinity-db sql --format svg` as a link: a browser runs nothing in an image."""
+    if len(answer.columns) > PANELS + 1:
+        raise TrinityError(f"A picture has {PANELS} lines at most: name fewer columns.")
+    out = io.StringIO()
+    write_svg(answer.columns, iter(answer.numbers), out)
+    return f"data:image/svg+xml;base64,{b64encode(out.getvalue().encode()).decode()}"
+
+
+async def _sent(first: str, rest: Iterator[str]) -> AsyncIterator[str]:
+    """The parts of a download; those that the visitor does not wait for are not read."""
+    yield first
+    try:
+        while (part := await asyncio.to_thread(next, rest, None)) is not None:
+            yield part
+    finally:
+        asyncio.get_running_loop().run_in_executor(None, rest.close)  # type: ignore[attr-defined]
+
+
+def _catalogue(found: Catalogue) -> None:
+    said("h2", "Questions").style("margin-top: 0")
+    said("p", "A question fills in its statement.", "explained")
+    part = ""
+    for one in examples(found.newest_run):
+        if one.part != part:
+            part = one.part
+            opened = said("details")
+            with opened:
+                said("summary", part)
+        with opened:
+            said("a", one.question, "question", href=f"/sql?q={quote(one.statement)}")
+    layout.heading("Tables and views", "What they hold, and each of their columns.")
+    Relations([[one["name"], one["kind"], one["comment"], one["columns"]] for one in found.relations])

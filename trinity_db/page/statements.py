@@ -1,0 +1,259 @@
+"""Statements that people write on the page: read-only by login, one at a time, bounded in time and memory.
+
+Each has a connection of its own, which is closed after it: nothing of it is left in a session.
+"""
+
+import asyncio
+import fcntl
+import secrets
+import select
+import struct
+import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from threading import BoundedSemaphore, Lock
+from typing import Any
+
+import psycopg
+from psycopg import errors, pq
+from psycopg.adapt import Transformer
+
+from trinity_db.database import Transaction, connect, first_line
+from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.inspection import statements
+from trinity_db.inspection.formats import NUMBERS, Column, csv_lines
+from trinity_db.inspection.words import cell
+from trinity_db.page.reader import STATEMENT_SECONDS
+from trinity_db.privileges import refuse_writer
+
+AT_ONCE = 4  # statements, each with a connection; a reader's login has 20
+DOWNLOADS = 2  # at a time, besides
+TRAVEL = 100  # rows that travel together
+TRAVEL_BYTES = 64 * 2**20  # of such rows: one text may have 1 GB, and would be held here as a whole
+GRACE_SECONDS = 2.0  # after the server's own limit; and how long a cancellation may take
+LOOK_SECONDS = 0.2  # between looks at whether a person cancelled
+SHOWN_ROWS = 1_000
+SHOWN_CELLS = 30_000  # of a table; more make a browser slow
+SHOWN_CHARACTERS = 1_000  # of a cell
+TICKETS = 100  # statements whose rows can be downloaded
+PART = 64 * 1024  # characters of a download that travel together
+CANCELLED = "It was cancelled."
+HINTS: Mapping[type[psycopg.Error], str] = {
+    errors.QueryCanceled: f"the limit is {STATEMENT_SECONDS:.0f} s; trinity-db sql --timeout allows more",
+    errors.ReadOnlySqlTransaction: "this page only reads",
+    errors.InsufficientPrivilege: "this page asks by a login that may only read",
+}
+ENDS = {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY}
+PARTS = {pq.ExecStatus.TUPLES_CHUNK, pq.ExecStatus.SINGLE_TUPLE}
+
+
+class Refused(TrinityError):
+    """The server does not carry out a statement; with where in its text the reason lies."""
+
+    def __init__(self, message: str, place: statements.Place | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a statement found, as far as it is shown."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    """Each value as people read it."""
+    numbers: Sequence[Sequence[Any]]
+    """The same rows for a picture; none where a column holds no numbers."""
+    is_all: bool
+    seconds: float
+    ticket: str
+    """By which all rows are downloaded."""
+
+
+class Running:
+    """A statement on its way, until it ends or a person cancels it."""
+
+    def __init__(self, url: str, text: str) -> None:
+        self.text = text
+        self._url = url
+        self._lock = Lock()
+        self._connection: Transaction | None = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """End it on the server, or see to it that it does not begin."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._connection is not None:
+                _cancel(self._connection)
+
+    @contextmanager
+    def answered(self) -> Iterator[tuple[list[Column], Iterator[Sequence[Any]]]]:
+        """The columns of the statement, and its rows as they come. What is not read is cancelled.
+
+        Raises:
+            Refused: the statement is wrong, may not do what it does, takes too long, or was cancelled.
+            TrinityError: the login may write.
+            DatabaseUnavailable: no database answers.
+        """
+        with closing(connect(self._url, autocommit=True)) as connection:
+            refuse_writer(connection, "this statement")
+            self._hold(connection)
+            try:
+                _begin(connection)
+                columns = statements.described(connection, self.text)
+                yield columns, self._rows(connection)
+            except psycopg.Error as error:
+                raise self._in_our_words(error, connection) from error
+            finally:
+                self._hold(None)
+                if connection.info.transaction_status == pq.TransactionStatus.ACTIVE:
+                    _cancel(connection)
+
+    def _hold(self, connection: Transaction | None) -> None:
+        with self._lock:
+            self._connection = connection
+
+    def _in_our_words(self, error: psycopg.Error, connection: Transaction) -> TrinityError:
+        if self._is_cancelled:
+            return Refused(CANCELLED)
+        if connection.closed or connection.broken:
+            return DatabaseUnavailable(f"The database went away: {first_line(error)}")
+        place = statements.place_of(error, self.text)
+        return Refused(statements.explain(error, self.text, HINTS), place)
+
+    def _rows(self, connection: Transaction) -> Iterator[Sequence[Any]]:
+        """The rows of the session's unnamed statement, of which TRAVEL at most are held here."""
+        end = time.monotonic() + STATEMENT_SECONDS + GRACE_SECONDS
+        connection.pgconn.send_query_prepared(b"", [])
+        if psycopg.capabilities.has_stream_chunked():
+            connection.pgconn.set_chunked_rows_mode(TRAVEL)
+        else:
+            connection.pgconn.set_single_row_mode()
+        values = Transformer(connection)
+        is_first = True
+        while (result := self._next(connection, end)) is not None:
+            if result.status in PARTS:
+                values.set_pgresult(result, set_loaders=is_first)
+                is_first = False
+                yield from values.load_rows(0, result.ntuples, tuple)
+            elif result.status == pq.ExecStatus.FATAL_ERROR:
+                raise errors.error_from_result(result)
+            elif result.status not in ENDS:
+                raise Refused("COPY is not for this page: write a SELECT, and download its rows as CSV.")
+
+    def _next(self, connection: Transaction, end: float) -> pq.abc.PGresult | None:
+        """The next rows, or what else the server says; None after the last."""
+        server = connection.pgconn
+        looked = select.poll()
+        looked.register(server.socket, select.POLLIN)
+        received = 0
+        while server.flush() or server.is_busy():
+            if looked.poll(1000 * LOOK_SECONDS):
+                received += _arrived(server.socket)
+                server.consume_input()
+            if received > TRAVEL_BYTES:
+                raise Refused(
+                    f"Its rows are too large: {TRAVEL} of them have more than {TRAVEL_BYTES >> 20} MB. "
+                    "Ask for less of each text, as by left(text, 1000)."
+                )
+            if time.monotonic() > end:
+                raise Refused(f"It did not end within {STATEMENT_SECONDS:.0f} s, and was given up.")
+            if self._is_cancelled:
+                _cancel(connection)
+        return server.get_result()
+
+
+class Statements:
+    """Carries out statements, some at a time. Others wait for their turn."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sql")
+        self._downloads = BoundedSemaphore(DOWNLOADS)
+        self._tickets: dict[str, str] = {}
+
+    def running(self, text: str) -> Running:
+        """A statement that `carry_out` may begin."""
+        return Running(self._url, text)
+
+    async def carry_out(self, running: Running) -> Answer:
+        """What a statement finds, its first rows.
+
+        Raises:
+            TrinityError: as Running.answered says.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, running)
+
+    def _answer(self, running: Running) -> Answer:
+        begun = time.monotonic()
+        with running.answered() as (columns, rows):
+            limit = min(SHOWN_ROWS, SHOWN_CELLS // max(len(columns), 1))
+            is_numeric = all(one.type in NUMBERS and not one.is_array for one in columns)
+            shown, numbers = [], []
+            for row in islice(rows, limit):
+                shown.append([_shown(value) for value in row])
+                if is_numeric:
+                    numbers.append(row)
+            is_all = next(rows, None) is None
+        return Answer(columns, shown, numbers, is_all, time.monotonic() - begun, self._ticket(running.text))
+
+    def _ticket(self, text: str) -> str:
+        """A link to a download must not be made by another site or in a letter: it would run by itself."""
+        ticket = secrets.token_urlsafe(16)
+        self._tickets[ticket] = text
+        while len(self._tickets) > TICKETS:
+            del self._tickets[next(iter(self._tickets))]
+        return ticket
+
+    def download(self, ticket: str) -> Iterator[str]:
+        """All rows of a statement as CSV, in parts, as they come.
+
+        Raises:
+            TrinityError: there is no such ticket, too many downloads run, or as Running.answered says.
+        """
+        if (text := self._tickets.get(ticket)) is None:
+            raise TrinityError("This link is not good any more: run the statement again.")
+        if not self._downloads.acquire(blocking=False):
+            raise TrinityError(f"{DOWNLOADS} downloads are under way: wait for one to end.")
+        try:
+            with self.running(text).answered() as (columns, rows):
+                part = ""
+                for line in csv_lines(columns, rows):
+                    part += line
+                    if len(part) >= PART:
+                        yield part
+                        part = ""
+            yield part
+        finally:
+            self._downloads.release()
+
+
+def _begin(connection: Transaction) -> None:
+    connection.execute("BEGIN READ ONLY")
+    connection.execute("SET LOCAL search_path TO trinity, public")
+    milliseconds = f"{1000 * STATEMENT_SECONDS:.0f}"
+    connection.execute("SELECT set_config('statement_timeout', %s, true)", [milliseconds])
+
+
+def _cancel(connection: Transaction) -> None:
+    with suppress(psycopg.Error):  # without a server there is nothing to end
+        connection.cancel_safe(timeout=GRACE_SECONDS)
+
+
+def _arrived(socket: int) -> int:
+    """Bytes that a socket holds."""
+    held: int = struct.unpack("i", fcntl.ioctl(socket, termios.FIONREAD, b"\0" * 4))[0]
+    return held
+
+
+def _shown(value: Any) -> str:
+    text = cell(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
+    if len(text) <= SHOWN_CHARACTERS:
+        return text
+    length = len(value) if isinstance(value, str) else len(text)
+    return f"{text[:SHOWN_CHARACTERS]}… ({length - SHOWN_CHARACTERS:,} more characters)"
