@@ -31,6 +31,7 @@ MODEL = {
     "prompt_template": "{prompt}=",
 }
 
+END_SECONDS = 240.0  # three processes that load torch, and a short run, on a busy machine
 _numbers = count(1)
 
 
@@ -79,7 +80,7 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def wait(self, timeout: float = WAIT_SECONDS) -> Ended:
+    def wait(self, timeout: float = END_SECONDS) -> Ended:
         """Wait for its end; TimeoutExpired when it does not come."""
         code = self._process.wait(timeout)
         return Ended(code, self._output.read_text(), self._errors.read_text())

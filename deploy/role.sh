@@ -1,0 +1,33 @@
+#!/bin/bash
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@120
+#SBATCH --open-mode=append
+#
+# A role under a scheduler that starts again what failed: role.sh explore my-run.yaml
+#
+# trinity-db ends with 0 when its run is finished, and also when it is told to stop. A scheduler must tell these apart:
+# a role that was told to stop ends with 143 here, after it has finished what it had in hand and given its leases back.
+# Slurm sends SIGTERM 120 seconds before the time of a job is over, and this script puts the job into the queue again.
+set -u
+
+role=
+stopped=
+trap 'stopped=yes; [ -z "$role" ] || kill -TERM "$role"' TERM
+trinity-db "$@" &
+role=$!
+[ -z "$stopped" ] || kill -TERM "$role"
+wait "$role"
+code=$?
+if [ -n "$stopped" ]; then # the signal ended the wait, and the role is still at work
+    wait "$role"
+    code=$?
+    [ "$code" -ne 0 ] || code=143
+fi
+
+if [ -n "${SLURM_JOB_ID:-}" ] && [ "$code" -ne 0 ]; then
+    # What fails in its first minute, as a wrong configuration does, would fail again.
+    if [ "$code" -eq 143 ] || [ "$SECONDS" -ge 60 ]; then
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
+fi
+exit "$code"
