@@ -80,7 +80,7 @@ ORDER BY e.id DESC
 -- A rollout group with its task and run.
 SELECT g.id, r.name AS run, g.state, g.expected, g.arrived, g.failed, g.version_min, g.version_max, g.reward_mean,
        sqrt(g.reward_variance) AS reward_deviation, g.priority, g.use_count, g.evaluation_id, g.source_id, g.created_at,
-       g.completed_at, s.name AS taskset, t.key AS task, t.payload
+       g.completed_at, g.task_id, s.name AS taskset, t.key AS task, t.payload
 FROM trinity.rollout_group g
 JOIN trinity.run r ON r.id = g.run_id
 JOIN trinity.task t ON t.id = g.task_id
@@ -88,10 +88,10 @@ JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE g.id = %(id)s
 
 -- name: page_group_rows
--- The experiences of a group, each with the beginning of its response, what its reward is made of, why it was dropped,
--- and the last batch that it was in.
-SELECT e.id, e.state, e.step, e.reward, e.version_min, e.version_max, e.response_length, m.ordinal, m.greedy, m.model,
-       m.finish_reason, left(x.response, 6000) AS response, length(x.response) AS characters, p.parts, d.reason,
+-- The experiences of groups, those of one policy version unless it is NULL, each with the beginning of its response, what
+-- its reward is made of, why it was dropped, and the last batch that it was in.
+SELECT e.id, e.group_id, e.state, e.step, e.reward, e.version_min, e.version_max, e.response_length, m.ordinal, m.greedy,
+       m.model, m.finish_reason, left(x.response, 6000) AS response, length(x.response) AS characters, p.parts, d.reason,
        b.step AS batch_step, b.state AS used_state, b.advantage, b.staleness, b.included_version
 FROM trinity.experience e
 LEFT JOIN trinity.rollout m ON m.id = e.rollout_id
@@ -109,8 +109,8 @@ LEFT JOIN LATERAL (
     FROM trinity.batch_item i JOIN trinity.batch o ON o.id = i.batch_id
     WHERE i.experience_id = e.id ORDER BY o.id DESC LIMIT 1
 ) b ON true
-WHERE e.group_id = %(id)s
-ORDER BY m.ordinal, e.step, e.id
+WHERE e.group_id = ANY(%(group_ids)s::bigint[]) AND (%(version)s::integer IS NULL OR e.version_min = %(version)s)
+ORDER BY e.group_id DESC, m.ordinal, e.step, e.id
 LIMIT %(limit)s
 
 -- name: page_group_failures
@@ -144,3 +144,188 @@ CROSS JOIN LATERAL (
 WHERE c.relnamespace = 'trinity'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm')
   AND has_table_privilege(c.oid, 'SELECT')
 ORDER BY c.relkind IN ('v', 'm') DESC, c.relname
+
+-- name: page_tasks
+-- The tasks that a run attempted, as task_stat counts them: :limit of them in the order :sort, below the place that :rank
+-- and :below name, NULL for the first. Conditions are NULL where they are not made. A text is looked for in the prompts of
+-- the first :window tasks that meet the others; `looked_at` says in how many, `last_rank` and `last_id` where they end.
+-- Reward and version are of the :groups newest groups of a task. The difficulty is that of drop_view.
+WITH candidate AS MATERIALIZED (
+    SELECT r.*
+    FROM (SELECT f.*, CASE %(sort)s::text
+                          WHEN 'lowest' THEN coalesce(-f.solved::float8 / nullif(f.scored, 0), -2)
+                          WHEN 'highest' THEN coalesce(f.solved::float8 / nullif(f.scored, 0), -1)
+                          WHEN 'attempts' THEN f.scored::float8
+                          ELSE coalesce(extract(epoch FROM f.issued_at)::float8, 0) END AS rank
+          FROM trinity.task_stat f
+          WHERE f.run_id = %(run_id)s
+            AND CASE %(solved)s::text WHEN 'never' THEN f.scored > 0 AND f.solved = 0
+                                      WHEN 'always' THEN f.scored > 0 AND f.solved = f.scored
+                                      WHEN 'sometimes' THEN f.solved > 0 AND f.solved < f.scored
+                                      ELSE true END) r
+    WHERE (%(below)s::bigint IS NULL OR (r.rank, r.task_id) < (%(rank)s::float8, %(below)s))
+      AND (%(taskset)s::text IS NULL
+           OR EXISTS (SELECT FROM trinity.task t JOIN trinity.taskset s ON s.id = t.taskset_id
+                      WHERE t.id = r.task_id AND s.name = %(taskset)s))
+    ORDER BY r.rank DESC, r.task_id DESC
+    LIMIT %(window)s
+),
+found AS MATERIALIZED (
+    SELECT c.*
+    FROM candidate c
+    WHERE %(pattern)s::text IS NULL
+       OR EXISTS (SELECT FROM trinity.task t
+                  WHERE t.id = c.task_id
+                    AND coalesce(t.payload ->> 'prompt', t.payload ->> 'messages') ILIKE %(pattern)s)
+    ORDER BY c.rank DESC, c.task_id DESC
+    LIMIT %(limit)s
+)
+SELECT l.looked_at, l.last_rank, l.last_id, f.*
+FROM (SELECT count(*) AS looked_at, (array_agg(c.rank ORDER BY c.rank, c.task_id))[1] AS last_rank,
+             (array_agg(c.task_id ORDER BY c.rank, c.task_id))[1] AS last_id
+      FROM candidate c) l
+LEFT JOIN (
+    SELECT f.task_id AS id, f.rank, f.issued, f.scored, f.solved, f.issued_at, s.name AS taskset,
+           CASE WHEN f.scored > 0 THEN width_bucket(f.beta / (f.alpha + f.beta), 0, 1, 4) END AS difficulty,
+           left(coalesce(t.payload ->> 'prompt', t.payload #>> '{messages,-1,content}'), 300) AS prompt, g.reward, g.version
+    FROM found f
+    JOIN trinity.task t ON t.id = f.task_id
+    JOIN trinity.taskset s ON s.id = t.taskset_id
+    CROSS JOIN LATERAL (
+        SELECT sum(n.reward_mean * n.reward_count) / nullif(sum(n.reward_count), 0) AS reward, max(n.version_max) AS version
+        FROM (SELECT g.reward_mean, g.reward_count, g.version_max
+              FROM trinity.rollout_group g
+              WHERE g.run_id = f.run_id AND g.task_id = f.task_id AND g.evaluation_id IS NULL
+              ORDER BY g.id DESC LIMIT %(groups)s) n
+    ) g
+) f ON true
+ORDER BY f.rank DESC, f.id DESC
+
+-- name: page_tasksets
+-- The tasksets that a run asks tasks of.
+SELECT s.name
+FROM trinity.task_pass p JOIN trinity.taskset s ON s.id = p.taskset_id
+WHERE p.run_id = %(run_id)s
+ORDER BY s.name
+
+-- name: page_task
+-- A task as one run counts it, and the first and the last policy version that it was asked at, evaluations too.
+SELECT t.id, t.key, t.payload, t.level, t.created_at, s.name AS taskset, f.issued, f.scored, f.solved, f.issued_at,
+       CASE WHEN f.scored > 0 THEN width_bucket(f.beta / (f.alpha + f.beta), 0, 1, 4) END AS difficulty,
+       g.first, g.last
+FROM trinity.task t
+JOIN trinity.taskset s ON s.id = t.taskset_id
+LEFT JOIN trinity.task_stat f ON f.run_id = %(run_id)s AND f.task_id = t.id
+CROSS JOIN LATERAL (SELECT min(g.version_min) AS first, max(g.version_min) AS last
+                    FROM trinity.rollout_group g WHERE g.run_id = %(run_id)s AND g.task_id = t.id) g
+WHERE t.id = %(id)s
+
+-- name: page_task_versions
+-- What each policy version earned at a task: of at most the :versions newest versions, and of each the :groups newest
+-- groups, apart those for training and those of evaluations. An attempt is of the version that wrote its oldest token.
+-- For training it is judged as task_stat counts it: its group was settled, and no step of it was lost before. In an
+-- evaluation it is judged as evaluation_task_view says. Rewards are those of now.
+WITH grouped AS MATERIALIZED (
+    SELECT n.id, n.state, n.evaluation_id
+    FROM (SELECT g.id, g.state, g.evaluation_id, dense_rank() OVER (ORDER BY g.version_min DESC) AS age,
+                 row_number() OVER (PARTITION BY g.version_min, g.evaluation_id IS NULL ORDER BY g.id DESC) AS place
+          FROM trinity.rollout_group g
+          WHERE g.run_id = %(run_id)s AND g.task_id = %(id)s AND g.version_min IS NOT NULL) n
+    WHERE n.age <= %(versions)s AND n.place <= %(groups)s
+),
+attempt AS (
+    SELECT min(e.version_min) AS version,
+           CASE WHEN g.state IN ('ready', 'leased', 'trained', 'dropped')
+                     AND bool_and(d.id IS NULL OR d.stage IN ('group', 'draw') AND d.reason <> 'partial_attempt')
+                THEN sum(e.reward) END AS reward
+    FROM grouped g
+    JOIN trinity.experience e ON e.group_id = g.id AND e.source_id IS NULL
+    LEFT JOIN trinity."drop" d ON d.experience_id = e.id
+    WHERE g.evaluation_id IS NULL
+    GROUP BY g.id, g.state, e.rollout_id
+)
+SELECT false AS evaluated, a.version, count(*) AS attempts, count(a.reward) AS judged,
+       count(*) FILTER (WHERE a.reward >= r.solved_reward) AS solved, avg(a.reward) AS reward
+FROM attempt a,
+     (SELECT coalesce((r.config #>> '{processors,group,solved_reward}')::float8, 1) AS solved_reward
+      FROM trinity.run r WHERE r.id = %(run_id)s) r
+GROUP BY a.version
+UNION ALL
+SELECT true, w.version, sum(w.samples)::bigint, sum(w.judged)::bigint, sum(w.solved)::bigint,
+       sum(w.reward * w.judged) / nullif(sum(w.judged), 0)
+FROM trinity.evaluation_task_view w
+WHERE w.group_id = ANY(ARRAY(SELECT g.id FROM grouped g WHERE g.evaluation_id IS NOT NULL))
+GROUP BY w.version
+ORDER BY 2 DESC, 1
+
+-- name: page_task_groups
+-- The newest groups of a task with an attempt whose oldest token a policy version wrote.
+SELECT g.id
+FROM trinity.rollout_group g
+WHERE g.run_id = %(run_id)s AND g.task_id = %(id)s AND %(version)s BETWEEN g.version_min AND g.version_max
+  AND EXISTS (SELECT FROM trinity.experience e WHERE e.group_id = g.id AND e.version_min = %(version)s)
+ORDER BY g.id DESC
+LIMIT %(limit)s
+
+-- name: page_evaluations
+-- The evaluations of a run, on one taskset unless :taskset is NULL, the newest versions first, below the evaluation
+-- :before, NULL for the first. What they say is read one by one: it costs about 0.1 ms an attempt.
+SELECT v.id, s.name AS taskset, v.version, v.samples, v.temperature, v.finished_at, v.error
+FROM trinity.evaluation v JOIN trinity.taskset s ON s.id = v.taskset_id
+WHERE v.run_id = %(run_id)s AND (%(taskset)s::text IS NULL OR s.name = %(taskset)s)
+  AND (%(before)s::bigint IS NULL
+       OR (v.version, v.id) < (SELECT o.version, o.id FROM trinity.evaluation o WHERE o.id = %(before)s))
+ORDER BY v.version DESC, v.id DESC
+LIMIT %(limit)s
+
+-- name: page_best_limits
+-- The interval of best@k of an evaluation, which evaluation_view does not have.
+SELECT a.best_low, a.best_high
+FROM trinity.evaluation v CROSS JOIN LATERAL trinity.evaluation_at(v.id, v.samples) a
+WHERE v.id = %(id)s
+
+-- name: page_evaluated
+-- What a run was evaluated on: each taskset and number of attempts, with the first and the last version.
+SELECT s.name AS taskset, v.samples, min(v.version) AS first, max(v.version) AS last
+FROM trinity.evaluation v JOIN trinity.taskset s ON s.id = v.taskset_id
+WHERE v.run_id = %(run_id)s
+GROUP BY s.name, v.samples
+ORDER BY s.name, v.samples
+
+-- name: page_evaluation_curves
+-- What the evaluations of a run said when they ended, by version; the last one where a version has several of a name. The
+-- :limit newest measurements count.
+SELECT DISTINCT ON (m.name, p.version) m.name, p.version, m.value
+FROM (SELECT m.id, m.name, m.step, m.value FROM trinity.metric m
+      WHERE m.run_id = %(run_id)s AND m.name = ANY(%(names)s::text[])
+      ORDER BY m.id DESC LIMIT %(limit)s) m
+JOIN trinity.policy_version p ON p.run_id = %(run_id)s AND p.step = m.step
+ORDER BY m.name, p.version, m.id DESC
+
+-- name: page_evaluation_pairs
+-- The evaluations that two versions of a run have alike: with the same settings, on the same taskset, on one unless
+-- :taskset is NULL.
+SELECT a.id AS before, b.id AS after, s.name AS taskset, a.samples, a.temperature, a.max_new_tokens
+FROM trinity.evaluation a
+JOIN trinity.evaluation b ON b.run_id = a.run_id AND b.taskset_id = a.taskset_id AND b.samples = a.samples
+                         AND b.temperature = a.temperature AND b.max_new_tokens = a.max_new_tokens AND b.seed = a.seed
+JOIN trinity.taskset s ON s.id = a.taskset_id
+WHERE a.run_id = %(run_id)s AND a.version = %(a)s AND b.version = %(b)s
+  AND (%(taskset)s::text IS NULL OR s.name = %(taskset)s)
+ORDER BY s.name, a.id
+LIMIT %(limit)s
+
+-- name: page_evaluation_tasks
+-- The tasks of an evaluation with what their attempts earned, in their order, behind the group :after, NULL for the first.
+SELECT w.group_id, w.judged, w.failed, w.solved, w.reward, w.best, t.id AS task_id,
+       left(coalesce(t.payload ->> 'prompt', t.payload #>> '{messages,-1,content}'), 300) AS prompt
+FROM trinity.evaluation_task_view w
+JOIN trinity.rollout_group g ON g.id = w.group_id
+JOIN trinity.task t ON t.id = g.task_id
+WHERE w.evaluation_id = %(id)s AND (%(after)s::bigint IS NULL OR w.group_id > %(after)s)
+  AND CASE %(solved)s::text WHEN 'never' THEN w.judged > 0 AND w.solved = 0
+                            WHEN 'always' THEN w.judged > 0 AND w.solved = w.judged
+                            WHEN 'sometimes' THEN w.solved > 0 AND w.solved < w.judged
+                            ELSE true END
+ORDER BY w.group_id
+LIMIT %(limit)s

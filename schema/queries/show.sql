@@ -6,7 +6,8 @@ SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.vers
                          e.version_min, e.version_max) AS staleness_now,
        e.use_count, e.prompt_length, e.response_length, e.source_id, e.group_id, g.state AS group_state,
        m.ordinal AS member, e.rollout_id, e.step, m.greedy, m.model, m.finish_reason, m.started_at, m.finished_at,
-       e.worker_id, e.attempt, e.created_at, s.name AS taskset, t.key AS task, t.payload AS task_payload,
+       e.worker_id, e.attempt, e.created_at, s.name AS taskset, g.task_id, t.key AS task,
+       t.payload AS task_payload,
        (SELECT p.pruned_at FROM trinity.payload p WHERE p.experience_id = e.id) AS arrays_pruned_at,
        x.prompt, x.response, x.messages, x.state AS environment
 FROM trinity.experience e

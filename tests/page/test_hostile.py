@@ -38,6 +38,7 @@ def store(scene: Scene) -> None:
     """A text with all attacks wherever the store takes a text."""
     open_writer(scene.database, "tasks", "tasks")([Task({"prompt": TEXT, **KEYS})])
     open_writer(scene.database, "trajectories", NAME)([trajectory(1, TEXT, 1.0)])
+    scene.evaluate(9)
     groups = scene.claim(9)
     scene.write(
         [rollout(group, member, TEXT) for group in groups[:-1] for member in group.members]
@@ -69,6 +70,8 @@ def store(scene: Scene) -> None:
             [[TEXT, ":options", "reward"]],
         )
         tx.execute("UPDATE trinity.worker SET host = %s", [TEXT])
+        tx.execute("UPDATE trinity.taskset SET name = %s WHERE name = 'tasks'", [TEXT])
+        tx.execute("UPDATE trinity.evaluation SET error = %s, finished_at = now()", [TEXT])
 
 
 def paths(scene: Scene) -> list[str]:
@@ -78,6 +81,12 @@ def paths(scene: Scene) -> list[str]:
     )[0]
     imported = scene.value("SELECT e.id FROM trinity.experience e JOIN trinity.run r ON r.id = e.run_id"
                            " WHERE r.kind = 'data'")  # fmt: skip
+    evaluation, task = scene.rows(
+        """SELECT g.evaluation_id, t.id FROM trinity.rollout_group g
+           JOIN trinity.task t ON t.id = g.task_id
+           WHERE g.evaluation_id IS NOT NULL AND t.payload ->> 'prompt' = %s""",
+        TEXT,
+    )[0]
     text = quote(" ".join(ATTACKS), safe="")
     return [
         "/", "/run/run", f"/run/{quote(NAME, safe='')}", f"/run/{text}", "/experiences",
@@ -86,6 +95,10 @@ def paths(scene: Scene) -> list[str]:
         f"/experiences?run={text}", f"/experiences?text={text}", f"/experiences?version={text}",
         f"/compare?run=run&run={text}", f"/compare?run=run&metric={text}&metric=:options",
         f"/compare?over={text}",
+        f"/tasks?run=run&text={text}", f"/tasks?run={text}&taskset={text}&solved={text}", "/tasks?run=run",
+        f"/task/{task}?run=run", f"/task/{task}?run={text}", f"/task/{text}?run={text}&a={text}",
+        "/evaluation?run=run", f"/evaluation?run={text}&taskset={text}", f"/evaluation/{evaluation}",
+        f"/evaluation/{text}?solved={text}",
         f"/experiences?task={text}&reason={text}&reward_from={text}&state={text}",
     ]  # fmt: skip
 

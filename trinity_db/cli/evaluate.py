@@ -17,7 +17,7 @@ import typer
 from trinity_db.cli import output
 from trinity_db.cli.roles import STOPPED, Overrides
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
-from trinity_db.inspection.words import cell
+from trinity_db.inspection.words import cell, number, with_limits
 
 if TYPE_CHECKING:
     from trinity_db.cli.configuration import RunConfig
@@ -314,10 +314,10 @@ def _print(found: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]
     table = output.table(*columns)
     for row in found:
         cells = {
-            f"mean@{k}": _with_limits(row, "mean"),
-            f"best@{k}": _number(row["best"]),
-            "pass@1": _with_limits(row, "pass_1"),
-            f"pass@{k}": _with_limits(row, "pass_k"),
+            f"mean@{k}": with_limits(row, "mean"),
+            f"best@{k}": number(row["best"]),
+            "pass@1": with_limits(row, "pass_1"),
+            f"pass@{k}": with_limits(row, "pass_k"),
         }
         table.add_row(*(cells.get(name) or cell(row[name]) for name in columns))
     console.print(table)
@@ -327,17 +327,5 @@ def _print(found: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]
     for row in differences:
         console.print(
             f"{row['taskset']}, version {row['after']} less version {row['before']}, {row['tasks']} tasks: "
-            f"mean {_with_limits(row, 'mean', '+')}, pass@1 {_with_limits(row, 'pass', '+')}"
+            f"mean {with_limits(row, 'mean', '+')}, pass@1 {with_limits(row, 'pass', '+')}"
         )
-
-
-def _with_limits(row: dict[str, Any], name: str, sign: str = "") -> str:
-    """A number with its interval at 95 %."""
-    if row[name] is None or row[f"{name}_low"] is None:
-        return _number(row[name], sign)
-    low, high = _number(row[f"{name}_low"], sign), _number(row[f"{name}_high"], sign)
-    return f"{_number(row[name], sign)} [{low}, {high}]"
-
-
-def _number(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.3f}"

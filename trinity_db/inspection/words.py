@@ -61,3 +61,16 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"\\x{value.hex()}"
     return value.isoformat() if isinstance(value, date | time) else str(value)
+
+
+def number(value: float | None, sign: str = "") -> str:
+    """A figure of an evaluation; "+" as the sign says of a difference which way it goes."""
+    return "-" if value is None else f"{value:{sign}.3f}"
+
+
+def with_limits(row: Mapping[str, Any], name: str, sign: str = "") -> str:
+    """A figure of an evaluation with its interval at 95 %."""
+    if row[name] is None or row[f"{name}_low"] is None:
+        return number(row[name], sign)
+    low, high = number(row[f"{name}_low"], sign), number(row[f"{name}_high"], sign)
+    return f"{number(row[name], sign)} [{low}, {high}]"

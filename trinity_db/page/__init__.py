@@ -4,17 +4,16 @@
     access        lets in browsers that were given the key, for pages, files and sockets alike
     reader        asks the database, in threads of its own
     questions     the questions that only the page asks; the others are those of `inspection` and `diagnosis`
+    pass_rates    those about how often tasks are solved
     layout        what all pages have: head, notices, how they follow the store
     elements      a table, facts, tokens, as components that show every text as text
+    forms         fields of forms, and what a link says in them
     charts        curves of a run, or of several
-    alerts        what the doctor finds wrong with runs
-    flow          how far the rows of a run are, and which role waits
-    events        what happened to a run
-    settings      settings by dotted keys, and what changed
     comparison    what is asked of runs that are compared
     statements    statements of people, each with a connection of its own
     examples      the questions of the cookbook
-    runs, run, compare, experiences, group, experience, similar, sql, doctor   a page each
+    runs, run, compare, experiences, group, experience, similar, tasks, task, evaluation, sql,
+    doctor        a page each
 
 Models and strangers wrote the texts in a store. A text reaches the browser as a value of a component, which
 makes a text node of it, and never as HTML. A dict whose keys come from the store is never handed to a

@@ -80,10 +80,7 @@ class Curves:
 
     def show(self, points: Mapping[str, Sequence[Point]]) -> None:
         for chart in CHARTS:
-            named = [(called, points[name]) for name, called in chart.metrics.items() if points.get(name)]
-            options = drawing(
-                [Line(called, values, style) for (called, values), style in zip(named, STYLES, strict=False)]
-            )
+            options = drawing(_lines(chart, points))
             drawn = self._drawn.get(chart.title)
             if drawn is None and options["series"]:
                 with self._grid:
@@ -92,6 +89,19 @@ class Curves:
                 drawn.options.clear()
                 drawn.options.update(options)
                 drawn.update()
+
+
+def draw(charts: Sequence[Chart], points: Mapping[str, Sequence[Point]]) -> None:
+    """Charts that stay as they are: those that have something to draw."""
+    with said("div", "", "charts"):
+        for chart in charts:
+            if lines := _lines(chart, points):
+                card(chart.title, chart.unit, drawing(lines))
+
+
+def _lines(chart: Chart, points: Mapping[str, Sequence[Point]]) -> list[Line]:
+    named = [(called, points[name]) for name, called in chart.metrics.items() if points.get(name)]
+    return [Line(called, values, style) for (called, values), style in zip(named, STYLES, strict=False)]
 
 
 def card(title: str, unit: str, options: dict[str, Any]) -> ui.echart:

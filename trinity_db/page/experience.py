@@ -112,6 +112,11 @@ def _facts(row: Mapping[str, Any]) -> list[Fact]:
         Fact("task", row["task"] or "", same if row["task"] else None),
         Fact("taskset", row["taskset"] or ""),
         Fact(
+            "the task over versions",
+            "then and now" if row["task"] else "",
+            layout.place("task", row["task_id"], run=row["run"]) if row["task"] else None,
+        ),
+        Fact(
             "adopted from",
             "" if row["source_id"] is None else f"experience {row['source_id']}",
             None if row["source_id"] is None else layout.place("experience", row["source_id"]),

@@ -1,6 +1,5 @@
 """Experiences by filters. The filter is the link of the page, so that it can be kept and sent."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -11,6 +10,7 @@ from starlette.requests import Request
 from trinity_db.errors import ConfigError
 from trinity_db.page import layout, questions
 from trinity_db.page.elements import Cell, Column, Rows, said
+from trinity_db.page.forms import MAX_VERSION, choice, field, one_of, real, whole
 from trinity_db.page.layout import Look
 from trinity_db.page.questions import Experiences, Filter
 from trinity_db.page.reader import Reader
@@ -35,7 +35,6 @@ NOTHING = (
 )
 LONGEST = 2_000  # characters of a condition, which is a part of the link
 PROMPT, RESPONSE = 110, 220  # characters of a text in the table
-MAX_VERSION = 2**31 - 1
 INPUTS = (
     ("version", "policy version", "number"),
     ("reward_from", "reward from", "text"),
@@ -69,11 +68,11 @@ def read_filter(given: Mapping[str, str]) -> Filter:
         ConfigError: a value is none of its kind; with what may stand there.
     """
     readers: dict[str, Callable[[str], Any]] = {
-        "version": _whole("policy version", MAX_VERSION),
-        "before": _whole("row's id", layout.MAX_ID),
-        "reward_from": _real,
-        "reward_to": _real,
-        "state": _state,
+        "version": whole("policy version", MAX_VERSION),
+        "before": whole("row's id", layout.MAX_ID),
+        "reward_from": real("reward"),
+        "reward_to": real("reward"),
+        "state": one_of("state", list(ExperienceState)),
         "where": _condition,
     }
     names = [field.name for field in fields(Filter)]
@@ -119,13 +118,11 @@ class _Experiences:
 def _form(given: Mapping[str, str], runs: list[str]) -> None:
     """Filters as a plain form: it works by keyboard, and its fields become the link."""
     with said("form", "", "filters", action="/experiences", method="get", aria_label="Filters"):
-        _choice("run", "run or data set", runs, given.get("run", ""))
-        _choice("state", "state", [state.value for state in ExperienceState], given.get("state", ""))
+        choice("run", "run or data set", runs, given.get("run", ""))
+        choice("state", "state", [state.value for state in ExperienceState], given.get("state", ""))
         for name, label, kind in INPUTS:
-            with said("label", label):
-                said("input", name=name, type=kind, value=given.get(name, ""), autocomplete="off")
-        with said("label", "text in prompt or response", "wide"):
-            said("input", name="text", type="search", value=given.get("text", ""), autocomplete="off")
+            field(name, label, kind, given)
+        field("text", "text in prompt or response", "search", given, "wide")
         with said("label", "condition in SQL on experience_view", "wide"):
             said(
                 "input",
@@ -143,17 +140,8 @@ def _form(given: Mapping[str, str], runs: list[str]) -> None:
         said("a", "Search by meaning", "button", href=layout.place("similar", run=given.get("run")))
 
 
-def _choice(name: str, label: str, values: list[str], chosen: str) -> None:
-    shown = values if chosen in ("", *values) else [chosen, *values]
-    with said("label", label), said("select", name=name, aria_label=label):
-        for value in ("", *shown):
-            option = said("option", value or "any", value=value)
-            if value == chosen:
-                option.props["selected"] = True
-
-
 def _row(row: Mapping[str, Any]) -> list[Cell]:
-    text = f"{beginning(row['prompt'], PROMPT)}\n{beginning(row['response'], RESPONSE)}"
+    text = f"{layout.beginning(row['prompt'], PROMPT)}\n{layout.beginning(row['response'], RESPONSE)}"
     group = row["group_id"]
     return [
         Cell(str(row["id"]), layout.place("experience", row["id"])),
@@ -169,40 +157,9 @@ def _row(row: Mapping[str, Any]) -> list[Cell]:
     ]
 
 
-def beginning(text: str | None, characters: int) -> str:
-    """A text in one line of at most so many characters."""
-    line = " ".join((text or "").split())
-    return line if len(line) <= characters else f"{line[:characters]}…"
-
-
-def _whole(what: str, most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
-            raise ConfigError(f"A {what} is a whole number, and '{text[:40]}' is none.")
-        return int(text)
-
-    return read
-
-
-def _real(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"A reward is a number, and '{text[:40]}' is none.")
-    return value
-
-
 def _condition(text: str) -> str:
     if len(text) > LONGEST:
         raise ConfigError(
             f"A condition has {LONGEST:,} characters at most; SQL takes longer ones on its page."
         )
     return layout.text(text)
-
-
-def _state(text: str) -> str:
-    if text not in list(ExperienceState):
-        raise ConfigError(f"'{text[:40]}' is no state; states are {', '.join(ExperienceState)}.")
-    return text

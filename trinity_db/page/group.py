@@ -31,13 +31,13 @@ def _show(group: dict[str, Any]) -> None:
     Facts().show(_facts(group))
     layout.heading("Task")
     with said("div", "", "card"):
-        said("pre", layout.cut(_task(group["payload"])), "text")
+        said("pre", layout.cut(asked(group["payload"])), "text")
     layout.heading("Attempts", "Side by side, in the order of the group. Rewards: value × weight, by source.")
     if not group["rows"] and not group["failures"]:
         said("p", "No attempt has ended yet. Load this page again when one may have.", "empty")
     with said("div", "", "beside"):
         for row in group["rows"]:
-            _attempt(row)
+            attempt(row)
         for failure in group["failures"]:
             _failure(failure)
 
@@ -58,12 +58,15 @@ def _facts(group: Mapping[str, Any]) -> list[Fact]:
         Fact("used by", layout.count(group["use_count"], "committed batch", "committed batches")),
         Fact("taskset", group["taskset"]),
         Fact("other rows of this task", group["task"], same),
+        Fact(
+            "the task over versions", "then and now", layout.place("task", group["task_id"], run=group["run"])
+        ),
         Fact("started", moment(group["created_at"])),
         Fact("completed", moment(group["completed_at"]) if group["completed_at"] else ""),
     ]
 
 
-def _task(payload: Mapping[str, Any]) -> str:
+def asked(payload: Mapping[str, Any]) -> str:
     """What a task asks: its prompt, or all that it holds."""
     prompt = payload.get("prompt")
     rest = {key: value for key, value in payload.items() if key != "prompt"}
@@ -72,11 +75,14 @@ def _task(payload: Mapping[str, Any]) -> str:
     return f"{prompt}\n\n{json.dumps(rest, ensure_ascii=False)}" if rest else prompt
 
 
-def _attempt(row: Mapping[str, Any]) -> None:
+def attempt(row: Mapping[str, Any], *, with_group: bool = False) -> None:
+    """An attempt as a card; with a link to its group where that is not at hand."""
     with said("section", "", "card"):
         with said("h3"):
             said("a", questions.label_of(row).capitalize(), href=layout.place("experience", row["id"]))
         said("span", row["state"], f"chip state-{row['state']}")
+        if with_group:
+            said("a", f"group {row['group_id']}", "aside", href=layout.place("group", row["group_id"]))
         length = row["response_length"]
         parts = [
             "" if row["reward"] is None else f"reward {row['reward']:.3f}",

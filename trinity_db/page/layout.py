@@ -177,6 +177,12 @@ def cut(text: str | None, characters: int = CHARACTERS) -> str:
     return f"{text[:characters]}… ({len(text) - characters:,} more characters: trinity-db show)"
 
 
+def beginning(text: str | None, characters: int) -> str:
+    """The beginning of a text in one line."""
+    line = " ".join((text or "").split())
+    return line if len(line) <= characters else f"{line[:characters]}…"
+
+
 def text(given: str) -> str:
     """A text of a link as the database takes it: without NUL, and without halves of characters."""
     return given.replace("\x00", "").encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
 """The questions that only the page asks; schema/queries/page.sql has them."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +9,10 @@ import psycopg
 from psycopg.rows import DictRow
 
 from trinity_db.database import PASSING, Database, Transaction, storable
-from trinity_db.diagnosis import learning, work
+from trinity_db.diagnosis import work
 from trinity_db.diagnosis.finding import Finding, Level
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.inspection import status
-from trinity_db.page import events
 from trinity_db.page.charts import METRICS, Point
 from trinity_db.processors import meaning
 from trinity_db.schema.queries import query
@@ -24,7 +23,7 @@ ROWS = 50  # experiences of a page
 WINDOW = 10_000  # rows in which a text or a condition is looked for at a time: about 0.1 s
 MEMBERS = 256  # attempts of a group that are shown
 REWARD_ROWS = 2_000  # of a version, whose rewards a run shows: about 0.3 s for the newest versions together
-OF_WORK = (work.dead_letters, work.silent_workers, work.setbacks)
+CHECKS = (work.dead_letters, work.silent_workers, work.setbacks)
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def runs_and_alerts(database: Database) -> tuple[list[dict[str, Any]], list[Find
 
 
 def run_in_full(database: Database, name: str) -> dict[str, Any]:
-    """What `trinity-db status` says of a run, with its curves, alerts and events.
+    """What `trinity-db status` says of a run, with its curves and alerts.
 
     Raises:
         NotFound: there is no such run.
@@ -83,9 +82,8 @@ def run_in_full(database: Database, name: str) -> dict[str, Any]:
         curves: dict[str, list[Point]] = defaultdict(list)
         for row in tx.execute(query("page_curves"), values):
             curves[row["name"]].append((row["step"], row["value"]))
-        alerts = [alert for alert in _alerts(tx, found["id"]) if alert.run == name]
-        happened = events.newest(tx, found["id"])
-    return {**found, "curves": curves, "alerts": alerts, "events": happened}
+        alerts = [alert for alert in _alerts(tx) if f"run '{name}'" in alert.found]
+    return {**found, "curves": curves, "alerts": alerts}
 
 
 def experiences(wanted: Filter) -> Callable[[Database], Experiences]:
@@ -103,7 +101,7 @@ def experiences(wanted: Filter) -> Callable[[Database], Experiences]:
             # Not prepared: one plan for all filters would not fit any.
             candidates = [row["id"] for row in tx.execute(query("page_candidates"), values, prepare=False)]
             ids = candidates if wanted.where is None else _meeting(tx, wanted.where, candidates)
-            found = {"ids": ids, "pattern": _pattern(wanted.text), "limit": ROWS + 1}
+            found = {"ids": ids, "pattern": pattern(wanted.text), "limit": ROWS + 1}
             rows = tx.execute(query("page_experiences"), found, prepare=False).fetchall()
             names = [row["name"] for row in tx.execute(query("page_run_names"))]
         before = None
@@ -163,9 +161,15 @@ def group(database: Database, group_id: int) -> dict[str, Any]:
         found = tx.execute(query("page_group"), values).fetchone()
         if found is None:
             raise NotFound(f"There is no group {group_id}.")
-        rows = tx.execute(query("page_group_rows"), values).fetchall()
+        rows = members(tx, [group_id])
         failures = tx.execute(query("page_group_failures"), values).fetchall()
     return {**found, "rows": rows, "failures": failures}
+
+
+def members(tx: Transaction, group_ids: Sequence[int], version: int | None = None) -> list[DictRow]:
+    """The experiences of groups, or those of one policy version, with what a group page says of each."""
+    values = {"group_ids": list(group_ids), "version": version, "limit": MEMBERS}
+    return tx.execute(query("page_group_rows"), values).fetchall()
 
 
 def steps(database: Database, experience_id: int) -> list[DictRow]:
@@ -191,14 +195,12 @@ def catalogue(database: Database) -> Catalogue:
     return Catalogue(relations, newest["name"] if newest else None)
 
 
-def _alerts(tx: Transaction, run_id: int | None = None) -> list[Finding]:
-    """What trinity-db doctor finds wrong with active runs; with the id of a run, of that one in any state."""
-    found = [finding for check in OF_WORK for finding in check(tx)]
-    found += [finding for check in learning.CHECKS for finding in check(tx, run_id)]
-    return [finding for finding in found if finding.level is not Level.OK]
+def _alerts(tx: Transaction) -> list[Finding]:
+    """What trinity-db doctor finds wrong with the work of runs."""
+    return [finding for check in CHECKS for finding in check(tx) if finding.level is not Level.OK]
 
 
-def _pattern(text: str | None) -> str | None:
+def pattern(text: str | None) -> str | None:
     """A pattern of LIKE for texts that contain this one."""
     if not text:
         return None

@@ -12,14 +12,31 @@ from nicegui import ui
 
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError
-from trinity_db.page import compare, doctor, experience, experiences, group, layout, run, runs, similar, sql
+from trinity_db.page import (
+    compare,
+    doctor,
+    evaluation,
+    experience,
+    experiences,
+    group,
+    layout,
+    run,
+    runs,
+    similar,
+    sql,
+    task,
+    tasks,
+)
 from trinity_db.page.access import KEY_BYTES, Access
 from trinity_db.page.reader import Reader
 
 HOST = "127.0.0.1"
 LEAVE_SECONDS = 2  # for answers that are under way at the end
 MESSAGES = 50  # that are kept for a browser that lost its connection for a moment
-PAGES = (runs, run, compare, experiences, group, experience, similar, sql, doctor)
+PAGES = (
+    *(runs, run, compare, experiences, group, experience, similar),
+    *(tasks, task, evaluation, sql, doctor),
+)
 
 
 def serve(database: Database, port: int, announce: Callable[[str], None]) -> None:

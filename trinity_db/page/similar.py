@@ -8,7 +8,7 @@ from psycopg.rows import DictRow
 
 from trinity_db.page import layout, questions
 from trinity_db.page.elements import Cell, Column, Rows, said
-from trinity_db.page.experiences import RESPONSE, beginning
+from trinity_db.page.experiences import RESPONSE
 from trinity_db.page.reader import Reader
 
 COLUMNS = (
@@ -81,5 +81,5 @@ def _row(row: Mapping[str, Any]) -> list[Cell]:
         layout.state(row["state"]),
         Cell(layout.number(row["version"])),
         Cell(layout.number(row["reward"])),
-        Cell(beginning(row["response"], RESPONSE)),
+        Cell(layout.beginning(row["response"], RESPONSE)),
     ]

@@ -167,15 +167,23 @@ def shared_tasks(tx: Transaction, taskset_id: int, other_id: int) -> int:
 
 def metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of an evaluation, a row of evaluation_view. What is not known is left out."""
-    k = evaluation["samples"]
+    mean, first, best, every, failed = metric_names(evaluation["taskset"], evaluation["samples"])
     values = {
-        f"mean@{k}": evaluation["mean"],
-        "pass@1": evaluation["pass_1"],
-        f"best@{k}": evaluation["best"],
-        f"pass@{k}": evaluation["pass_k"],
-        "failed": evaluation["failed"],
+        mean: evaluation["mean"],
+        first: evaluation["pass_1"],
+        best: evaluation["best"],
+        every: evaluation["pass_k"],
+        failed: evaluation["failed"],
     }
-    return {f"eval/{evaluation['taskset']}/{name}": v for name, v in values.items() if v is not None}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def metric_names(taskset: str, k: int) -> tuple[str, str, str, str, str]:
+    """The metrics of evaluations: mean@k, pass@1, best@k, pass@k, and how many attempts failed."""
+    mean, first, best, every, failed = (
+        f"eval/{taskset}/{name}" for name in (f"mean@{k}", "pass@1", f"best@{k}", f"pass@{k}", "failed")
+    )
+    return mean, first, best, every, failed
 
 
 def describe(evaluation: Mapping[str, Any]) -> str:

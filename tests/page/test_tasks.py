@@ -1,0 +1,429 @@
+"""The tasks of a run, one task over versions, and evaluations say what the rows say."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from statistics import mean
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.page.browser import Served, Visit, home_of, served
+from tests.postgres import by_login, new_database
+from tests.rows import Scene, import_records, rollout, trajectory
+from trinity_db.database import Database
+from trinity_db.page.questions import ROWS
+from trinity_db.store import evaluations, processing, runs
+
+PATTERNS = {0: ("0.0", "0.5"), 1: ("1.0", "2.0"), 2: ("0.25", "1.0"), 3: ("1.0", "0.0")}
+"""What the attempts at a task earn at version 0, by the number of the task; 1 and more solves it."""
+VERSIONS = (0, 1)
+
+
+def earned(number: int, version: int, member: int) -> str:
+    """What an attempt earns: at version 1 task 0 is solved once more, and task 2 always."""
+    return "1.5" if version == 1 and number % 4 == 2 else PATTERNS[number % 4][member]
+
+
+def write(scene: Scene, version: int) -> None:
+    """A group for each of the eight tasks, judged and settled; equal rewards are dropped."""
+    written = []
+    for group in scene.claim(8, version=version):
+        number = int(group.task["answer"])
+        for member in group.members:
+            written.append(rollout(group, member, earned(number, version, member), (version, version)))
+    scene.write(written)
+    scene.judge(processing.CLEAN)
+    scene.judge(processing.SCORE)
+    scene.settle(drop_equal_rewards=True)
+
+
+def evaluate(scene: Scene, version: int) -> int:
+    """An evaluation of the first six tasks of eight; the last two still wait. One attempt failed."""
+    with scene.database.transaction() as tx:
+        settings = evaluations.Settings(runs.find_taskset(tx, "tasks"), 2, temperature=0.5, max_new_tokens=4)
+        begun = evaluations.begin(tx, scene.run.id, version, settings)
+        assert begun is not None
+        claimed = evaluations.claim(tx, scene.explorer, begun, 6)
+    written = []
+    for number, group in enumerate(claimed):
+        for member in group.members:
+            error = "no answer" if (number, member) == (5, 1) else None
+            said = earned(number, version, member)
+            written.append(rollout(group, member, said, (version, version), error))
+    scene.write(written)
+    scene.judge(processing.SCORE)
+    return begun
+
+
+@pytest.fixture(scope="module", autouse=True)
+def store(scene: Scene) -> None:
+    """Two versions, each asked all eight tasks for training and six of them in an evaluation."""
+    write(scene, 0)
+    evaluate(scene, 0)
+    scene.train(step=1, size=2)
+    scene.publish(1, step=1)
+    write(scene, 1)
+    evaluate(scene, 1)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt, as its rows say."""
+
+    task_id: int
+    prompt: str
+    version: int
+    reward: float
+
+
+def attempts(scene: Scene, *, evaluated: bool = False) -> list[Attempt]:
+    """Every attempt with a reward, from the rows themselves."""
+    return [
+        Attempt(*row)
+        for row in scene.rows(
+            """SELECT g.task_id, t.payload ->> 'prompt', e.version_min, e.reward
+               FROM trinity.experience e JOIN trinity.rollout_group g ON g.id = e.group_id
+               JOIN trinity.task t ON t.id = g.task_id
+               WHERE e.run_id = %s AND e.reward IS NOT NULL AND (g.evaluation_id IS NOT NULL) = %s""",
+            scene.run.id,
+            evaluated,
+        )
+    ]
+
+
+def rates(scene: Scene) -> dict[str, tuple[int, int]]:
+    """How many attempts at each task solved it, and how many were judged, by the prompt."""
+    counted: dict[str, list[bool]] = defaultdict(list)
+    for one in attempts(scene):
+        counted[one.prompt].append(one.reward >= 1)
+    return {prompt: (sum(solved), len(solved)) for prompt, solved in counted.items()}
+
+
+def test_a_run_has_its_tasks_with_what_the_rows_say(scene: Scene, visit: Visit) -> None:
+    visit.open("/tasks?run=run")
+    shown = {row[0]: row for row in visit.rows("tasks")}
+    expected = rates(scene)
+    assert set(shown) == set(expected)
+    assert len(expected) == 8
+    for prompt, (solved, judged) in expected.items():
+        earned_there = [one.reward for one in attempts(scene) if one.prompt == prompt]
+        row = shown[prompt]
+        assert row[1:5] == ["tasks", f"{solved / judged:.1%}", f"{solved} of {judged}", "2"]
+        assert row[5] == f"{mean(earned_there):.3f}"
+        # A uniform prior, then the attempts: the mean of the chance to fail, in quarters.
+        fails = (judged - solved + 1) / (judged + 2)
+        assert row[6] == f"{min(int(4 * fails), 3) + 1} of 4"
+        assert row[7] == "1"
+
+
+@pytest.mark.parametrize("solved", ["never", "sometimes", "always"])
+def test_tasks_are_filtered_by_how_often_they_are_solved(scene: Scene, visit: Visit, solved: str) -> None:
+    visit.open(f"/tasks?run=run&solved={solved}")
+    expected = {
+        prompt
+        for prompt, (right, judged) in rates(scene).items()
+        if {"never": right == 0, "always": right == judged, "sometimes": 0 < right < judged}[solved]
+    }
+    assert {row[0] for row in visit.rows("tasks")} == expected
+    assert expected
+
+
+def test_the_form_of_tasks_makes_the_link(scene: Scene, visit: Visit) -> None:
+    visit.open("/tasks")
+    assert visit.page.get_by_text("Choose a run above").is_visible()
+    visit.page.get_by_label("run", exact=True).select_option("run")
+    visit.page.get_by_role("button", name="Show").click()
+    visit.page.wait_for_url("**run=run**")
+    visit.page.get_by_role("region", name="tasks").wait_for()
+    visit.page.get_by_label("order").select_option("lowest pass rate first")
+    visit.page.get_by_label("text of the prompt").fill("TASK")
+    visit.page.get_by_label("text of the prompt").press("Enter")
+    visit.page.wait_for_url("**sort=lowest**")
+    given = parse_qs(urlsplit(visit.page.url).query)
+    assert given == {"run": ["run"], "sort": ["lowest"], "text": ["TASK"]}
+    assert visit.page.get_by_text("looked for in 8 tasks").is_visible()
+    shares = [float(row[2].rstrip("%")) for row in visit.rows("tasks")]
+    assert shares == sorted(shares)
+    assert len(shares) == 8
+
+
+@pytest.mark.parametrize("query", ["text=none", "taskset=none", "text=%25", "solved=never&text=task 1"])
+def test_filters_that_no_task_meets_say_so(visit: Visit, query: str) -> None:
+    visit.open(f"/tasks?run=run&{query}")
+    assert visit.page.get_by_text("No task of this run meets these filters").is_visible()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/tasks?run=none", "/tasks?run=run&solved=often", "/tasks?run=run&sort=x", "/tasks?run=run&rank=1",
+        "/tasks?run=run&rank=nan&below=1", "/tasks?run=run&rank=1&below=x", "/task/x", "/task/1",
+        "/task/999999?run=run", "/task/1?run=none", "/task/1?run=run&a=x", "/task/1?run=run&b=-1",
+        "/evaluation?run=none", "/evaluation?run=run&a=x", "/evaluation?run=run&before=x", "/evaluation/x",
+        "/evaluation/999999", "/evaluation/1?solved=x", "/evaluation/1?after=x",
+    ],
+)  # fmt: skip
+def test_a_wrong_value_in_a_link_is_told(visit: Visit, path: str) -> None:
+    visit.open(path)
+    assert visit.page.get_by_role("alert").filter(visible=True).inner_text()
+
+
+def task_of(scene: Scene, number: int) -> int:
+    found: int = scene.value(
+        "SELECT id FROM trinity.task WHERE payload ->> 'answer' = %s ORDER BY id LIMIT 1", str(number)
+    )
+    return found
+
+
+def test_a_task_has_each_version_with_what_the_rows_say(scene: Scene, visit: Visit) -> None:
+    id = task_of(scene, 2)
+    visit.open(f"/task/{id}?run=run")
+    expected = []
+    for version in reversed(VERSIONS):
+        for evaluated, name in ((False, "training"), (True, "evaluation")):
+            of = [
+                one.reward
+                for one in attempts(scene, evaluated=evaluated)
+                if (one.task_id, one.version) == (id, version)
+            ]
+            solved = sum(reward >= 1 for reward in of)
+            expected.append(
+                [str(version), name, "2", str(len(of)), str(solved), f"{solved / len(of):.1%}",
+                 f"{mean(of):.3f}", "show"]
+            )  # fmt: skip
+    assert visit.rows("by policy version") == expected
+    assert expected[0][5] != expected[2][5]
+    assert visit.facts()["pass rate in training"] == "75.0%, 3 of 4 attempts"
+    assert visit.page.locator(".page pre").first.inner_text().startswith("task 2\n")
+    assert '"answer": "2"' in visit.page.locator(".page pre").first.inner_text()
+    titles = visit.page.locator(".charts h3").all_inner_texts()
+    assert [title.split("\n")[0].split(" ")[0] for title in titles] == ["Pass", "Mean"]
+    assert visit.page.locator(".chart svg").count() == 2
+
+
+def test_two_versions_stand_side_by_side_on_one_task(scene: Scene, visit: Visit) -> None:
+    id = task_of(scene, 2)
+    visit.open(f"/task/{id}?run=run")
+    sides = visit.page.locator(".halves > section")
+    assert [side.locator("h3").first.inner_text() for side in sides.all()] == ["Version 0", "Version 1"]
+    for version, side in zip(VERSIONS, sides.all(), strict=True):
+        rows = scene.rows(
+            """SELECT e.id, e.group_id, e.reward FROM trinity.experience e
+               JOIN trinity.rollout_group g ON g.id = e.group_id
+               WHERE g.run_id = %s AND g.task_id = %s AND e.version_min = %s
+               ORDER BY e.group_id DESC, e.id""",
+            scene.run.id,
+            id,
+            version,
+        )
+        cards = side.locator("section").all()
+        assert len(cards) == len(rows) == 4
+        for card, (experience, group, reward) in zip(cards, rows, strict=True):
+            assert f"reward {reward:.3f}" in card.inner_text()
+            links = [link.get_attribute("href") for link in card.locator("a").all()]
+            assert links == [f"/experience/{experience}", f"/group/{group}"]
+
+
+def test_the_versions_that_stand_side_by_side_are_chosen(scene: Scene, visit: Visit) -> None:
+    visit.open(f"/task/{task_of(scene, 2)}?run=run")
+    visit.page.get_by_label("version A").fill("1")
+    visit.page.get_by_label("version B").fill("7")
+    visit.page.get_by_role("button", name="Compare").press("Enter")
+    visit.page.wait_for_url("**b=7**")
+    heads = visit.page.locator(".halves > section > h3")
+    expect(heads).to_have_text(["Version 1", "Version 7"])
+    assert visit.page.get_by_text("This version has no attempt at this task").is_visible()
+
+
+def test_a_group_and_an_experience_lead_to_their_task(scene: Scene, visit: Visit) -> None:
+    group, id, task_id = scene.rows(
+        """SELECT g.id, e.id, g.task_id
+           FROM trinity.rollout_group g JOIN trinity.experience e ON e.group_id = g.id
+           WHERE g.run_id = %s ORDER BY e.id LIMIT 1""",
+        scene.run.id,
+    )[0]
+    for path in (f"/group/{group}", f"/experience/{id}"):
+        visit.open(path)
+        visit.page.get_by_role("link", name="then and now").click()
+        visit.page.wait_for_url(f"**/task/{task_id}?run=run")
+        visit.page.get_by_role("heading", name="By policy version", exact=True).wait_for()
+
+
+def test_a_run_leads_to_its_tasks_and_its_evaluation(scene: Scene, visit: Visit) -> None:
+    for link, caption in (("Its tasks", "tasks"), ("Its evaluation", "evaluations")):
+        visit.open("/run/run")
+        visit.page.get_by_role("link", name=link).click()
+        visit.page.get_by_role("region", name=caption).wait_for()
+
+
+def test_a_data_set_has_no_links_to_tasks_and_evaluation(scene: Scene, visit: Visit) -> None:
+    import_records(scene.database, "answers", [trajectory(1, "said", 1.0)])
+    visit.open("/run/answers")
+    assert visit.page.get_by_role("link", name="Its experiences").is_visible()
+    assert visit.page.get_by_role("link", name="Its tasks").is_hidden()
+
+
+def judged(scene: Scene, version: int) -> dict[int, list[float]]:
+    """The rewards of the attempts that an evaluation judged, by task."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for one in attempts(scene, evaluated=True):
+        if one.version == version:
+            found[one.task_id].append(one.reward)
+    return found
+
+
+def in_brackets(text: str) -> list[float]:
+    """A figure with the limits of its interval."""
+    return [float(part.strip("[],")) for part in text.split()]
+
+
+def evaluations_read(visit: Visit) -> list[list[str]]:
+    """The rows of evaluations, once each of them was read."""
+    table = visit.page.get_by_role("region", name="evaluations", exact=True)
+    expect(table).not_to_contain_text("being read")
+    return visit.rows("evaluations")
+
+
+def test_evaluations_have_the_figures_of_the_rows(scene: Scene, visit: Visit) -> None:
+    visit.open("/evaluation?run=run")
+    rows = evaluations_read(visit)
+    assert [row[1:4] for row in rows] == [["tasks", "1", "2 at 0.5"], ["tasks", "0", "2 at 0.5"]]
+    for row in rows:
+        tasks = judged(scene, int(row[2]))
+        assert len(tasks) == 6
+        whole = [rewards for rewards in tasks.values() if len(rewards) == 2]
+        figures = [in_brackets(text) for text in row[4:8]]
+        for (figure, low, high), expected in zip(
+            figures,
+            [
+                mean(mean(rewards) for rewards in tasks.values()),
+                mean(max(rewards) for rewards in whole),
+                mean(mean(reward >= 1 for reward in rewards) for rewards in tasks.values()),
+                mean(any(reward >= 1 for reward in rewards) for rewards in whole),
+            ],
+            strict=True,
+        ):
+            assert figure == pytest.approx(expected, abs=6e-4)
+            assert low < figure <= high
+        assert row[8:] == ["8", "1", "4 attempts wait"]
+
+
+def test_two_versions_differ_by_the_mean_of_the_differences_of_tasks(scene: Scene, visit: Visit) -> None:
+    visit.open("/evaluation?run=run&a=0&b=1")
+    table = visit.page.get_by_role("region", name="differences")
+    expect(table).not_to_contain_text("being read")
+    [row] = visit.rows("differences")
+    before, after = judged(scene, 0), judged(scene, 1)
+    both = before.keys() & after.keys()
+    assert row[:3] == ["tasks", "2", str(len(both))]
+    figure, low, high = in_brackets(row[3])
+    assert figure == pytest.approx(mean(mean(after[id]) - mean(before[id]) for id in both), abs=6e-4)
+    assert low < figure < high
+    solved = [mean(r >= 1 for r in after[id]) - mean(r >= 1 for r in before[id]) for id in both]
+    assert in_brackets(row[4])[0] == pytest.approx(mean(solved), abs=6e-4)
+    visit.open("/evaluation?run=run&a=0&b=5")
+    assert visit.page.get_by_text("These two versions have no evaluation alike").is_visible()
+
+
+def test_curves_of_evaluations_are_what_was_measured(scene: Scene, visit: Visit) -> None:
+    with scene.database.transaction() as tx:
+        found = evaluations.read(tx, scene.values("SELECT id FROM trinity.evaluation"))
+    for one in found:
+        scene.record(one["step"], evaluations.metrics(one))
+    visit.open("/evaluation?run=run")
+    visit.page.locator(".chart svg path").first.wait_for(state="attached")
+    titles = [title.split(" ")[0] for title in visit.page.locator(".charts h3").all_inner_texts()]
+    assert titles == ["Solved:", "Reward:"]
+
+
+def test_a_figure_leads_to_its_tasks_and_these_to_their_rows(scene: Scene, visit: Visit) -> None:
+    visit.open("/evaluation?run=run")
+    evaluations_read(visit)
+    visit.page.get_by_role("region", name="evaluations", exact=True).locator("tbody tr").first.locator(
+        "td a"
+    ).first.click()
+    visit.page.get_by_role("heading", name="Tasks").wait_for()
+    tasks = judged(scene, 1)
+    found = {
+        (row[0], row[2], row[3], row[5])
+        for row in visit.rows("tasks")
+        if row[2] != "0"  # the others wait
+    }
+    prompts = dict(scene.rows("SELECT id, payload ->> 'prompt' FROM trinity.task"))
+    assert found == {
+        (prompts[id], str(len(rewards)), str(sum(r >= 1 for r in rewards)), f"{mean(rewards):.3f}")
+        for id, rewards in tasks.items()
+    }
+    visit.page.get_by_label("solved").select_option("never")
+    visit.page.get_by_role("button", name="Show").click()
+    visit.page.wait_for_url("**solved=never")
+    visit.page.get_by_role("region", name="tasks").wait_for()
+    never = {prompts[id] for id, rewards in tasks.items() if all(r < 1 for r in rewards)}
+    assert {row[0] for row in visit.rows("tasks")} == never
+    visit.page.get_by_role("region", name="tasks").get_by_role("link").nth(1).click()
+    visit.page.wait_for_url("**/group/*")
+
+
+def test_a_run_without_any_says_what_to_do(scene: Scene, visit: Visit) -> None:
+    scene.beside("idle")
+    visit.open("/tasks?run=idle")
+    assert visit.page.get_by_text("This run has attempted no task yet").is_visible()
+    visit.open("/evaluation?run=idle")
+    assert visit.page.get_by_text("evaluation: {taskset: NAME, every: 10}").is_visible()
+    visit.open("/evaluation")
+    assert visit.page.get_by_text("Choose a run above").is_visible()
+    visit.open(f"/task/{task_of(scene, 0)}?run=idle")
+    assert visit.page.get_by_text("No policy version of this run has attempted this task yet").is_visible()
+
+
+@pytest.mark.parametrize("width", [360, 2560])
+def test_no_page_of_tasks_is_wider_than_its_window(
+    scene: Scene, browser: Browser, page: Served, width: int
+) -> None:
+    visit = Visit.begin(browser, page, width)
+    evaluation = scene.value("SELECT min(id) FROM trinity.evaluation")
+    paths = ("/tasks?run=run", f"/task/{task_of(scene, 2)}?run=run", "/evaluation?run=run")
+    for path in (*paths, f"/evaluation/{evaluation}"):
+        visit.open(path)
+        if path == "/evaluation?run=run":
+            evaluations_read(visit)
+        assert visit.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
+    visit.page.context.close()
+    assert visit.complaints == []
+
+
+@pytest.mark.parametrize("sort", ["", "&sort=lowest", "&sort=attempts", "&text=task"])
+def test_pages_of_many_tasks_follow_one_another_without_a_gap(
+    many: tuple[Scene, Served], browser: Browser, sort: str
+) -> None:
+    scene, page = many
+    visit = Visit.begin(browser, page)
+    visit.open(f"/tasks?run=run{sort}")
+    seen = [row[0] for row in visit.rows("tasks")]
+    assert len(seen) == ROWS
+    visit.page.get_by_role("link", name="More").click()
+    visit.page.wait_for_url("**below=**")
+    visit.page.get_by_role("link", name="From the start").wait_for()
+    seen += [row[0] for row in visit.rows("tasks")]
+    assert visit.page.get_by_role("link", name="More").count() == 0
+    assert sorted(seen) == sorted(scene.values("SELECT payload ->> 'prompt' FROM trinity.task"))
+    visit.page.context.close()
+
+
+@pytest.fixture(scope="module")
+def many(
+    server: str, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Scene, Served]]:
+    """A run that asked more tasks than a page has, each of them once."""
+    home = home_of(tmp_path_factory.mktemp("home"))
+    with (
+        new_database(server, template) as url,
+        closing(Database(url)) as database,
+        served(home | {"TRINITY_DB_URL": by_login(url)}) as page,
+    ):
+        scene = Scene.open(database, num_tasks=ROWS + 10)
+        scene.make_ready(ROWS + 10)
+        yield scene, page
