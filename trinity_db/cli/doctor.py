@@ -18,9 +18,9 @@ def doctor(
     """Say what is wrong with this installation and this store, and what to do about it.
 
     Looks at packages and disks, at the server's durability settings, at transactions and slots that keep the
-    server from cleaning up, at sizes, statistics and indexes of our tables, at leases of dead workers, and at
-    the environment of vLLM. It takes seconds, waits for no lock and writes nothing. An embedded store that is
-    not running is started.
+    server from cleaning up, at sizes, statistics and indexes of our tables, at leases of dead workers, at
+    what active runs learn from, and at the environment of vLLM. It takes seconds, waits for no lock and
+    writes nothing. An embedded store that is not running is started.
 
     Each finding is one line: ok, warn (slower than it should be, or not for ever) or fail (does not work, or
     may lose rows). The exit code is 1 if anything fails.

@@ -12,7 +12,7 @@ from contextlib import closing
 import psycopg
 
 from trinity_db import database, embedded, opening, schema
-from trinity_db.diagnosis import horizon, installation, server, tables, work
+from trinity_db.diagnosis import horizon, installation, learning, server, tables, work
 from trinity_db.diagnosis.finding import Check, Connection, Finding, Level, fail, ok, warn
 from trinity_db.errors import TrinityError
 from trinity_db.schema.queries import query
@@ -49,6 +49,7 @@ OF_STORES: tuple[Check, ...] = (
     work.setbacks,
     work.archives,
     work.notifications,
+    *learning.CHECKS,
 )
 
 

@@ -1,6 +1,6 @@
 """What a check returns: how bad it is, what it is about, what was found, what to do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -29,6 +29,10 @@ class Finding:
     found: str
     remedy: str | None = None
     """What to do, as a command where there is one; None where there is nothing to do."""
+    run: str | None = None
+    """The run that it is about; None where it is about none, or about several."""
+    shown: Mapping[str, Any] | None = None
+    """What shows it: a metric, a group, or else a filter of the run's experiences, {} for all of them."""
 
     def __str__(self) -> str:
         return f"{self.found}; remedy: {self.remedy}" if self.remedy else self.found
@@ -44,8 +48,14 @@ def ok(what: str, found: str) -> Finding:
     return Finding(Level.OK, what, found)
 
 
-def warn(what: str, found: str, remedy: str | None = None) -> Finding:
-    return Finding(Level.WARN, what, found, remedy)
+def warn(
+    what: str,
+    found: str,
+    remedy: str | None = None,
+    run: str | None = None,
+    shown: Mapping[str, Any] | None = None,
+) -> Finding:
+    return Finding(Level.WARN, what, found, remedy, run, shown)
 
 
 def fail(what: str, found: str, remedy: str | None = None) -> Finding:

@@ -22,6 +22,8 @@ def dead_letters(connection: Connection) -> list[Finding]:
             f"run '{row['run']}': {row['rows']} rows were given up ({row['reason']})",
             "mend the processor; the errors: trinity-db sql "
             f"\"select experience_id, detail from drop where reason = '{row['reason']}'\"",
+            row["run"],
+            {"reason": row["reason"]},
         )
         for row in connection.execute(query("doctor_dead_letters"))
     ]
@@ -38,7 +40,7 @@ def silent_workers(connection: Connection) -> list[Finding]:
         remedy = f"start a role of run '{row['run']}': it gives them back"
         if row["batches"]:
             remedy = f"start the trainer of run '{row['run']}': it draws them again"
-        found.append(warn("work leases", f"{who} {life} and holds {held}", remedy))
+        found.append(warn("work leases", f"{who} {life} and holds {held}", remedy, row["run"]))
     return found or [ok("work leases", "everything that is held is held by a worker that is alive")]
 
 
@@ -90,6 +92,7 @@ def setbacks(connection: Connection) -> list[Finding]:
             "work setbacks",
             f"run '{row['run']}': on {row['created_at']:%Y-%m-%d} the server had lost {describe(row)}",
             "let a replica be synchronous (synchronous_standby_names), and leave synchronous_commit on",
+            row["run"],
         )
         for row in connection.execute(query("doctor_setbacks"))
     ]

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from trinity_db.database import Database
+from psycopg.rows import DictRow
+
+from trinity_db.database import Database, Transaction
 from trinity_db.errors import NotFound
 from trinity_db.inspection.words import moment
 from trinity_db.schema.queries import query
@@ -41,10 +43,14 @@ def overview(database: Database, run_id: int | None = None) -> list[dict[str, An
 def waiting(database: Database, run_id: int) -> str | None:
     """Which side of a run waits for the other; None before that is measured."""
     with database.transaction(read_only=True) as tx:
-        values = {"run_id": run_id, "batches": RECENT_BATCHES}
-        measured = tx.execute(query("status_metrics"), values).fetchone()
-    assert measured is not None
-    return _waiting(measured["waiting"])
+        return _waiting(measured(tx, run_id)["waiting"])
+
+
+def measured(tx: Transaction, run_id: int) -> DictRow:
+    """What the metrics of a run's latest steps say of it."""
+    row = tx.execute(query("status_metrics"), {"run_id": run_id, "batches": RECENT_BATCHES}).fetchone()
+    assert row is not None
+    return row
 
 
 def detail(database: Database, name: str, reward_rows: int | None = None) -> dict[str, Any]:
@@ -59,15 +65,16 @@ def detail(database: Database, name: str, reward_rows: int | None = None) -> dic
     if not found:
         raise NotFound(f"Run '{name}' was deleted a moment ago.")
     with database.transaction(read_only=True) as tx:
-        values: dict[str, int | None] = {"run_id": run.id, "batches": RECENT_BATCHES}
-        measured = tx.execute(query("status_metrics"), values).fetchone()
-        values |= {"window_seconds": RATE_SECONDS, "versions": NEWEST_VERSIONS, "rows": reward_rows}
+        values = {
+            "run_id": run.id, "batches": RECENT_BATCHES, "window_seconds": RATE_SECONDS,
+            "versions": NEWEST_VERSIONS, "rows": reward_rows,
+        }  # fmt: skip
+        steps = measured(tx, run.id)
         progress = tx.execute(query("status_detail"), values).fetchone()
         attempts = tx.execute(query("status_attempts"), values).fetchone()
-    assert measured is not None
     assert progress is not None
     assert attempts is not None
-    return {**found[0], **measured, **progress, **attempts}
+    return {**found[0], **steps, **progress, **attempts}
 
 
 def state(run: Mapping[str, Any]) -> str:
@@ -147,22 +154,27 @@ def _rates(rates: Mapping[str, Any]) -> str:
     return f"{explored:g} rollouts/s, {trained:g} trained rows/s in the last {rates['seconds']} s"
 
 
-def _waiting(waiting: Mapping[str, Any]) -> str | None:
-    """Which side waits for the other, and what helps."""
+def balance(waiting: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Which side waits for the other, and what helps; None before that is measured, or if little is lost."""
     trainer, explorers = waiting["trainer"], waiting["explorers"]
     if trainer is None or explorers is None:
-        return None
+        return None, None
     said = f"trainer {trainer:.0%} of its time for rollouts, explorers {explorers:.0%} for training"
     waits = trainer >= MUCH_WAITING, explorers >= MUCH_WAITING
     if not any(waits):
-        return said
+        return said, None
     if waiting["max_staleness"] == 0:
-        return f"{said}: they take turns; max_staleness: 1 lets them overlap"
+        return said, "they take turns; max_staleness: 1 lets them overlap"
     if all(waits):
-        return f"{said}: look at what lies between, the processors, or raise max_staleness"
+        return said, "look at what lies between, the processors, or raise max_staleness"
     if waits[0]:
-        return f"{said}: add explorers (explorers: N, or trinity-db explore elsewhere), or a faster engine"
-    return f"{said}: training is slower; raise max_staleness, or give the trainer more of the machine"
+        return said, "add explorers (explorers: N, or trinity-db explore elsewhere), or a faster engine"
+    return said, "training is slower; raise max_staleness, or give the trainer more of the machine"
+
+
+def _waiting(waiting: Mapping[str, Any]) -> str | None:
+    said, remedy = balance(waiting)
+    return f"{said}: {remedy}" if remedy else said
 
 
 def _reward(version: Mapping[str, Any], run: Mapping[str, Any]) -> str:

@@ -9,6 +9,10 @@
     elements      a table, facts, tokens, as components that show every text as text
     forms         fields of forms, and what a link says in them
     charts        curves of a run, or of several
+    alerts        what the doctor finds wrong with runs
+    flow          how far the rows of a run are, and which role waits
+    events        what happened to a run
+    settings      settings by dotted keys, and what changed
     comparison    what is asked of runs that are compared
     statements    statements of people, each with a connection of its own
     examples      the questions of the cookbook

@@ -1,6 +1,5 @@
 """Runs side by side: curves of any metrics, last figures, settings that differ. The link is the state."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,12 +23,12 @@ from trinity_db.page.comparison import (
 )
 from trinity_db.page.elements import Cell, Column, Rows, said
 from trinity_db.page.reader import Reader
+from trinity_db.page.settings import cut, value
 
 LETTERS = "ABCDEF"  # a run's name may be long, and ECharts is given no text of the store
 UNITS = {name: chart.unit for chart in CHARTS for name in chart.metrics}
 TIMES = (("hours", 3600.0, 2 * 3600.0), ("minutes", 60.0, 120.0), ("seconds", 1.0, 0.0))
 """What an axis of time is in, the seconds of one, and from how many seconds on."""
-CHARACTERS = 200  # of a setting's value; prompts are longer
 NAME = 40  # characters of a run's name at the head of a column
 NOTHING = "No run has measured this yet, or not where it can be drawn over this."
 NO_CURVES = "These runs have measured nothing yet. Curves appear with the first step: are the trainers alive?"
@@ -58,7 +57,7 @@ def read_link(given: QueryParams) -> Wanted:
         ConfigError: it names no run, too many runs or metrics, or something else to draw over.
     """
     runs, metrics = (
-        tuple(dict.fromkeys(layout.text(value) for value in given.getlist(name) if value.strip()))
+        tuple(dict.fromkeys(layout.text(one) for one in given.getlist(name) if one.strip()))
         for name in ("run", "metric")
     )
     over = given.get("over", "step")
@@ -106,9 +105,9 @@ def _form(wanted: Wanted, found: Comparison) -> None:
         for run in wanted.runs:
             said("input", type="hidden", name="run", value=run)
         with said("label", "over"), said("select", name="over", aria_label="over"):
-            for value, text in OVER.items():
-                option = said("option", text, value=value)
-                if value == wanted.over:
+            for over, text in OVER.items():
+                option = said("option", text, value=over)
+                if over == wanted.over:
                     option.props["selected"] = True
         with said("details", "", "choices"):
             said("summary", f"Metrics: {len(found.metrics)} chosen of {len(found.names)}")
@@ -181,7 +180,7 @@ def _settings(runs: Sequence[Compared]) -> None:
     equal: list[str] = []
     differ: list[str] = []
     for key in sorted({key for run in runs for key in (*run.settings, *run.changes)} - {"name"}):
-        values = {_value(run.settings.get(key)) for run in runs}
+        values = {value(run.settings.get(key)) for run in runs}
         (equal if len(values) == 1 and not any(key in run.changes for run in runs) else differ).append(key)
     columns = [Column("setting"), *_columns(runs, "long")]
     Rows("settings that differ", columns, EQUAL).show([_setting(key, runs) for key in differ])
@@ -190,13 +189,13 @@ def _settings(runs: Sequence[Compared]) -> None:
             said("summary", f"{layout.count(len(equal), 'setting is', 'settings are')} equal")
             shared = [Column("setting"), Column("value", "long")]
             Rows("equal settings", shared, "").show(
-                [[Cell(key), Cell(_value(runs[0].settings.get(key)))] for key in equal]
+                [[Cell(key), Cell(value(runs[0].settings.get(key)))] for key in equal]
             )
 
 
 def _columns(runs: Sequence[Compared], kind: Any) -> list[Column]:
     return [
-        Column(f"{letter}: {_cut(run.row['name'], NAME)}", kind)
+        Column(f"{letter}: {cut(run.row['name'], NAME)}", kind)
         for letter, run in zip(LETTERS, runs, strict=False)
     ]
 
@@ -207,24 +206,15 @@ def _setting(key: str, runs: Sequence[Compared]) -> list[Cell]:
 
 def _history(settings: Mapping[str, Any], changes: Sequence[Change], key: str) -> str:
     """The value, and below it what it was before each change, newest first."""
-    lines = [_value(settings.get(key)) if key in settings else "not set"]
+    lines = [value(settings.get(key)) if key in settings else "not set"]
     for change in reversed(changes):
         since = "" if change.since_step is None else f", before step {change.since_step:,}"
-        lines.append(f"{_value(change.before)} until {change.changed_at:%Y-%m-%d %H:%M %Z}{since}")
+        lines.append(f"{value(change.before)} until {change.changed_at:%Y-%m-%d %H:%M %Z}{since}")
     return "\n".join(lines)
 
 
-def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return _cut(text or '""', CHARACTERS)
-
-
-def _cut(text: str, characters: int) -> str:
-    return text if len(text) <= characters else f"{text[:characters]}…"
-
-
-def _figure(value: float | None) -> str:
+def _figure(measured: float | None) -> str:
     """A measured number, whole where it is large, so that figures can be compared."""
-    if value is None:
+    if measured is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{measured:,.0f}" if abs(measured) >= 10_000 else f"{measured:.4g}"

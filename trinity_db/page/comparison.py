@@ -12,6 +12,7 @@ from psycopg.rows import DictRow
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.page.charts import Point
+from trinity_db.page.settings import changed, flat
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind
 
@@ -115,19 +116,6 @@ def _changes(settings: Sequence[DictRow]) -> dict[str, list[Change]]:
     """What was changed, by key, oldest first."""
     found: dict[str, list[Change]] = defaultdict(list)
     for old, new in pairwise(settings):
-        before, after = flat(old["config"]), flat(new["config"])
-        for key in sorted(before.keys() | after.keys()):
-            if before.get(key) != after.get(key):
-                found[key].append(Change(before.get(key), new["created_at"], new["since_step"]))
-    return found
-
-
-def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A configuration by dotted keys; an empty part is a value."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{path}{key}.")
-        else:
-            found[f"{path}{key}"] = value
+        for key, (before, _) in changed(old["config"], new["config"]).items():
+            found[key].append(Change(before, new["created_at"], new["since_step"]))
     return found

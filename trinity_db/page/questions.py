@@ -9,10 +9,11 @@ import psycopg
 from psycopg.rows import DictRow
 
 from trinity_db.database import PASSING, Database, Transaction, storable
-from trinity_db.diagnosis import work
+from trinity_db.diagnosis import learning, work
 from trinity_db.diagnosis.finding import Finding, Level
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.inspection import status
+from trinity_db.page import events
 from trinity_db.page.charts import METRICS, Point
 from trinity_db.processors import meaning
 from trinity_db.schema.queries import query
@@ -23,7 +24,7 @@ ROWS = 50  # experiences of a page
 WINDOW = 10_000  # rows in which a text or a condition is looked for at a time: about 0.1 s
 MEMBERS = 256  # attempts of a group that are shown
 REWARD_ROWS = 2_000  # of a version, whose rewards a run shows: about 0.3 s for the newest versions together
-CHECKS = (work.dead_letters, work.silent_workers, work.setbacks)
+OF_WORK = (work.dead_letters, work.silent_workers, work.setbacks)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def runs_and_alerts(database: Database) -> tuple[list[dict[str, Any]], list[Find
 
 
 def run_in_full(database: Database, name: str) -> dict[str, Any]:
-    """What `trinity-db status` says of a run, with its curves and alerts.
+    """What `trinity-db status` says of a run, with its curves, alerts and events.
 
     Raises:
         NotFound: there is no such run.
@@ -82,8 +83,9 @@ def run_in_full(database: Database, name: str) -> dict[str, Any]:
         curves: dict[str, list[Point]] = defaultdict(list)
         for row in tx.execute(query("page_curves"), values):
             curves[row["name"]].append((row["step"], row["value"]))
-        alerts = [alert for alert in _alerts(tx) if f"run '{name}'" in alert.found]
-    return {**found, "curves": curves, "alerts": alerts}
+        alerts = [alert for alert in _alerts(tx, found["id"]) if alert.run == name]
+        happened = events.newest(tx, found["id"])
+    return {**found, "curves": curves, "alerts": alerts, "events": happened}
 
 
 def experiences(wanted: Filter) -> Callable[[Database], Experiences]:
@@ -195,9 +197,11 @@ def catalogue(database: Database) -> Catalogue:
     return Catalogue(relations, newest["name"] if newest else None)
 
 
-def _alerts(tx: Transaction) -> list[Finding]:
-    """What trinity-db doctor finds wrong with the work of runs."""
-    return [finding for check in CHECKS for finding in check(tx) if finding.level is not Level.OK]
+def _alerts(tx: Transaction, run_id: int | None = None) -> list[Finding]:
+    """What trinity-db doctor finds wrong with active runs; with the id of a run, of that one in any state."""
+    found = [finding for check in OF_WORK for finding in check(tx)]
+    found += [finding for check in learning.CHECKS for finding in check(tx, run_id)]
+    return [finding for finding in found if finding.level is not Level.OK]
 
 
 def pattern(text: str | None) -> str | None:

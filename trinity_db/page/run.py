@@ -8,14 +8,16 @@ from nicegui import ui
 
 from trinity_db.inspection import status
 from trinity_db.page import layout, questions
+from trinity_db.page.alerts import Alerts
 from trinity_db.page.charts import CHARTS, Curves
 from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, said
+from trinity_db.page.events import Events
+from trinity_db.page.flow import Balance, Flow
 from trinity_db.page.layout import Look
 from trinity_db.page.reader import Reader
-from trinity_db.page.runs import alerts_table, show_alerts
 
-TABLED = {"run", "workers", "drops", "experiences", "rewards"}
-"""What stands in a table of its own, or in the head."""
+TABLED = {"run", "workers", "drops", "experiences", "rewards", "rates", "waiting"}
+"""What stands in a part of its own, or in the head."""
 REWARDS = (
     "Of the newest versions, as at training and as they are now; means of at most the "
     f"{questions.REWARD_ROWS:,} newest rows of each. trinity-db status takes all."
@@ -47,8 +49,12 @@ class _Run:
                     said("a", words, "button", href=layout.place(place, run=name)) for words, place in LINKS
                 ]
             self._of_policy = links[1:]  # a data set has none
+            layout.heading("Alerts")
+            self._alerts = Alerts()
+            self._flow = Flow(name)
             self._training = said("div")
             with self._training:
+                self._balance = Balance()
                 layout.heading(
                     "Curves", "By trainer step. A point is the mean over its steps, if there are many."
                 )
@@ -59,45 +65,36 @@ class _Run:
     def _tables(self) -> None:
         with said("div", "", "halves"):
             with said("section"):
-                self._states = _states()
-            with said("section"):
                 self._drops = _drops()
             self._of_roles = said("section"), said("section")
             with self._of_roles[0]:
                 self._rewards = _rewards()
             with self._of_roles[1]:
                 self._workers = _workers(self._name)
-        layout.heading("Alerts")
-        self._alerts = alerts_table()
+        self._events = Events(self._name)
 
     def show(self, run: dict[str, Any]) -> None:
         said_of = {name: text for name, text in status.words(run).items() if name not in TABLED}
         is_data = run["kind"] != "train"
         for part in (self._training, *self._of_roles, *self._of_policy):
             part.set_visibility(not is_data)
-        if is_data:
-            del said_of["rates"]  # roles have rates; a data set was imported
         facts = [Fact("state", "data set" if is_data else status.state(run))]
         self._facts.show([*facts, *(Fact(name, text or "") for name, text in said_of.items())])
         drawn = any(name in run["curves"] for chart in CHARTS for name in chart.metrics)
         self._no_curves.set_visibility(not drawn)
         self._curves.show(run["curves"])
-        self._states.show([_state(self._name, *one) for one in run["experiences"].items()])
+        self._flow.show(run["experiences"])
+        self._balance.show(run)
         self._rewards.show([_version(one) for one in run["rewards"]])
         self._drops.show([_drop(self._name, one) for one in run["drops"]])
         self._workers.show([_worker(one) for one in run["workers"]])
-        show_alerts(self._alerts, run["alerts"])
+        self._alerts.show(run["alerts"])
+        self._events.show(run["events"])
 
     def empty(self) -> None:
         self._content.clear()
         with self._content:
             said("a", "All runs", "button", href="/")
-
-
-def _states() -> Rows:
-    layout.heading("Experiences by state")
-    columns = [Column("state"), Column("rows", "number")]
-    return Rows("experiences by state", columns, "No experience was written yet.")
 
 
 def _drops() -> Rows:
@@ -131,10 +128,6 @@ def _workers(name: str) -> Rows:
     columns = [Column("role"), Column("host"), Column("pid", "number"), Column("life")]
     empty = f"No process works on this run. trinity-db run CONFIG starts the roles of '{name}' again."
     return Rows("processes", columns, empty)
-
-
-def _state(run: str, state: str, rows: int) -> list[Cell]:
-    return [Cell(state, layout.place("experiences", run=run, state=state)), Cell(f"{rows:,}")]
 
 
 def _version(one: Mapping[str, Any]) -> list[Cell]:

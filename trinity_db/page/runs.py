@@ -8,6 +8,7 @@ from nicegui import ui
 from trinity_db.diagnosis.finding import Finding
 from trinity_db.inspection.status import COUNTS, counted
 from trinity_db.page import layout, questions
+from trinity_db.page.alerts import Alerts
 from trinity_db.page.comparison import MAX_RUNS
 from trinity_db.page.elements import Cell, Column, Rows, said
 from trinity_db.page.layout import Look
@@ -33,7 +34,6 @@ EMPTY = (
     "trinity-db demo makes one in two minutes; trinity-db run my-run.yaml starts one of yours."
 )
 CHOOSER = "compare"
-NO_ALERTS = "No alerts: no row was given up, and everything that is held is held by a live worker."
 
 
 def register(reader: Reader) -> None:
@@ -51,13 +51,13 @@ class _Runs:
         self.look = Look(reader, questions.runs_and_alerts, self.show, lambda: None, follows=True)
         self._table = Rows("runs", COLUMNS, EMPTY)
         _chooser()
-        layout.heading("Alerts", "What trinity-db doctor finds wrong with the work of runs.")
-        self._alerts = alerts_table()
+        layout.heading("Alerts", "What trinity-db doctor finds wrong with runs at work.")
+        self._alerts = Alerts()
 
     def show(self, found: tuple[list[dict[str, Any]], list[Finding]]) -> None:
         rows, alerts = found
         self._table.show([_row(row) for row in rows])
-        show_alerts(self._alerts, alerts)
+        self._alerts.show(alerts)
 
 
 def _chooser() -> None:
@@ -66,16 +66,6 @@ def _chooser() -> None:
     with said("form", "", "filters chooser", **place):
         said("span", f"Tick up to {MAX_RUNS} runs above to see their curves and settings side by side.")
         said("button", "Compare", "main", type="submit")
-
-
-def alerts_table() -> Rows:
-    """A table for alerts, without any yet."""
-    return Rows("alerts", (Column("what"), Column("found", "long"), Column("remedy", "long")), NO_ALERTS)
-
-
-def show_alerts(table: Rows, alerts: list[Finding]) -> None:
-    """Fill that table."""
-    table.show([[Cell(one.what), Cell(one.found), Cell(one.remedy or "")] for one in alerts])
 
 
 def _row(run: Mapping[str, Any]) -> list[Cell]:

@@ -1,0 +1,155 @@
+"""What the doctor finds of runs that work and do not learn: stores that show it, and that just do not."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.complaints import Examine
+from tests.rows import Scene, attempt, rollout
+from trinity_db.database import Database
+from trinity_db.diagnosis import learning
+from trinity_db.schema.states import Outcome, WorkerRole
+from trinity_db.store import processing
+
+FEW, MANY = learning.FEWEST - 1, learning.FEWEST
+
+
+@pytest.fixture
+def scene(url: str) -> Iterator[Scene]:
+    with closing(Database(url)) as database:
+        scene = Scene.open(database, num_tasks=learning.GROUPS, algorithm="grpo")
+        yield scene
+
+
+@pytest.fixture
+def found(scene: Scene, examine: Examine) -> Any:
+    """What the doctor complains of in what the run learns from, by what it is about."""
+
+    def found() -> dict[str, Any]:
+        complaints = [one for one in examine(scene.database.url) if one["what"].startswith("learn ")]
+        assert all(one["level"] == "warn" and one["run"] == "run" for one in complaints)
+        return {one["what"]: one for one in complaints}
+
+    return found
+
+
+def test_groups_with_equal_rewards_are_found(scene: Scene, found: Any) -> None:
+    scene.make_ready(FEW, rewards=(0.1, 0.1, 0.1))
+    assert found() == {}
+    scene.make_ready(1, rewards=(0.0, 0.0))
+    alert = found()["learn rewards"]
+    assert "equal in 20 of its last 20 groups, in most of them 0.1" in alert["found"]
+    assert alert["shown"]["reward_from"] == pytest.approx(0.1)
+    scene.make_ready(4, rewards=(0.0, 1.0))
+    assert "equal in 20 of its last 24" in found()["learn rewards"]["found"]
+    scene.make_ready(2, rewards=(0.0, 1.0))  # 20 of 26 are less than 0.8
+    assert found() == {}
+
+
+def test_groups_without_rewards_are_found_where_steps_give_some(scene: Scene, found: Any) -> None:
+    scene.make_ready(MANY)
+    with scene.database.transaction() as tx:
+        tx.execute(
+            "UPDATE trinity.rollout_group SET reward_count = 0, reward_mean = NULL, reward_variance = NULL"
+        )
+    assert found() == {}  # no step gives rewards
+    set_config(scene, {"processors": {"score": [{"name": "exact_match"}]}})
+    assert "none of its last 20 groups has a reward" in found()["learn judged"]["found"]
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.rollout_group SET reward_count = 1, reward_mean = 0 WHERE id = 1")
+    assert found() == {}
+
+
+def test_runs_whose_rows_are_dropped_are_found_with_the_reason(scene: Scene, found: Any) -> None:
+    scene.explore(10)  # 20 rows
+    with scene.database.transaction() as tx:
+        claimed = processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 14)
+    drop(scene, [row["id"] for row in claimed], "too_short")
+    scene.process()
+    assert found() == {}  # 14 of 20 are less than 0.8
+    scene.explore(8)
+    with scene.database.transaction() as tx:
+        claimed = processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 16)
+    drop(scene, [row["id"] for row in claimed], "empty")
+    alert = found()["learn drops"]
+    assert alert["found"].endswith("30 of its last 36 rows will not be trained on, 16 of them for empty")
+    assert alert["shown"] == {"reason": "empty"}
+
+
+def test_attempts_that_fail_are_found_with_their_error(scene: Scene, found: Any) -> None:
+    groups = scene.claim(10)
+    scene.write([rollout(group, 0) for group in groups])
+    error = "Traceback\n  line\nValueError: no such tool"
+    scene.write([rollout(group, 1, error=error) for group in groups[:9]])
+    assert found() == {}  # 19 attempts
+    scene.write([rollout(groups[9], 1, error=error)])
+    alert = found()["learn attempts"]
+    assert "10 of its last 20 attempts failed: " in alert["found"]
+    assert alert["found"].endswith("ValueError: no such tool")
+    assert alert["shown"] == {"group": groups[9].id}
+    more = scene.claim(1)
+    scene.write([attempt(more[0], 0, ["step"])])
+    assert found() == {}
+
+
+@pytest.mark.parametrize(("last", "is_found"), [(0.09, True), (0.11, False)])
+def test_an_entropy_that_collapsed_is_found(scene: Scene, found: Any, last: float, is_found: bool) -> None:
+    for step in range(1, 2 * learning.STEPS):
+        scene.record(step, {"entropy": 1.0 if step <= learning.STEPS else last})
+    assert found() == {}  # of too few steps
+    scene.record(2 * learning.STEPS, {"entropy": last})
+    assert ("learn entropy" in found()) == is_found
+    if is_found:
+        alert = found()["learn entropy"]
+        assert "fell from 1 to 0.09 nats a token by step 20" in alert["found"]
+        assert alert["shown"] == {"metric": "entropy"}
+
+
+@pytest.mark.parametrize(("share", "is_found"), [(0.051, True), (0.049, False)])
+def test_engines_that_differ_from_the_trainer_are_found(
+    scene: Scene, found: Any, share: float, is_found: bool
+) -> None:
+    for step in range(1, 2 * learning.STEPS + 1):
+        scene.record(step, {learning.OUTSIDE: 0.0 if step <= learning.STEPS else share})
+    assert ("learn engine" in found()) == is_found
+    if is_found:
+        assert "differ by more than a fifth on 5.1% of the tokens" in found()["learn engine"]["found"]
+
+
+@pytest.mark.parametrize(("waited", "is_found"), [(26.0, True), (24.0, False)])
+def test_a_side_that_waits_for_the_other_is_found(
+    scene: Scene, found: Any, waited: float, is_found: bool
+) -> None:
+    scene.make_ready(1)
+    scene.train(step=1, size=1)
+    scene.record(1, {"step_time": 100.0, "time/wait_for_batch": waited})
+    scene.record(0, {"explore/time": 100.0, "explore/wait_for_training": 0.0}, WorkerRole.EXPLORE)
+    assert ("learn pace" in found()) == is_found
+    if is_found:
+        assert "trainer 26% of its time for rollouts" in found()["learn pace"]["found"]
+        assert "add explorers" in found()["learn pace"]["remedy"]
+
+
+def test_runs_that_are_over_are_told_only_when_they_are_asked_for(scene: Scene, found: Any) -> None:
+    scene.make_ready(MANY, rewards=(1.0, 1.0))
+    assert "learn rewards" in found()
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.run SET state = 'finished', finished_at = now()")
+    assert found() == {}
+    with scene.database.transaction() as tx:
+        [asked] = learning.equal_rewards(tx, scene.run.id)
+    assert asked.run == "run"
+
+
+def drop(scene: Scene, ids: list[int], reason: str) -> None:
+    verdicts = [processing.Verdict(id, 1, Outcome.DROPPED, reason, {}) for id in ids]
+    with scene.database.transaction() as tx:
+        processing.finish(tx, processing.CLEAN, scene.run.id, scene.processor, verdicts, max_attempts=3)
+
+
+def set_config(scene: Scene, config: dict[str, Any]) -> None:
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.run SET config = %s", [Jsonb(config)])

@@ -1,0 +1,133 @@
+"""Checks of what runs learn from: a run that works, and yet does not learn.
+
+Each looks at the newest rows or steps of the active runs, or of the one run that it is given, whatever its
+state.
+"""
+
+from itertools import groupby
+
+from trinity_db.diagnosis.finding import Connection, Finding, ok, warn
+from trinity_db.inspection import status
+from trinity_db.schema.queries import query
+
+GROUPS = 100  # the newest of a run: some steps of it, so that what was mended an hour ago is told no longer
+ROWS = 200  # the same in rows
+ATTEMPTS = 100  # the same in attempts
+FEWEST = 20  # of fewer, a share says little
+EQUAL_SHARE = 0.8  # then four of five groups have the advantage 0, and their sampling teaches nothing
+DROPPED_SHARE = (
+    0.8  # dynamic sampling drops half by intention; this is five rows sampled for one that is learned from
+)
+FAILED_SHARE = 0.5  # an unsteady tool fails now and then; half of all attempts is a program that is wrong
+STEPS = 10  # a single step is noise
+COLLAPSED_SHARE = 0.1  # of the entropy at the beginning: attempts at a task are then nearly the same
+OUTSIDE_SHARE = 0.05  # bfloat16 alone puts less than a hundredth of the tokens outside 0.8 to 1.2
+
+ENTROPY = "entropy"
+OUTSIDE = "sampling/engine_ratio_outside"
+
+
+def equal_rewards(connection: Connection, run_id: int | None = None) -> list[Finding]:
+    """Groups whose rewards are equal: within them no attempt is better than another."""
+    found = []
+    for row in connection.execute(query("learning_groups"), {"run_id": run_id, "groups": GROUPS}):
+        if row["groups"] >= FEWEST and row["equal"] >= EQUAL_SHARE * row["groups"]:
+            text = (
+                f"run '{row['run']}': rewards are equal in {row['equal']} of its last {row['groups']} "
+                f"groups, in most of them {row['reward']:.3g}"
+            )
+            remedy = (
+                "look at the responses: a reward function that tells them apart, easier or harder tasks "
+                "(explorer.tasks: {name: difficulty}), or processors.group.drop_equal_rewards"
+            )
+            shown = {"reward_from": row["reward"], "reward_to": row["reward"]}
+            found.append(warn("learn rewards", text, remedy, row["run"], shown))
+    return found or [ok("learn rewards", "rewards differ within the newest groups")]
+
+
+def missing_rewards(connection: Connection, run_id: int | None = None) -> list[Finding]:
+    """Groups without any reward, although steps of the run are to give some."""
+    found = []
+    for row in connection.execute(query("learning_groups"), {"run_id": run_id, "groups": GROUPS}):
+        if row["is_scored"] and row["kept"] >= FEWEST and row["unrewarded"] == row["kept"]:
+            text = f"run '{row['run']}': none of its last {row['kept']} groups has a reward"
+            remedy = (
+                "let a step under processors.score return a number, then: trinity-db rescore " + row["run"]
+            )
+            found.append(warn("learn judged", text, remedy, row["run"], {}))
+    return found or [ok("learn judged", "the newest groups have rewards where steps give some")]
+
+
+def drops(connection: Connection, run_id: int | None = None) -> list[Finding]:
+    """Runs nearly all of whose rows are dropped or expire, with the reason of most."""
+    found = []
+    rows = connection.execute(query("learning_drops"), {"run_id": run_id, "rows": ROWS}).fetchall()
+    for run, grouped in groupby(rows, lambda row: row["run"]):
+        reasons = {row["reason"]: row["rows"] for row in grouped}
+        decided, kept = sum(reasons.values()), reasons.pop(None, 0)
+        if decided >= FEWEST and decided - kept >= DROPPED_SHARE * decided:
+            reason, most = next(iter(reasons.items()))
+            text = (
+                f"run '{run}': {decided - kept} of its last {decided} rows will not be trained on, "
+                f"{most} of them for {reason}"
+            )
+            found.append(warn("learn drops", text, f"trinity-db status {run}", run, {"reason": reason}))
+    return found or [ok("learn drops", "most of the newest rows are kept")]
+
+
+def attempts(connection: Connection, run_id: int | None = None) -> list[Finding]:
+    """Attempts that end with an error."""
+    found = []
+    for row in connection.execute(query("learning_attempts"), {"run_id": run_id, "attempts": ATTEMPTS}):
+        if row["attempts"] >= FEWEST and row["failed"] >= FAILED_SHARE * row["attempts"]:
+            error = " ".join(row["error"].split()[-20:])  # a traceback ends with what it is
+            text = (
+                f"run '{row['run']}': {row['failed']} of its last {row['attempts']} attempts failed: {error}"
+            )
+            remedy = "mend the workflow or the environment; its log has the whole error"
+            found.append(warn("learn attempts", text, remedy, row["run"], {"group": row["group_id"]}))
+    return found or [ok("learn attempts", "most of the newest attempts end well")]
+
+
+def entropy(connection: Connection, run_id: int | None = None) -> list[Finding]:
+    """A policy that has all but stopped to vary."""
+    found = []
+    values = {"run_id": run_id, "name": ENTROPY, "steps": STEPS}
+    for row in connection.execute(query("learning_metric"), values):
+        if row["last"] < COLLAPSED_SHARE * row["first"]:
+            text = (
+                f"run '{row['run']}': entropy fell from {row['first']:.2g} to {row['last']:.2g} nats a token "
+                f"by step {row['step']}, so that attempts at a task are nearly the same"
+            )
+            remedy = "lower trainer.learning_rate, or raise algorithm.entropy_coefficient, by --change"
+            found.append(warn("learn entropy", text, remedy, row["run"], {"metric": ENTROPY}))
+    return found or [ok("learn entropy", "no policy has lost most of its entropy")]
+
+
+def log_probabilities(connection: Connection, run_id: int | None = None) -> list[Finding]:
+    """An engine that computes other log-probabilities than the trainer, for the same weights."""
+    found = []
+    values = {"run_id": run_id, "name": OUTSIDE, "steps": STEPS}
+    for row in connection.execute(query("learning_metric"), values):
+        if row["last"] > OUTSIDE_SHARE:
+            text = (
+                f"run '{row['run']}': for the same weights, engine and trainer differ by more than a fifth "
+                f"on {row['last']:.1%} of the tokens, at the last steps to {row['step']}"
+            )
+            remedy = "let both compute in the same dtype, or correct for it: algorithm.correction"
+            found.append(warn("learn engine", text, remedy, row["run"], {"metric": OUTSIDE}))
+    return found or [ok("learn engine", "engines and trainers agree on log-probabilities")]
+
+
+def waiting(connection: Connection, run_id: int | None = None) -> list[Finding]:
+    """Active runs where one side waits for the other much of its time."""
+    found = []
+    for row in connection.execute(query("learning_runs"), {"run_id": run_id}).fetchall():
+        said, remedy = status.balance(status.measured(connection, row["id"])["waiting"])
+        if said and remedy:
+            shown = {"metric": "time/wait_for_batch"}
+            found.append(warn("learn pace", f"run '{row['run']}' waits: {said}", remedy, row["run"], shown))
+    return found or [ok("learn pace", "explorers and trainers keep pace with one another")]
+
+
+CHECKS = (equal_rewards, missing_rewards, drops, attempts, entropy, log_probabilities, waiting)

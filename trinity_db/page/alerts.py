@@ -1,0 +1,39 @@
+"""Alerts: what `trinity-db doctor` finds wrong with runs, each with a way to what shows it."""
+
+from collections.abc import Sequence
+
+from trinity_db.diagnosis.finding import Finding
+from trinity_db.page import layout
+from trinity_db.page.elements import Cell, Column, Rows
+
+COLUMNS = (
+    Column("alert"),
+    Column("found", "long"),
+    Column("remedy", "long"),
+    Column("shown by", hint="the rows, the group or the curve that show it"),
+)
+NONE = "No alerts: rows flow, rewards differ, and everything that is held is held by a live worker."
+
+
+class Alerts:
+    """A table of alerts."""
+
+    def __init__(self) -> None:
+        self._table = Rows("alerts", COLUMNS, NONE)
+
+    def show(self, alerts: Sequence[Finding]) -> None:
+        self._table.show(
+            [[Cell(one.what), Cell(one.found), Cell(one.remedy or ""), _shown(one)] for one in alerts]
+        )
+
+
+def _shown(alert: Finding) -> Cell:
+    match alert.shown:
+        case None:
+            return Cell()
+        case {"metric": name}:
+            return Cell(f"curve of {name}", layout.place("compare", run=alert.run, metric=name))
+        case {"group": number}:
+            return Cell(f"group {number}", layout.place("group", number))
+        case filters:
+            return Cell("experiences", layout.place("experiences", run=alert.run, **filters))
