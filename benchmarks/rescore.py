@@ -7,25 +7,23 @@ rescore` does. Then every old row must have one new reward event.
 
 import multiprocessing
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from multiprocessing.connection import Connection
 
 import psycopg
 
 from benchmarks import data
-from benchmarks.claims import FLOOR
+from benchmarks.beside import QUIET, Seconds, keep, latencies
 from benchmarks.context import Context
 from benchmarks.filled import fill
 from benchmarks.hour import Flow
-from benchmarks.measure import OURS, Bar, Result, figure, percentile
+from benchmarks.measure import OURS, Bar, Result, figure
 from benchmarks.scene import RUN, Scene
 
 MEASURE = "rescore"
 ROWS = 102_400  # that are judged again, in as many parts as there are repetitions
 FILLED = 2048  # new rows at a time
-TIMED = ((OURS, "claim"), (OURS, "finish"), (OURS, "draw"), (FLOOR, "claim"))
-QUIET, BESIDE = "quiet", "beside a rescore"
+BESIDE = "beside a rescore"
 
 # What another version of the step said of the old rows.
 JUDGED = """
@@ -55,7 +53,7 @@ def run(context: Context) -> list[Result]:
         server.settle()
         flow = Flow.open(scene)
         flow.move(FILLED)  # connections, plans and caches
-        seconds: dict[str, dict[tuple[str, str], list[float]]] = {QUIET: {}, BESIDE: {}}
+        seconds: dict[str, Seconds] = {QUIET: {}, BESIDE: {}}
         rates: list[float] = []
         size = -(-len(groups) // context.repetitions)
         for begin in range(0, len(groups), size):
@@ -65,9 +63,9 @@ def run(context: Context) -> list[Result]:
             flow.seconds.clear()
             for _ in range(moves):
                 flow.move(FILLED)
-            _keep(flow, seconds[QUIET])
+            keep(flow, seconds[QUIET])
         found = [figure(MEASURE, OURS, f"{num_rows} rows, {BESIDE}", "rows/s", rates)]
-        return found + _latencies(seconds) + _lost(scene, last)
+        return found + latencies(MEASURE, BESIDE, seconds) + _lost(scene, last)
 
 
 def _history(scene: Scene, num_rows: int) -> tuple[int, list[int]]:
@@ -80,9 +78,7 @@ def _history(scene: Scene, num_rows: int) -> tuple[int, list[int]]:
     return last, [id for (id,) in rows]
 
 
-def _beside(
-    flow: Flow, groups: list[int], rates: list[float], seconds: dict[tuple[str, str], list[float]]
-) -> int:
+def _beside(flow: Flow, groups: list[int], rates: list[float], seconds: Seconds) -> int:
     """Move new rows until another process has judged those of some groups; how often."""
     process = multiprocessing.get_context("spawn")
     receiver, sender = process.Pipe(duplex=False)
@@ -97,7 +93,7 @@ def _beside(
         moves += 1
     rates.append(receiver.recv())
     rescorer.join()
-    _keep(flow, seconds)
+    keep(flow, seconds)
     return moves
 
 
@@ -119,24 +115,6 @@ def _rescore(url: str, groups: list[int], sender: Connection) -> None:
         begun = time.perf_counter()
         rescorer.serve()
         sender.send(rescorer.counted.rows / (time.perf_counter() - begun))
-
-
-def _keep(flow: Flow, seconds: dict[tuple[str, str], list[float]]) -> None:
-    for timed in TIMED:
-        seconds.setdefault(timed, []).extend(flow.seconds[timed])
-    flow.seconds.clear()
-
-
-def _latencies(seconds: Mapping[str, Mapping[tuple[str, str], list[float]]]) -> list[Result]:
-    """p99 of each verb in both, and how many times as long it takes beside a rescore."""
-    found = []
-    for who, verb in TIMED:
-        p99 = {phase: percentile(of[who, verb], 99) for phase, of in seconds.items()}
-        for phase, value in p99.items():
-            found.append(figure(MEASURE, who, f"{verb}, {phase}", "ms p99", [1e3 * value]))
-        times = [p99[BESIDE] / p99[QUIET]]
-        found.append(figure(MEASURE, who, f"{verb}, {BESIDE}", "× quiet p99", times))
-    return found
 
 
 def _lost(scene: Scene, last: int) -> list[Result]:

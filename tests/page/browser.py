@@ -39,13 +39,18 @@ class Served:
 
 
 @contextmanager
-def served(environment: Mapping[str, str]) -> Iterator[Served]:
-    """`trinity-db page` on the store that the environment names, killed at the end if it still runs."""
+def served(environment: Mapping[str, str], *program: str) -> Iterator[Served]:
+    """`trinity-db page` on the store that the environment names, killed at the end if it still runs.
+
+    Args:
+        program: what Python runs in place of the package, with the same arguments.
+    """
     # NiceGUI behaves otherwise in a process that it takes for a test.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "trinity_db", "page", "--port", "0"],
+        [sys.executable, *(program or ("-m", "trinity_db")), "page", "--port", "0"],
         env={**inherited, **environment},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -3,6 +3,7 @@
     server        listens on this machine, until Ctrl-C
     access        lets in browsers that were given the key, for pages, files and sockets alike
     reader        asks the database, in threads of its own
+    answers       of what visitors follow: asked once for all of them
     questions     the questions that only the page asks; the others are those of `inspection` and `diagnosis`
     pass_rates    those about how often tasks are solved
     layout        what all pages have: head, notices, how they follow the store

@@ -113,7 +113,7 @@ def card(title: str, unit: str, options: dict[str, Any]) -> ui.echart:
 
 
 def drawing(lines: Sequence[Line], *, names_at_ends: bool = False, whole: bool = True) -> dict[str, Any]:
-    """What ECharts draws. No key and no text of it comes from the store.
+    """What ECharts draws. No key and no text of it comes from the store. Points are a tuple: see elements.
 
     Args:
         names_at_ends: each curve's name stands at its end, and not below the chart.
@@ -132,7 +132,7 @@ def drawing(lines: Sequence[Line], *, names_at_ends: bool = False, whole: bool =
         "legend": {"show": has_legend, "bottom": 0, "itemHeight": 8, "itemWidth": 26},
         "tooltip": {"trigger": "axis", "confine": True},
         "series": [
-            {"type": "line", "name": one.name, "data": [[place, value] for place, value in one.points],
+            {"type": "line", "name": one.name, "data": tuple(one.points),
              "showSymbol": len(one.points) == 1, "symbolSize": 5, "color": one.style.colour,
              "endLabel": {"show": names_at_ends, "formatter": "{a}", "distance": 3},
              "labelLayout": {"moveOverlap": "shiftY"},

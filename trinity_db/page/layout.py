@@ -12,6 +12,7 @@ from nicegui import ui
 
 from trinity_db.database import Database, first_line
 from trinity_db.errors import DatabaseUnavailable, NotFound, TrinityError
+from trinity_db.page.answers import PAUSES, Answers
 from trinity_db.page.elements import Cell, Pulse, said
 from trinity_db.page.reader import Reader
 
@@ -20,7 +21,6 @@ logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 REFRESH_SECONDS = 10.0  # a step takes longer on most runs; people who want more press reload
-PAUSES = 10  # times as long as a look took, so that looks do not keep a large store busy
 RESPONSE_SECONDS = 45.0  # a page asks a few statements, of STATEMENT_SECONDS each at most
 MAX_ID = 2**63 - 1
 CHARACTERS = 20_000  # of one text: what people read, and what a visitor's page may weigh
@@ -89,7 +89,7 @@ class Look(Generic[Found]):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Reader | Answers,
         read: Callable[[Database], Found],
         show: Callable[[Found], None],
         gone: Callable[[], None],

@@ -9,6 +9,7 @@ from nicegui import ui
 from trinity_db.inspection import status
 from trinity_db.page import layout, questions
 from trinity_db.page.alerts import Alerts
+from trinity_db.page.answers import Answers
 from trinity_db.page.charts import CHARTS, Curves
 from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, said
 from trinity_db.page.events import Events
@@ -28,18 +29,19 @@ NO_CURVES = "No step was trained yet. Curves appear with the first one: is the t
 
 def register(reader: Reader) -> None:
     """Add the page."""
+    answers = Answers(reader)
 
     @ui.page("/run/{name:path}", response_timeout=layout.RESPONSE_SECONDS)
     async def run_page(name: str) -> None:
         with layout.frame(f"Run {name}"):
-            page = _Run(reader, layout.text(name))
+            page = _Run(answers, layout.text(name))
             await page.look.look()
 
 
 class _Run:
-    def __init__(self, reader: Reader, name: str) -> None:
+    def __init__(self, answers: Answers, name: str) -> None:
         read = partial(questions.run_in_full, name=name)
-        self.look = Look(reader, read, self.show, self.empty, follows=True)
+        self.look = Look(answers, read, self.show, self.empty, follows=True)
         self._name = name
         self._content = said("div")
         with self._content:

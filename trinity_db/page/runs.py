@@ -9,6 +9,7 @@ from trinity_db.diagnosis.finding import Finding
 from trinity_db.inspection.status import COUNTS, counted
 from trinity_db.page import layout, questions
 from trinity_db.page.alerts import Alerts
+from trinity_db.page.answers import Answers
 from trinity_db.page.comparison import MAX_RUNS
 from trinity_db.page.elements import Cell, Column, Rows, said
 from trinity_db.page.layout import Look
@@ -38,17 +39,18 @@ CHOOSER = "compare"
 
 def register(reader: Reader) -> None:
     """Add the page."""
+    answers = Answers(reader)
 
     @ui.page("/", response_timeout=layout.RESPONSE_SECONDS)
     async def runs_page() -> None:
         with layout.frame("Runs", "Runs"):
-            page = _Runs(reader)
+            page = _Runs(answers)
             await page.look.look()
 
 
 class _Runs:
-    def __init__(self, reader: Reader) -> None:
-        self.look = Look(reader, questions.runs_and_alerts, self.show, lambda: None, follows=True)
+    def __init__(self, answers: Answers) -> None:
+        self.look = Look(answers, questions.runs_and_alerts, self.show, lambda: None, follows=True)
         self._table = Rows("runs", COLUMNS, EMPTY)
         _chooser()
         layout.heading("Alerts", "What trinity-db doctor finds wrong with runs at work.")

@@ -1,0 +1,92 @@
+"""What visitors of the page follow is asked once for all of them."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.postgres import by_login
+from tests.rows import Scene
+from trinity_db.database import Database
+from trinity_db.errors import NotFound
+from trinity_db.page import questions
+from trinity_db.page.answers import Answers
+from trinity_db.page.reader import Reader
+
+NAME = "run"
+
+
+@pytest.fixture
+def answers(scene: Scene) -> Iterator[Answers]:
+    """Answers of a reader by a login that may only read."""
+    with (
+        closing(Database(by_login(scene.database.url))) as reading,
+        closing(Reader(reading)) as reader,
+    ):
+        yield Answers(reader)
+
+
+class Question:
+    """Counts how often the database is asked it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, database: Database) -> Any:
+        with self._lock:
+            self.asked += 1
+        with database.transaction(read_only=True) as tx:
+            return tx.execute("SELECT clock_timestamp() AS at, pg_sleep(0.3)").fetchone()
+
+
+def test_a_question_of_twenty_visitors_is_asked_once(answers: Answers) -> None:
+    question = Question()
+
+    async def look() -> list[Any]:
+        found = await asyncio.gather(*(answers.ask(question) for _ in range(20)))
+        return [*found, await answers.ask(question)]
+
+    found = asyncio.run(look())
+    assert (question.asked, len({one["at"] for one in found})) == (1, 1)
+
+
+def test_questions_with_other_arguments_have_answers_of_their_own(scene: Scene, answers: Answers) -> None:
+    other = scene.beside("other")
+
+    async def look() -> list[dict[str, Any]]:
+        asked = [partial(questions.run_in_full, name=name) for name in (NAME, other.run.name, NAME)]
+        return list(await asyncio.gather(*map(answers.ask, asked)))
+
+    first, second, third = asyncio.run(look())
+    assert (first["run"], second["run"]) == (NAME, "other")
+    assert third is first
+
+
+def test_an_error_is_told_to_all_who_wait_and_the_next_visitor_asks_again(answers: Answers) -> None:
+    missing = partial(questions.run_in_full, name="none")
+
+    async def look() -> list[Any]:
+        asked = [answers.ask(missing) for _ in range(3)]
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    for _ in range(2):
+        assert [type(error) for error in asyncio.run(look())] == [NotFound] * 3
+
+
+def test_a_visitor_who_leaves_takes_the_answer_from_no_other(answers: Answers) -> None:
+    question = Question()
+
+    async def look() -> Any:
+        leaves = asyncio.create_task(answers.ask(question))
+        stays = asyncio.create_task(answers.ask(question))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        return await stays
+
+    assert asyncio.run(look())["at"]
+    assert question.asked == 1
