@@ -12,9 +12,10 @@ from playwright.sync_api import Browser, expect
 
 from tests.page.browser import Served, Visit, home_of, served
 from tests.postgres import by_login, new_database
-from tests.rows import Scene, import_records, rollout, trajectory
+from tests.rows import Scene, attempt, claim_rows, finish_rows, import_records, rollout, trajectory
 from trinity_db.database import Database
 from trinity_db.page.questions import ROWS
+from trinity_db.schema.states import Outcome
 from trinity_db.store import evaluations, processing, runs
 
 PATTERNS = {0: ("0.0", "0.5"), 1: ("1.0", "2.0"), 2: ("0.25", "1.0"), 3: ("1.0", "0.0")}
@@ -202,6 +203,32 @@ def test_a_task_has_each_version_with_what_the_rows_say(scene: Scene, visit: Vis
     titles = visit.page.locator(".charts h3").all_inner_texts()
     assert [title.split("\n")[0].split(" ")[0] for title in titles] == ["Pass", "Mean"]
     assert visit.page.locator(".chart svg").count() == 2
+
+
+def test_attempts_of_several_steps_count_as_the_counts_of_the_task_do(scene: Scene, visit: Visit) -> None:
+    """Each earns what its steps earn; one that lost a step is not judged, one that is left out is."""
+    steps = scene.beside("steps", {"processors": {"group": {"solved_reward": 3.0}}})
+    [group] = steps.claim(1, group_size=4)
+    steps.write(
+        [
+            attempt(group, member, said)
+            for member, said in enumerate((["1", "2"], ["1", "1"], ["4"], ["1", "9"]))
+        ]
+    )
+    *others, lost = claim_rows(steps)
+    finish_rows(steps, [processing.Verdict(lost, 1, Outcome.DROPPED, "long")])
+    finish_rows(steps, [processing.Verdict(id, 1) for id in others])
+    steps.judge(processing.SCORE)
+    assert steps.settle(solved_reward=3.0, keep="positives") == 1
+    [(id, counted, solved)] = steps.rows(
+        "SELECT task_id, scored, solved FROM trinity.task_stat WHERE run_id = %s", steps.run.id
+    )
+    assert (counted, solved) == (3, 2)
+    visit.open(f"/task/{id}?run=steps")
+    assert visit.rows("by policy version") == [
+        ["0", "training", "4", "3", "2", "66.7%", f"{mean((3, 2, 4)):.3f}", "show"]
+    ]
+    assert visit.facts()["pass rate in training"] == "66.7%, 2 of 3 attempts"
 
 
 def test_two_versions_stand_side_by_side_on_one_task(scene: Scene, visit: Visit) -> None:
