@@ -264,7 +264,8 @@ SELECT e.id,
        e.version_min,
        e.version_max,
        CASE WHEN latest.skipped = 0 AND e.version_max <= latest.version THEN latest.version - e.version_min
-            ELSE trinity.staleness(e.run_id, latest.version, e.version_min, e.version_max) END AS staleness_now,
+            WHEN e.version_min IS NOT NULL
+            THEN trinity.staleness(e.run_id, latest.version, e.version_min, e.version_max) END AS staleness_now,
        e.use_count,
        e.prompt_length,
        e.response_length,
@@ -295,7 +296,7 @@ COMMENT ON COLUMN trinity.experience_view.response IS 'Response as text';
 COMMENT ON COLUMN trinity.experience_view.reward IS 'Reward as it is now; NULL before the first';
 COMMENT ON COLUMN trinity.experience_view.version_min IS 'Oldest policy version that wrote any of its tokens';
 COMMENT ON COLUMN trinity.experience_view.version_max IS 'Newest policy version that wrote any of its tokens';
-COMMENT ON COLUMN trinity.experience_view.staleness_now IS 'How many publications lie between the latest policy version and the farthest that wrote any of its tokens';
+COMMENT ON COLUMN trinity.experience_view.staleness_now IS 'How many publications lie between the latest policy version and the farthest that wrote any of its tokens; NULL for an adopted or imported row, which no version of the run wrote';
 COMMENT ON COLUMN trinity.experience_view.use_count IS 'How many committed batches used it';
 COMMENT ON COLUMN trinity.experience_view.prompt_length IS 'Length of the prompt in tokens';
 COMMENT ON COLUMN trinity.experience_view.response_length IS 'Length of the response in tokens';

@@ -42,8 +42,7 @@ WITH measured AS (
 point AS (
     SELECT m.name, min(m.step) AS step, min(m.created_at) AS created_at, avg(m.value) AS value
     FROM measured m
-    CROSS JOIN (SELECT coalesce(max(b.step), 0) / %(points)s::integer + 1 AS width
-                FROM trinity.batch b WHERE b.run_id = %(run_id)s) w
+    CROSS JOIN (SELECT max(l.step) / %(points)s::integer + 1 AS width FROM measured l) w
     GROUP BY m.name, m.step / w.width
 ),
 placed AS (

@@ -7,7 +7,8 @@ WHERE r.kind = 'train' AND r.state = 'active' AND r.deleting_at IS NULL
 ORDER BY r.id
 
 -- name: learning_groups
--- Of each active run, or of the one with this id, its newest :groups judged rollout groups: how many have two rewards or
+-- Of each active run, or of the one with this id, its newest :groups judged rollout groups, of active runs among the
+-- newest :depth of the store, so that runs that rest cost little: how many have two rewards or
 -- more and all of them equal, how many were not dropped, how many of these have no reward, and which mean reward most of
 -- the equal ones have. `is_scored` says whether the run has steps that give rewards.
 SELECT r.name AS run, coalesce(jsonb_array_length(nullif(r.config #> '{processors,score}', 'null')), 0) > 0 AS is_scored,
@@ -21,6 +22,8 @@ CROSS JOIN LATERAL (
                  g.reward_count >= 2 AND g.reward_variance < 1e-12 AS is_equal
           FROM trinity.rollout_group g
           WHERE g.run_id = r.id AND g.state IN ('ready', 'leased', 'trained', 'dropped')
+            AND g.id > CASE WHEN %(run_id)s::bigint IS NULL THEN (SELECT max(l.id) FROM trinity.rollout_group l) - %(depth)s
+                            ELSE 0 END
           ORDER BY g.id DESC LIMIT %(groups)s) n
 ) g
 WHERE r.kind = 'train' AND r.draws = 'groups'
@@ -28,14 +31,19 @@ WHERE r.kind = 'train' AND r.draws = 'groups'
 ORDER BY r.id
 
 -- name: learning_drops
--- Of each active run, or of the one with this id, its newest :rows rows that were decided on, by the reason for which
--- they were dropped or expired; NULL for those that were kept.
+-- Of each active run, or of the one with this id, the newest :rows rows of the groups that learning_groups looks at, by
+-- the reason for which they were dropped or expired; NULL for those that were kept.
 SELECT r.name AS run, e.reason, count(*) AS rows
 FROM trinity.run r
 CROSS JOIN LATERAL (
     SELECT CASE WHEN n.state IN ('dropped', 'expired') THEN coalesce(d.reason, n.state::text) END AS reason
-    FROM (SELECT e.id, e.group_id, e.state FROM trinity.experience e
-          WHERE e.run_id = r.id AND NOT e.held_out AND e.state IN ('ready', 'leased', 'trained', 'dropped', 'expired')
+    FROM (SELECT e.id, e.group_id, e.state
+          FROM (SELECT g.id FROM trinity.rollout_group g
+                WHERE g.run_id = r.id AND g.state IN ('ready', 'leased', 'trained', 'dropped')
+                  AND g.id > CASE WHEN %(run_id)s::bigint IS NULL THEN (SELECT max(l.id) FROM trinity.rollout_group l) - %(depth)s
+                                  ELSE 0 END
+                ORDER BY g.id DESC LIMIT %(groups)s) g
+          JOIN trinity.experience e ON e.group_id = g.id
           ORDER BY e.id DESC LIMIT %(rows)s) n
     LEFT JOIN LATERAL (SELECT d.reason FROM trinity."drop" d WHERE d.experience_id = n.id
                        UNION ALL
@@ -48,16 +56,21 @@ GROUP BY r.id, r.name, e.reason
 ORDER BY r.id, rows DESC, e.reason
 
 -- name: learning_attempts
--- Of each active run, or of the one with this id, how many of its newest :attempts attempts failed, with the group and
--- the error of the last one that did.
+-- Of each active run, or of the one with this id, how many of the newest :attempts attempts of its newest :groups explored
+-- groups failed, with the group and the error of the last one that did; :depth as in learning_groups.
 SELECT r.name AS run, m.*
 FROM trinity.run r
 CROSS JOIN LATERAL (
     SELECT count(*) AS attempts, count(*) FILTER (WHERE n.state = 'failed') AS failed,
            (array_agg(n.group_id ORDER BY n.id DESC) FILTER (WHERE n.state = 'failed'))[1] AS group_id,
            (array_agg(left(n.error, 1000) ORDER BY n.id DESC) FILTER (WHERE n.state = 'failed'))[1] AS error
-    FROM (SELECT m.id, m.group_id, m.state, m.error FROM trinity.rollout m
-          WHERE m.run_id = r.id AND m.state IN ('finished', 'failed')
+    FROM (SELECT m.id, m.group_id, m.state, m.error
+          FROM (SELECT g.id FROM trinity.rollout_group g
+                WHERE g.run_id = r.id AND g.state <> 'open' AND g.evaluation_id IS NULL
+                  AND g.id > CASE WHEN %(run_id)s::bigint IS NULL THEN (SELECT max(l.id) FROM trinity.rollout_group l) - %(depth)s
+                                  ELSE 0 END
+                ORDER BY g.id DESC LIMIT %(groups)s) g
+          JOIN trinity.rollout m ON m.group_id = g.id AND m.state IN ('finished', 'failed')
           ORDER BY m.id DESC LIMIT %(attempts)s) n
 ) m
 WHERE r.kind = 'train'

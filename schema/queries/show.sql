@@ -1,9 +1,10 @@
 -- name: show_experience
 -- One experience with all that exists once for it. An adopted row shares the text of its source.
 SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.version_max,
-       trinity.staleness(e.run_id, (SELECT max(p.version) FROM trinity.policy_version p
-                                    WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL),
-                         e.version_min, e.version_max) AS staleness_now,
+       CASE WHEN e.version_min IS NOT NULL -- NULL if no version of the run wrote it
+            THEN trinity.staleness(e.run_id, (SELECT max(p.version) FROM trinity.policy_version p
+                                              WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL),
+                                   e.version_min, e.version_max) END AS staleness_now,
        e.use_count, e.prompt_length, e.response_length, e.source_id, e.group_id, g.state AS group_state,
        m.ordinal AS member, e.rollout_id, e.step, m.greedy, m.model, m.finish_reason, m.started_at, m.finished_at,
        e.worker_id, e.attempt, e.created_at, s.name AS taskset, g.task_id, t.key AS task,

@@ -86,6 +86,24 @@ def test_rows_come_with_tokens_log_probabilities_and_rewards_and_lead_back(scene
     assert sorted(states) == ["ready", "ready", "trained", "trained"], "the other run goes on as before"
 
 
+def test_rows_that_no_version_of_the_run_wrote_have_no_staleness(scene: Scene) -> None:
+    scene.make_ready(1)
+    open_run(scene, "second", "rows")
+    with scene.database.transaction() as tx:
+        tx.execute(
+            """INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
+               SELECT r.id, v, 0, 'folder', 'hash' FROM trinity.run r, generate_series(0, 1) v
+               ON CONFLICT DO NOTHING"""
+        )
+    for name, expected in (("run", [1, 1]), ("second", [None, None])):
+        ids = scene.values("SELECT id FROM trinity.experience_view WHERE run = %s", name)
+        now = "SELECT staleness_now FROM trinity.experience_view WHERE run = %s"
+        assert scene.values(now, name) == expected
+        with scene.database.transaction() as tx:
+            shown = [tx.execute(query("show_experience"), {"id": id}).fetchone() for id in ids]
+        assert [row["staleness_now"] for row in shown if row] == expected
+
+
 def test_greedy_dropped_and_evaluated_rows_and_those_of_open_groups_are_left(scene: Scene) -> None:
     scene.make_ready(1, rewards=(1.0, 0.0))
     scene.explore(1, rewards=(1.0, 1.0))

@@ -11,8 +11,9 @@ from trinity_db.inspection import status
 from trinity_db.schema.queries import query
 
 GROUPS = 100  # the newest of a run: some steps of it, so that what was mended an hour ago is told no longer
-ROWS = 200  # the same in rows
-ATTEMPTS = 100  # the same in attempts
+DEPTH = 20_000  # newest groups of the store: a run with none of them rests; to look for it takes 20 ms
+ROWS = 200  # the same as GROUPS, in rows
+ATTEMPTS = 100  # the same, in attempts
 FEWEST = 20  # of fewer, a share says little
 EQUAL_SHARE = 0.8  # then four of five groups have the advantage 0, and their sampling teaches nothing
 DROPPED_SHARE = (
@@ -30,7 +31,7 @@ OUTSIDE = "sampling/engine_ratio_outside"
 def equal_rewards(connection: Connection, run_id: int | None = None) -> list[Finding]:
     """Groups whose rewards are equal: within them no attempt is better than another."""
     found = []
-    for row in connection.execute(query("learning_groups"), {"run_id": run_id, "groups": GROUPS}):
+    for row in connection.execute(query("learning_groups"), _newest(run_id)):
         if row["groups"] >= FEWEST and row["equal"] >= EQUAL_SHARE * row["groups"]:
             text = (
                 f"run '{row['run']}': rewards are equal in {row['equal']} of its last {row['groups']} "
@@ -48,7 +49,7 @@ def equal_rewards(connection: Connection, run_id: int | None = None) -> list[Fin
 def missing_rewards(connection: Connection, run_id: int | None = None) -> list[Finding]:
     """Groups without any reward, although steps of the run are to give some."""
     found = []
-    for row in connection.execute(query("learning_groups"), {"run_id": run_id, "groups": GROUPS}):
+    for row in connection.execute(query("learning_groups"), _newest(run_id)):
         if row["is_scored"] and row["kept"] >= FEWEST and row["unrewarded"] == row["kept"]:
             text = f"run '{row['run']}': none of its last {row['kept']} groups has a reward"
             remedy = (
@@ -61,7 +62,7 @@ def missing_rewards(connection: Connection, run_id: int | None = None) -> list[F
 def drops(connection: Connection, run_id: int | None = None) -> list[Finding]:
     """Runs nearly all of whose rows are dropped or expire, with the reason of most."""
     found = []
-    rows = connection.execute(query("learning_drops"), {"run_id": run_id, "rows": ROWS}).fetchall()
+    rows = connection.execute(query("learning_drops"), _newest(run_id)).fetchall()
     for run, grouped in groupby(rows, lambda row: row["run"]):
         reasons = {row["reason"]: row["rows"] for row in grouped}
         decided, kept = sum(reasons.values()), reasons.pop(None, 0)
@@ -78,7 +79,7 @@ def drops(connection: Connection, run_id: int | None = None) -> list[Finding]:
 def attempts(connection: Connection, run_id: int | None = None) -> list[Finding]:
     """Attempts that end with an error."""
     found = []
-    for row in connection.execute(query("learning_attempts"), {"run_id": run_id, "attempts": ATTEMPTS}):
+    for row in connection.execute(query("learning_attempts"), _newest(run_id)):
         if row["attempts"] >= FEWEST and row["failed"] >= FAILED_SHARE * row["attempts"]:
             error = " ".join(row["error"].split()[-20:])  # a traceback ends with what it is
             text = (
@@ -128,6 +129,11 @@ def waiting(connection: Connection, run_id: int | None = None) -> list[Finding]:
             shown = {"metric": "time/wait_for_batch"}
             found.append(warn("learn pace", f"run '{row['run']}' waits: {said}", remedy, row["run"], shown))
     return found or [ok("learn pace", "explorers and trainers keep pace with one another")]
+
+
+def _newest(run_id: int | None) -> dict[str, int | None]:
+    """How much is looked at."""
+    return {"run_id": run_id, "groups": GROUPS, "rows": ROWS, "attempts": ATTEMPTS, "depth": DEPTH}
 
 
 CHECKS = (equal_rewards, missing_rewards, drops, attempts, entropy, log_probabilities, waiting)

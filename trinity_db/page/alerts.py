@@ -6,12 +6,8 @@ from trinity_db.diagnosis.finding import Finding
 from trinity_db.page import layout
 from trinity_db.page.elements import Cell, Column, Rows
 
-COLUMNS = (
-    Column("alert"),
-    Column("found", "long"),
-    Column("remedy", "long"),
-    Column("shown by", hint="the rows, the group or the curve that show it"),
-)
+SHOWN_BY = Column("shown by", hint="the rows, the group or the curve that show it")
+COLUMNS = (Column("alert"), Column("found", "long"), Column("remedy", "long"), SHOWN_BY)
 NONE = "No alerts: rows flow, rewards differ, and everything that is held is held by a live worker."
 
 
@@ -23,11 +19,12 @@ class Alerts:
 
     def show(self, alerts: Sequence[Finding]) -> None:
         self._table.show(
-            [[Cell(one.what), Cell(one.found), Cell(one.remedy or ""), _shown(one)] for one in alerts]
+            [[Cell(one.what), Cell(one.found), Cell(one.remedy or ""), shown_by(one)] for one in alerts]
         )
 
 
-def _shown(alert: Finding) -> Cell:
+def shown_by(alert: Finding) -> Cell:
+    """The way to what shows it; nothing for what no page shows."""
     match alert.shown:
         case None:
             return Cell()

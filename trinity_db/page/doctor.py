@@ -11,11 +11,12 @@ from trinity_db.diagnosis.doctor import examine
 from trinity_db.diagnosis.finding import Finding, Level
 from trinity_db.explorer.engines.vllm import diagnosis
 from trinity_db.page import layout
+from trinity_db.page.alerts import SHOWN_BY, shown_by
 from trinity_db.page.elements import Cell, Column, Rows, said
 from trinity_db.page.layout import Look
 from trinity_db.page.reader import Reader
 
-COLUMNS = (Column("level"), Column("what"), Column("found", "long"), Column("remedy", "long"))
+COLUMNS = (Column("level"), Column("what"), Column("found", "long"), Column("remedy", "long"), SHOWN_BY)
 EXPLAINED = (
     "What trinity-db doctor says of this machine, and of the store by the login '{login}'. It says what "
     "this login may not see; in a terminal it looks by the store's own login."
@@ -61,7 +62,13 @@ class _Doctor:
             table = Rows("findings", COLUMNS, "Nothing was looked at.")
             table.show(
                 [
-                    [layout.state(one.level.value), Cell(one.what), Cell(one.found), Cell(one.remedy or "")]
+                    [
+                        layout.state(one.level.value),
+                        Cell(one.what),
+                        Cell(one.found),
+                        Cell(one.remedy or ""),
+                        shown_by(one),
+                    ]
                     for one in order
                 ]
             )

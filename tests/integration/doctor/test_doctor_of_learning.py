@@ -8,7 +8,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.complaints import Examine
-from tests.rows import Scene, attempt, rollout
+from tests.rows import Scene, rollout
 from trinity_db.database import Database
 from trinity_db.diagnosis import learning
 from trinity_db.schema.states import Outcome, WorkerRole
@@ -74,6 +74,7 @@ def test_runs_whose_rows_are_dropped_are_found_with_the_reason(scene: Scene, fou
     with scene.database.transaction() as tx:
         claimed = processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 16)
     drop(scene, [row["id"] for row in claimed], "empty")
+    scene.settle()
     alert = found()["learn drops"]
     assert alert["found"].endswith("30 of its last 36 rows will not be trained on, 16 of them for empty")
     assert alert["shown"] == {"reason": "empty"}
@@ -90,8 +91,8 @@ def test_attempts_that_fail_are_found_with_their_error(scene: Scene, found: Any)
     assert "10 of its last 20 attempts failed: " in alert["found"]
     assert alert["found"].endswith("ValueError: no such tool")
     assert alert["shown"] == {"group": groups[9].id}
-    more = scene.claim(1)
-    scene.write([attempt(more[0], 0, ["step"])])
+    (more,) = scene.claim(1)
+    scene.write([rollout(more, member) for member in more.members])
     assert found() == {}
 
 
