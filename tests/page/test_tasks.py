@@ -1,9 +1,8 @@
-"""The tasks of a run, one task over versions, and evaluations say what the rows say."""
+"""The tasks of a run and one task over versions say what the rows say."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from statistics import mean
 from urllib.parse import parse_qs, urlsplit
 
@@ -11,88 +10,18 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.page.browser import Served, Visit, home_of, served
+from tests.page.solving import VERSIONS, attempts, fill
 from tests.postgres import by_login, new_database
-from tests.rows import Scene, attempt, claim_rows, finish_rows, import_records, rollout, trajectory
+from tests.rows import Scene, attempt, claim_rows, finish_rows, import_records, trajectory
 from trinity_db.database import Database
 from trinity_db.page.questions import ROWS
 from trinity_db.schema.states import Outcome
-from trinity_db.store import evaluations, processing, runs
-
-PATTERNS = {0: ("0.0", "0.5"), 1: ("1.0", "2.0"), 2: ("0.25", "1.0"), 3: ("1.0", "0.0")}
-"""What the attempts at a task earn at version 0, by the number of the task; 1 and more solves it."""
-VERSIONS = (0, 1)
-
-
-def earned(number: int, version: int, member: int) -> str:
-    """What an attempt earns: at version 1 task 0 is solved once more, and task 2 always."""
-    return "1.5" if version == 1 and number % 4 == 2 else PATTERNS[number % 4][member]
-
-
-def write(scene: Scene, version: int) -> None:
-    """A group for each of the eight tasks, judged and settled; equal rewards are dropped."""
-    written = []
-    for group in scene.claim(8, version=version):
-        number = int(group.task["answer"])
-        for member in group.members:
-            written.append(rollout(group, member, earned(number, version, member), (version, version)))
-    scene.write(written)
-    scene.judge(processing.CLEAN)
-    scene.judge(processing.SCORE)
-    scene.settle(drop_equal_rewards=True)
-
-
-def evaluate(scene: Scene, version: int) -> int:
-    """An evaluation of the first six tasks of eight; the last two still wait. One attempt failed."""
-    with scene.database.transaction() as tx:
-        settings = evaluations.Settings(runs.find_taskset(tx, "tasks"), 2, temperature=0.5, max_new_tokens=4)
-        begun = evaluations.begin(tx, scene.run.id, version, settings)
-        assert begun is not None
-        claimed = evaluations.claim(tx, scene.explorer, begun, 6)
-    written = []
-    for number, group in enumerate(claimed):
-        for member in group.members:
-            error = "no answer" if (number, member) == (5, 1) else None
-            said = earned(number, version, member)
-            written.append(rollout(group, member, said, (version, version), error))
-    scene.write(written)
-    scene.judge(processing.SCORE)
-    return begun
+from trinity_db.store import processing
 
 
 @pytest.fixture(scope="module", autouse=True)
 def store(scene: Scene) -> None:
-    """Two versions, each asked all eight tasks for training and six of them in an evaluation."""
-    write(scene, 0)
-    evaluate(scene, 0)
-    scene.train(step=1, size=2)
-    scene.publish(1, step=1)
-    write(scene, 1)
-    evaluate(scene, 1)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt, as its rows say."""
-
-    task_id: int
-    prompt: str
-    version: int
-    reward: float
-
-
-def attempts(scene: Scene, *, evaluated: bool = False) -> list[Attempt]:
-    """Every attempt with a reward, from the rows themselves."""
-    return [
-        Attempt(*row)
-        for row in scene.rows(
-            """SELECT g.task_id, t.payload ->> 'prompt', e.version_min, e.reward
-               FROM trinity.experience e JOIN trinity.rollout_group g ON g.id = e.group_id
-               JOIN trinity.task t ON t.id = g.task_id
-               WHERE e.run_id = %s AND e.reward IS NOT NULL AND (g.evaluation_id IS NOT NULL) = %s""",
-            scene.run.id,
-            evaluated,
-        )
-    ]
+    fill(scene)
 
 
 def rates(scene: Scene) -> dict[str, tuple[int, int]]:
@@ -293,107 +222,6 @@ def test_a_data_set_has_no_links_to_tasks_and_evaluation(scene: Scene, visit: Vi
     assert visit.page.get_by_role("link", name="Its tasks").is_hidden()
 
 
-def judged(scene: Scene, version: int) -> dict[int, list[float]]:
-    """The rewards of the attempts that an evaluation judged, by task."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for one in attempts(scene, evaluated=True):
-        if one.version == version:
-            found[one.task_id].append(one.reward)
-    return found
-
-
-def in_brackets(text: str) -> list[float]:
-    """A figure with the limits of its interval."""
-    return [float(part.strip("[],")) for part in text.split()]
-
-
-def evaluations_read(visit: Visit) -> list[list[str]]:
-    """The rows of evaluations, once each of them was read."""
-    table = visit.page.get_by_role("region", name="evaluations", exact=True)
-    expect(table).not_to_contain_text("being read")
-    return visit.rows("evaluations")
-
-
-def test_evaluations_have_the_figures_of_the_rows(scene: Scene, visit: Visit) -> None:
-    visit.open("/evaluation?run=run")
-    rows = evaluations_read(visit)
-    assert [row[1:4] for row in rows] == [["tasks", "1", "2 at 0.5"], ["tasks", "0", "2 at 0.5"]]
-    for row in rows:
-        tasks = judged(scene, int(row[2]))
-        assert len(tasks) == 6
-        whole = [rewards for rewards in tasks.values() if len(rewards) == 2]
-        figures = [in_brackets(text) for text in row[4:8]]
-        for (figure, low, high), expected in zip(
-            figures,
-            [
-                mean(mean(rewards) for rewards in tasks.values()),
-                mean(max(rewards) for rewards in whole),
-                mean(mean(reward >= 1 for reward in rewards) for rewards in tasks.values()),
-                mean(any(reward >= 1 for reward in rewards) for rewards in whole),
-            ],
-            strict=True,
-        ):
-            assert figure == pytest.approx(expected, abs=6e-4)
-            assert low < figure <= high
-        assert row[8:] == ["8", "1", "4 attempts wait"]
-
-
-def test_two_versions_differ_by_the_mean_of_the_differences_of_tasks(scene: Scene, visit: Visit) -> None:
-    visit.open("/evaluation?run=run&a=0&b=1")
-    table = visit.page.get_by_role("region", name="differences")
-    expect(table).not_to_contain_text("being read")
-    [row] = visit.rows("differences")
-    before, after = judged(scene, 0), judged(scene, 1)
-    both = before.keys() & after.keys()
-    assert row[:3] == ["tasks", "2", str(len(both))]
-    figure, low, high = in_brackets(row[3])
-    assert figure == pytest.approx(mean(mean(after[id]) - mean(before[id]) for id in both), abs=6e-4)
-    assert low < figure < high
-    solved = [mean(r >= 1 for r in after[id]) - mean(r >= 1 for r in before[id]) for id in both]
-    assert in_brackets(row[4])[0] == pytest.approx(mean(solved), abs=6e-4)
-    visit.open("/evaluation?run=run&a=0&b=5")
-    assert visit.page.get_by_text("These two versions have no evaluation alike").is_visible()
-
-
-def test_curves_of_evaluations_are_what_was_measured(scene: Scene, visit: Visit) -> None:
-    with scene.database.transaction() as tx:
-        found = evaluations.read(tx, scene.values("SELECT id FROM trinity.evaluation"))
-    for one in found:
-        scene.record(one["step"], evaluations.metrics(one))
-    visit.open("/evaluation?run=run")
-    visit.page.locator(".chart svg path").first.wait_for(state="attached")
-    titles = [title.split(" ")[0] for title in visit.page.locator(".charts h3").all_inner_texts()]
-    assert titles == ["Solved:", "Reward:"]
-
-
-def test_a_figure_leads_to_its_tasks_and_these_to_their_rows(scene: Scene, visit: Visit) -> None:
-    visit.open("/evaluation?run=run")
-    evaluations_read(visit)
-    visit.page.get_by_role("region", name="evaluations", exact=True).locator("tbody tr").first.locator(
-        "td a"
-    ).first.click()
-    visit.page.get_by_role("heading", name="Tasks").wait_for()
-    tasks = judged(scene, 1)
-    found = {
-        (row[0], row[2], row[3], row[5])
-        for row in visit.rows("tasks")
-        if row[2] != "0"  # the others wait
-    }
-    prompts = dict(scene.rows("SELECT id, payload ->> 'prompt' FROM trinity.task"))
-    assert found == {
-        (prompts[id], str(len(rewards)), str(sum(r >= 1 for r in rewards)), f"{mean(rewards):.3f}")
-        for id, rewards in tasks.items()
-    }
-    visit.page.get_by_label("solved").select_option("never")
-    visit.page.get_by_role("button", name="Show").click()
-    visit.page.wait_for_url("**solved=never")
-    visit.page.get_by_role("region", name="tasks").wait_for()
-    never = {prompts[id] for id, rewards in tasks.items() if all(r < 1 for r in rewards)}
-    assert {row[0] for row in visit.rows("tasks")} == never
-    visit.page.get_by_role("region", name="tasks").get_by_role("link").nth(1).click()
-    visit.page.wait_for_url("**/group/*")
-
-
 def test_a_run_without_any_says_what_to_do(scene: Scene, visit: Visit) -> None:
     scene.beside("idle")
     visit.open("/tasks?run=idle")
@@ -416,7 +244,7 @@ def test_no_page_of_tasks_is_wider_than_its_window(
     for path in (*paths, f"/evaluation/{evaluation}"):
         visit.open(path)
         if path == "/evaluation?run=run":
-            evaluations_read(visit)
+            expect(visit.page.locator(".page")).not_to_contain_text("being read")
         assert visit.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
     visit.page.context.close()
     assert visit.complaints == []
