@@ -121,6 +121,21 @@ def new_login(connection: psycopg.Connection[psycopg.rows.DictRow], place: str, 
     return make_conninfo(place, user=login, password=password)
 
 
+def check_labeller(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
+    """Accept only a session whose login may give verdicts.
+
+    Raises:
+        TrinityError: it may not, with what to do.
+    """
+    row = connection.execute(query("is_labeller")).fetchone()
+    assert row is not None
+    if not row["is_so"]:
+        raise TrinityError(
+            f"Login '{row['login']}' may give no verdicts: let the store's owner GRANT trinity_labeller TO "
+            "it (trinity-db db roles), or name another login in TRINITY_DB_URL."
+        )
+
+
 def set_password(connection: psycopg.Connection[psycopg.rows.DictRow], login: str, password: str) -> None:
     """Give a login a password. The server sees only its hash."""
     secret = connection.pgconn.encrypt_password(password.encode(), login.encode(), b"scram-sha-256").decode()

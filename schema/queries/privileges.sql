@@ -22,3 +22,7 @@ SELECT session_user AS login,
 SELECT coalesce(pg_has_role(to_regrole(%(login)s), to_regrole(%(group)s), 'MEMBER')
                 AND has_schema_privilege(to_regrole(%(group)s), to_regnamespace('trinity'), 'USAGE')
                 AND has_table_privilege(to_regrole(%(group)s), to_regclass('trinity.run'), 'SELECT'), false) AS is_so
+
+-- name: is_labeller
+-- Whether the session's login may give verdicts.
+SELECT current_user AS login, has_any_column_privilege('trinity.label', 'INSERT') AS is_so

@@ -124,7 +124,7 @@ def test_single_keys_judge_rows_and_no_text_reaches_the_terminal_raw(
     assert max(map(len, plain.split("\n"))) <= WIDTH
     assert [tuple(row.values()) for row in store.rows(SAID)] == [
         ("ann", "submitted", 1, True),
-        ("ann", "skipped", None, True),
+        ("ann", "skipped", None, False),  # an undo does not make her forget the rewards
         ("ann", "discarded", None, True),
     ]
     assert store.value("SELECT reward FROM experience ORDER BY id LIMIT 1") == 1

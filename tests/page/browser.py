@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,16 +39,19 @@ class Served:
 
 
 @contextmanager
-def served(environment: Mapping[str, str], *program: str) -> Iterator[Served]:
+def served(
+    environment: Mapping[str, str], *arguments: str, program: Sequence[str] = ("-m", "trinity_db")
+) -> Iterator[Served]:
     """`trinity-db page` on the store that the environment names, killed at the end if it still runs.
 
     Args:
+        arguments: of the command.
         program: what Python runs in place of the package, with the same arguments.
     """
     # NiceGUI behaves otherwise in a process that it takes for a test.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     process = subprocess.Popen(
-        [sys.executable, *(program or ("-m", "trinity_db")), "page", "--port", "0"],
+        [sys.executable, *program, "page", "--port", "0", *arguments],
         env={**inherited, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -67,7 +67,7 @@ def test_a_wrong_key_a_doubled_key_and_a_foreign_cookie_open_nothing(page: Serve
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "HEAD"])
 def test_the_key_gives_a_session_for_a_get_alone(page: Served, method: str) -> None:
-    answer = asked(page, page.address.removeprefix(page.origin), method)
+    answer = asked(page, page.address.removeprefix(page.origin), method, Origin=page.origin)
     assert (answer.status, answer.headers["set-cookie"]) == (401, None)
 
 
@@ -99,6 +99,20 @@ def test_another_name_of_this_machine_and_another_origin_are_refused(page: Serve
         assert asked(page, "/", Cookie=cookie, Host=host).status == 403
     assert asked(page, "/", Cookie=cookie, Origin="http://elsewhere.example").status == 403
     assert asked(page, "/", Cookie=cookie, Origin=page.origin).status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_what_may_write_says_that_it_comes_from_the_page_itself(
+    page: Served, cookie: str, method: str
+) -> None:
+    path = "/_nicegui_ws/socket.io/?EIO=4&transport=polling"
+    assert asked(page, path, method, Cookie=cookie).status == 403
+    assert asked(page, path, method, Cookie=cookie, Origin="null").status == 403
+    assert asked(page, path, method, Cookie=cookie, Origin="http://127.0.0.1:1").status == 403
+    assert asked(page, path, method, Cookie=cookie, Origin=page.origin).status in (
+        400,
+        405,
+    )  # it came through
 
 
 @pytest.mark.parametrize("origin", [None, "http://elsewhere.example", "null"])

@@ -50,6 +50,18 @@ def test_a_login_that_may_write_is_refused_with_a_way_to_one_that_reads(
     assert "--write" not in complaint
 
 
+def test_a_login_that_may_give_no_verdicts_and_a_name_that_is_none_are_refused(
+    command_line: CommandLine, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_URL", by_login(database.url))
+    complaint = command_line("page", "--by", "ann").complaint
+    assert complaint.startswith(
+        "Login 'reader' may give no verdicts: let the store's owner GRANT trinity_labeller"
+    )
+    assert command_line("page", "--by", "a\nb").complaint.startswith("'--by' must be printable text")
+    assert command_line("page", "--by", "").complaint.startswith("'--by' must be printable text")
+
+
 def test_tokens_keep_their_numbers_wherever_a_page_of_them_begins() -> None:
     found = {
         "token_ids": [10, 11, 12, 13, 14, 15],

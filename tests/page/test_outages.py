@@ -13,6 +13,8 @@ from tests.postgres import by_login, cluster_18, discard, execute, on_database, 
 from tests.rows import Scene
 from trinity_db.database import Database
 from trinity_db.embedded.cluster import Cluster
+from trinity_db.store import reviews
+from trinity_db.store.reviews import Question
 
 
 @pytest.fixture
@@ -47,6 +49,40 @@ def test_a_stopped_database_is_told_and_its_return_is_seen(
         expect(once.page.get_by_role("region", name="experiences")).to_be_visible()
         assert len(once.rows("experiences")) == 2
         assert page.stop()[0] == 0
+
+
+def test_a_verdict_waits_while_the_database_is_away_and_is_stored_once(
+    own_server: tuple[Cluster, str], browser: Browser, tmp_path: Path
+) -> None:
+    cluster, url = own_server
+    environment = {"TRINITY_DB_URL": url, "TRINITY_DB_READ_URL": by_login(url)}
+    with closing(Database(url)) as database, served(home_of(tmp_path) | environment, "--by", "ann") as page:
+        scene = Scene.open(database)
+        scene.make_ready(2)
+        with database.transaction() as tx:
+            ids = scene.values("SELECT id FROM trinity.experience ORDER BY id")
+            reviews.ask_rows(tx, scene.run.id, ids, Question())
+        visit = Visit.begin(browser, page)
+        visit.open("/verdicts/run")
+        keys, claim = visit.page.locator(".keys"), visit.page.locator(".claim h2")
+        expect(keys).to_have_attribute("data-takes", "true")
+        cluster.stop()
+        visit.page.keyboard.press("g")
+        notice = visit.page.get_by_text("Your verdict waits here")
+        expect(notice).to_be_visible()
+        expect(claim).to_have_text(f"Experience {ids[0]}")
+        visit.page.keyboard.press("b")  # no key is taken meanwhile
+        database.close()
+        cluster.ensure_running()
+        expect(visit.page.get_by_text("Your verdict: stored.")).to_be_visible()
+        expect(claim).to_have_text(f"Experience {ids[1]}")
+        expect(notice).to_be_hidden()
+        expect(keys).to_have_attribute("data-takes", "true")
+        visit.page.keyboard.press("b")
+        expect(claim).to_have_text(f"Experience {ids[2]}")
+        assert scene.values("SELECT value FROM trinity.label WHERE state = 'submitted' ORDER BY id") == [1, 0]
+        assert page.stop()[0] == 0
+        assert visit.complaints == []
 
 
 def test_a_run_that_is_deleted_while_a_person_looks_is_told(scene: Scene, visit: Visit) -> None:

@@ -242,6 +242,7 @@ def test_keys_alone_reach_a_run_and_the_theme(visit: Visit) -> None:
         "trinity-db",
         "Runs",
         "Experiences",
+        "Verdicts",
         "SQL",
         "Doctor",
         "Light or dark",

@@ -47,7 +47,7 @@ TWENTY_BEATS = """() => new Promise(end => {
 def page(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The page, which also tells how many clients it keeps."""
     home = home_of(tmp_path_factory.mktemp("home"))
-    with served(home | {"TRINITY_DB_URL": by_login(database.url)}, "-c", COUNTING) as page:
+    with served(home | {"TRINITY_DB_URL": by_login(database.url)}, program=("-c", COUNTING)) as page:
         yield page
 
 

@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,20 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity_db.cli import label_files, output
-from trinity_db.errors import ConfigError, LeaseLost
+from trinity_db.errors import ConfigError, LeaseLost, NotFound
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from trinity_db.cli.label_screen import Keys
-    from trinity_db.cli.label_session import Session
     from trinity_db.database import Database
+    from trinity_db.labelling.session import Session
     from trinity_db.store.reviews import Question
     from trinity_db.store.runs import Run
     from trinity_db.store.verdicts import Claim
 
-MOVES = {"s": "skip", "d": "discard", "u": "undo", "r": "rewards", "q": "quit"}
-SAID = {"s": "skipped", "d": "discarded"}
+QUIT = {"q": "quit"}
 
 
 def label(
@@ -115,15 +113,13 @@ def _question(config: Mapping[str, Any], given: Mapping[str, Any]) -> "Question"
         ConfigError: the name or the weight is of no use.
     """
     from trinity_db.cli.reward import check_words
-    from trinity_db.store.reviews import Question
+    from trinity_db.labelling.question import question
     from trinity_db.store.rewards import MAX_REWARD
 
     check_words([given["name"]], "'--name'")
     if not abs(given["weight"]) <= MAX_REWARD / 10:
         raise ConfigError(f"--weight must be a number up to {MAX_REWARD / 10:g}.")
-    people = {key: value for key, value in (config.get("people") or {}).items() if key != "wait_seconds"}
-    source = config.get("requires_reward") or "human"
-    return Question(**{"source": source, **people, **{k: v for k, v in given.items() if v is not None}})
+    return question(config, given)
 
 
 def _author(by: str | None) -> str:
@@ -150,7 +146,7 @@ def _judge(
     database: "Database", run: "Run", pairs: bool, question: "Question", author: str, scores: bool
 ) -> None:
     from trinity_db.cli.label_screen import Keys
-    from trinity_db.cli.label_session import Session
+    from trinity_db.labelling.session import Session
 
     session = Session(database, run, author, pairs, question)
     keys = Keys()
@@ -187,15 +183,16 @@ def _ending(keys: "Keys", session: "Session") -> Iterator[None]:
 def _one(console: "Console", session: "Session", keys: "Keys", claim: "Claim", scores: bool) -> bool:
     """Let the person judge one claim, or take the last verdict back; False: enough."""
     from trinity_db.cli.label_screen import END, print_claim
+    from trinity_db.labelling import keys as known
 
     kind = "pair" if claim.is_pair else "row"
     print_claim(console, claim, f"{kind} {'/'.join(map(str, sorted(claim.experience_ids)))}, {claim.name}")
     if scores:
         _print_rewards(console, session, claim)
-    answers = _answers(claim)
+    words = {**known.answers(claim), **known.MOVES, **QUIT}
     keys.listen()
-    console.print("  ".join(f"{key}:{word}" if word else key for key, word in {**answers, **MOVES}.items()))
-    started, blind = time.monotonic(), not scores
+    console.print("  ".join(f"{key}:{word}" if word else key for key, word in words.items()))
+    session.begin()
     session.prepare()
     while True:
         key = keys.wait(5)
@@ -203,19 +200,19 @@ def _one(console: "Console", session: "Session", keys: "Keys", claim: "Claim", s
             session.renew()
         elif key in ("q", END):
             return False
-        elif key == "r":
-            blind = False
+        elif key == known.REWARDS:
             _print_rewards(console, session, claim)
-        elif key == "u":
+        elif key == known.UNDO:
             _undo(session)
             if session.current() is not claim:
                 return True
-        elif key in answers or key in SAID:
-            _decide(session, claim, key, time.monotonic() - started, blind)
+        elif known.is_verdict(claim, key):
+            _decide(session, claim, key)
             return True
         elif not keys.is_terminal:
-            known = ", ".join([*answers, *MOVES])
-            raise ConfigError(f"Line {keys.line} of the input: {key!a:.40} is no key; known: {known}.")
+            raise ConfigError(
+                f"Line {keys.line} of the input: {key!a:.40} is no key; known: {', '.join(words)}."
+            )
 
 
 def _undo(session: "Session") -> None:
@@ -237,7 +234,7 @@ def _at_the_end(session: "Session", keys: "Keys") -> bool:
     if not session.given and not session.progress().given:
         return False
     keys.listen()
-    print(f"u:{MOVES['u']}  q:{MOVES['q']}", flush=True)
+    print("u:undo  q:quit", flush=True)
     while True:
         key = keys.wait(5)
         if key == "u":
@@ -248,35 +245,18 @@ def _at_the_end(session: "Session", keys: "Keys") -> bool:
             return False
 
 
-def _answers(claim: "Claim") -> dict[str, str]:
-    """The keys of verdicts, and what they say."""
-    if claim.is_pair:
-        return {"a": "A is better", "b": "B is better", "t": "tie"}
-    if claim.is_graded:
-        return {str(grade): "" for grade in range(claim.lowest, claim.highest + 1)}
-    return {"g": "good", "b": "bad"}
+def _decide(session: "Session", claim: "Claim", key: str) -> None:
+    from trinity_db.labelling import keys
 
-
-def _decide(session: "Session", claim: "Claim", key: str, seconds: float, blind: bool) -> None:
-    from trinity_db.schema.states import LabelState
-    from trinity_db.store.verdicts import Verdict
-
-    states = {"s": LabelState.SKIPPED, "d": LabelState.DISCARDED}
-    values = {"a": 1, "b": -1 if claim.is_pair else 0, "t": 0, "g": 1}
-    value = None if key in states else int(key) if key.isdecimal() else values[key]
-    verdict = Verdict(states.get(key, LabelState.SUBMITTED), value, seconds, blind)
     try:
-        session.decide(verdict)
-    except LeaseLost as error:
+        session.decide(session.verdict(key))
+    except (LeaseLost, NotFound) as error:
         print(f"It was not stored. {error}")
         return
-    print(SAID.get(key) or _answers(claim)[key] or f"grade {key}")
+    print(keys.said(claim, key))
 
 
 def _print_rewards(console: "Console", session: "Session", claim: "Claim") -> None:
     from trinity_db.cli.label_screen import print_rewards
-    from trinity_db.store import verdicts
 
-    with session.database.transaction(read_only=True) as tx:
-        parts = verdicts.reward_parts(tx, claim)
-    print_rewards(console, claim, parts)
+    print_rewards(console, claim, session.rewards())

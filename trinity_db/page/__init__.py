@@ -1,13 +1,16 @@
-"""The web page on a store: `trinity-db page`. It reads, by the login of readers, and writes nothing.
+"""The web page on a store: `trinity-db page`. It reads by the login of readers, and writes verdicts.
 
     server        listens on this machine, until Ctrl-C
     access        lets in browsers that were given the key, for pages, files and sockets alike
-    reader        asks the database, in threads of its own
+    threads       use a database, so that the event loop never waits for it
+    reader        asks the database
+    writer        stores the verdicts of the person that the page was started for
     answers       of what visitors follow: asked once for all of them
     questions     the questions that only the page asks; the others are those of `inspection` and `diagnosis`
     pass_rates    those about how often tasks are solved
+    people        those about people's verdicts
     layout        what all pages have: head, notices, how they follow the store
-    elements      a table, facts, tokens, as components that show every text as text
+    elements      a table, facts, tokens, keys, as components that show every text as text
     forms         fields of forms, and what a link says in them
     charts        curves of a run, or of several
     alerts        what the doctor finds wrong with runs
@@ -17,7 +20,9 @@
     comparison    what is asked of runs that are compared
     statements    statements of people, each with a connection of its own
     examples      the questions of the cookbook
-    runs, run, compare, experiences, group, experience, similar, tasks, task, evaluation, sql,
+    conversation  turns, one below the other
+    judging       a person at a queue
+    runs, run, compare, experiences, group, experience, similar, tasks, task, evaluation, verdicts, sql,
     doctor        a page each
 
 Models and strangers wrote the texts in a store. A text reaches the browser as a value of a component, which

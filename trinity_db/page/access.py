@@ -69,8 +69,9 @@ class Access:
             return False
         if any(name == b"origin" for name, _ in scope["headers"]):
             return _header(scope, b"origin") == f"http://{host}"
-        is_socket: bool = scope["type"] == "websocket"
-        return not is_socket  # a browser always says where a socket comes from
+        # A browser always says where a socket comes from, and whatever else may write.
+        reads: bool = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+        return reads
 
     def _has_session(self, scope: Scope) -> bool:
         for cookie in _header(scope, b"cookie").split(";"):

@@ -129,6 +129,35 @@ class Relations(ui.element, component="components/relations.js"):
         self.props["items"] = tuple(items)
 
 
+@dataclass(frozen=True)
+class Key:
+    """A key that a page takes."""
+
+    key: str
+    word: str
+    help: str
+    is_main: bool = False
+
+
+class Keys(ui.element, component="components/keys.js"):
+    """The keys that a page takes, as buttons too. Each key is taken once in a turn, and `?` explains them."""
+
+    def __init__(
+        self, on_key: Callable[[str, int], Awaitable[None]], on_leave: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__()
+        self.props["keys"] = []
+        self.props["turn"] = 0
+        self.on("take", lambda event: on_key(*event.args))
+        self.on("leave", on_leave, args=[])
+
+    def show(self, keys: Sequence[Key], turn: int) -> None:
+        """Take these keys from now on; a key that was pressed before belongs to an earlier turn."""
+        self.props["keys"] = [asdict(key) for key in keys]
+        self.props["turn"] = turn
+        self.update()
+
+
 class Pulse(ui.element, component="components/pulse.js"):
     """Calls every so many seconds while the page is visible; in a hidden tab never."""
 

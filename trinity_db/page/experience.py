@@ -1,6 +1,5 @@
 """One experience: its conversation, its tokens, its history, and the version that it became a part of."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -12,12 +11,11 @@ from trinity_db.errors import TrinityError
 from trinity_db.inspection import show
 from trinity_db.inspection.words import moment
 from trinity_db.models import load_tokenizer
-from trinity_db.page import layout, questions
+from trinity_db.page import conversation, layout, questions
 from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, Tokens, said
 from trinity_db.page.group import judged
 from trinity_db.page.reader import Reader
 
-TURNS = 200  # of a conversation that are shown
 TOKENS = 4_000  # that are shown at a time; more make a browser slow
 STRETCH = 4_000  # characters of a masked stretch that are shown, of its beginning and its end together
 HISTORY: Mapping[str, Mapping[str, str]] = {
@@ -68,11 +66,7 @@ def _show(reader: Reader, first: int, row: dict[str, Any]) -> None:
     said("p", lineage(row["batches"]), "explained").style("margin-top: 0.9rem")
     said("a", "Similar rows", "button", href=layout.place("similar", to=row["id"]))
     layout.heading("Conversation")
-    with said("div", "", "card turns"):
-        for who, text in list(turns(row))[:TURNS]:
-            with said("div", "", f"turn {who if who in ('assistant', 'user', 'system', 'tool') else ''}"):
-                said("span", who, "who")
-                said("pre", layout.cut(text), "text")
+    conversation.show(turns(row))
     if row["environment"] is not None:
         layout.heading("State of the environment")
         with said("div", "", "card"):
@@ -154,22 +148,8 @@ def turns(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The conversation as pairs of a role and a text; without messages the prompt is one turn."""
     if row["prompt"] is None and row["response"] is None:
         return
-    messages = row["messages"] or [{"role": "prompt", "content": row["prompt"] or ""}]
-    for message in messages:
-        yield str(message.get("role", "message")), _content(message)
+    yield from conversation.prompt_turns(row["messages"], row["prompt"])
     yield "assistant", row["response"] or ""
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    """The text of a message, with what else it has as JSON."""
-    content = message.get("content")
-    rest = {key: value for key, value in message.items() if key not in ("role", "content") and value}
-    lines = [
-        content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
-    ]
-    if rest:
-        lines.append(json.dumps(rest, ensure_ascii=False, indent=1))
-    return "\n".join(line for line in lines if line)
 
 
 def _history(part: str, rows: Sequence[Mapping[str, Any]]) -> None:

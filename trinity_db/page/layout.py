@@ -56,6 +56,7 @@ def frame(title: str, here: str = "") -> ui.element:
             for name, place in (
                 ("Runs", "/"),
                 ("Experiences", "/experiences"),
+                ("Verdicts", "/verdicts"),
                 ("SQL", "/sql"),
                 ("Doctor", "/doctor"),
             ):
@@ -101,6 +102,7 @@ class Look(Generic[Found]):
         """Whether it looks again and again, or once unless that failed."""
         self._looks = False
         self._is_shown = False
+        self._is_due = False
         self._rests_until = 0.0
         self._notice = said("p", "", "notice", role="alert")
         self._notice.set_visibility(False)
@@ -131,6 +133,16 @@ class Look(Generic[Found]):
         finally:
             self._looks = False
             self._rests_until = time.monotonic() + PAUSES * (time.monotonic() - begun)
+
+    def soon(self) -> None:
+        """Look again once it has rested, as something is new; several calls meanwhile are one look."""
+        if not self._is_due:
+            self._is_due = True
+            ui.timer(max(0.0, self._rests_until - time.monotonic()), self._come, once=True)
+
+    async def _come(self) -> None:
+        self._is_due = False
+        await self.look()
 
     def _tell(self, text: str) -> None:
         self._notice.text = text

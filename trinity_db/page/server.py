@@ -26,9 +26,11 @@ from trinity_db.page import (
     sql,
     task,
     tasks,
+    verdicts,
 )
 from trinity_db.page.access import KEY_BYTES, Access
 from trinity_db.page.reader import Reader
+from trinity_db.page.writer import Writer
 
 HOST = "127.0.0.1"
 LEAVE_SECONDS = 2  # for answers that are under way at the end
@@ -39,10 +41,12 @@ PAGES = (
 )
 
 
-def serve(database: Database, port: int, announce: Callable[[str], None]) -> None:
+def serve(database: Database, writer: Writer | None, port: int, announce: Callable[[str], None]) -> None:
     """Serve the page on a store until SIGINT or SIGTERM.
 
     Args:
+        database: by which the page reads.
+        writer: stores verdicts; None: the page only reads.
         port: to listen on; 0: any that is free.
         announce: is told the address, with the key, once browsers can open it.
 
@@ -54,7 +58,7 @@ def serve(database: Database, port: int, announce: Callable[[str], None]) -> Non
         port = listener.getsockname()[1]
         key = secrets.token_urlsafe(KEY_BYTES)
         config = uvicorn.Config(
-            Access(_application(reader), key, port),
+            Access(_application(reader, writer), key, port),
             ws="wsproto",  # as NiceGUI's own server
             log_level=logging.WARNING,  # a line for each request would hold the key
             timeout_graceful_shutdown=LEAVE_SECONDS,
@@ -64,10 +68,11 @@ def serve(database: Database, port: int, announce: Callable[[str], None]) -> Non
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _application(reader: Reader) -> FastAPI:
+def _application(reader: Reader, writer: Writer | None) -> FastAPI:
     layout.dress()
     for page in PAGES:
         page.register(reader)
+    verdicts.register(reader, writer)
     application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     ui.run_with(
         application,

@@ -131,6 +131,7 @@ def decide(tx: Transaction, claim: Claim, author: str, verdict: Verdict) -> None
 
     Raises:
         LeaseLost: the claim ended, and another person or session has it.
+        NotFound: the row left the queue, as with its run.
         ConfigError: the value is out of the scale.
     """
     value = _check(verdict, claim.lowest, claim.highest)
@@ -143,6 +144,8 @@ def decide(tx: Transaction, claim: Claim, author: str, verdict: Verdict) -> None
         found = tx.execute(query("find_label"), {"label_id": claim.label_id}).fetchone()
         if found == {"attempt": claim.attempt, "state": verdict.state.value, "value": value}:
             return  # it was written by a transaction whose commit was unclear
+        if found is None:
+            raise NotFound("It is in no queue any more: its run was deleted, or pruned.")
         raise LeaseLost("Another person judges this by now: your claim had ended.")
     _follow(tx, claim.review_id, author, verdict.state == LabelState.SUBMITTED)
 

@@ -1,0 +1,61 @@
+// Keys that the page takes, anywhere on it, and buttons for them. One key is taken in a turn, and none in the first moments of
+// it: a key that is pressed twice, or held, judges nothing that was not seen.
+const MOMENT = 300; // milliseconds; no person reads a text in less
+
+export default {
+  props: { keys: Array, turn: Number },
+  data: () => ({ takes: false, helps: false }),
+  mounted() {
+    this.press = (event) => {
+      if (event.repeat || event.ctrlKey || event.altKey || event.metaKey) return;
+      if (event.target.closest && event.target.closest("input, select, textarea")) return;
+      const key = event.key.toLowerCase();
+      if (key === "?") this.helps = !this.helps;
+      else if (this.keys.some((one) => one.key === key)) this.take(key);
+    };
+    this.leave = () => this.$emit("leave");
+    this.back = (event) => event.persisted && location.reload(); // its claims were given back
+    document.addEventListener("keydown", this.press);
+    window.addEventListener("pagehide", this.leave);
+    window.addEventListener("pageshow", this.back);
+    this.begin();
+  },
+  beforeUnmount() {
+    clearTimeout(this.timer);
+    document.removeEventListener("keydown", this.press);
+    window.removeEventListener("pagehide", this.leave);
+    window.removeEventListener("pageshow", this.back);
+  },
+  watch: {
+    turn() {
+      this.begin();
+    },
+  },
+  methods: {
+    begin() {
+      this.takes = false;
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => (this.takes = true), MOMENT);
+    },
+    take(key) {
+      if (!this.takes) return;
+      this.takes = false;
+      this.$emit("take", key, this.turn);
+    },
+  },
+  render() {
+    const h = Vue.h;
+    const button = (one) =>
+      h("button", {
+        type: "button", class: one.is_main ? "main" : "", "aria-disabled": !this.takes, "aria-keyshortcuts": one.key,
+        title: one.help, onClick: () => this.take(one.key),
+      }, [h("kbd", one.key), " " + one.word]);
+    const help = h("button", { type: "button", class: "quiet", "aria-expanded": this.helps, "aria-keyshortcuts": "?",
+      onClick: () => (this.helps = !this.helps) }, [h("kbd", "?"), " help"]);
+    const explained = this.keys.map((one) => h("div", [h("dt", [h("kbd", one.key), " " + one.word]), h("dd", one.help)]));
+    return h("div", { class: "keys", role: "group", "aria-label": "keys", "data-turn": this.turn, "data-takes": this.takes }, [
+      this.helps ? h("dl", { class: "help" }, explained) : null,
+      h("div", { class: "pressed" }, [...this.keys.map(button), help]),
+    ]);
+  },
+};

@@ -1,0 +1,243 @@
+"""A person at a queue: what is judged now, the keys, and what became of the last one."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import psycopg
+from nicegui import ui
+from psycopg.rows import DictRow
+
+from trinity_db.database import first_line
+from trinity_db.errors import DatabaseUnavailable, LeaseLost, NotFound, TrinityError
+from trinity_db.labelling import keys
+from trinity_db.labelling.session import Session
+from trinity_db.page import conversation, layout
+from trinity_db.page.answers import PAUSES
+from trinity_db.page.elements import Cell, Column, Key, Keys, Pulse, Rows, said
+from trinity_db.page.writer import Writer
+from trinity_db.store.verdicts import Claim, Verdict
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+BEAT_SECONDS = 5.0  # claims are renewed, and a verdict that waits is tried again
+HELP = {
+    keys.SKIP: "Leave it to other people; you are not asked about it again.",
+    keys.DISCARD: "It cannot be judged, by anybody: an answer without a value.",
+    keys.UNDO: "Take your last verdict back, with all that followed from it, and judge that one again.",
+    keys.REWARDS: "Show its rewards. The store keeps that your verdict is not blind then.",
+}
+NOT_STORED = "It was not stored."
+WAITS = "Your verdict waits here, and is stored when the database answers: keep this page open."
+NOTHING = (
+    "Nothing waits for you here. The page looks again by itself.\n"
+    "trinity-db label {run} --ask CONDITION asks people about rows.\n"
+    "Of pairs, each group with two different responses is asked about once."
+)
+
+
+class Judging:
+    """The queue in front of a person. One thing is done at a time, in the order of the keys."""
+
+    def __init__(self, writer: Writer, run: str, pairs: bool, on_change: Callable[[], None]) -> None:
+        self._writer, self._run, self._pairs, self._on_change = writer, run, pairs, on_change
+        self._session: Session | None = None
+        self._waiting: Verdict | None = None
+        """A verdict that no database took yet."""
+        self._turn = 0
+        self._has_left = False
+        self._rests_until = 0.0
+        self._lock = asyncio.Lock()
+        self._notice = said("p", "", "notice", role="alert")
+        self._notice.set_visibility(False)
+        self._place = said("section", "", "claim", aria_label="what is judged")
+        with self._place:
+            said("p", "The queue is being read.", "explained")
+        self._said = said("p", "", "muted", role="status")
+        self._keys = Keys(self._press, self.leave)
+        Pulse(BEAT_SECONDS, self._beat)
+        ui.context.client.on_delete(self.leave)
+        layout.later(self._beat)
+
+    async def leave(self) -> None:
+        """Store what waits, and give back what was not judged. Harmless when repeated."""
+        async with self._lock:
+            self._has_left = True
+            session, self._session = self._session, None
+            if session is None:
+                return
+            try:
+                try:
+                    if self._waiting is not None:
+                        await self._writer.run(partial(session.decide, self._waiting))
+                finally:
+                    await self._writer.leave(session)
+            except (TrinityError, psycopg.Error) as error:
+                logger.warning("Claims of a page that was left end by themselves: %s", first_line(error))
+
+    async def _press(self, key: str, turn: int) -> None:
+        async with self._lock:
+            if turn != self._turn or self._session is None or self._waiting is not None:
+                return  # it was pressed for what is not shown any more
+            session = self._session
+            claim = session.shown
+            if key == keys.UNDO:
+                await self._try(self._undo(session), "It was not taken back.")
+            elif claim is not None and key == keys.REWARDS:
+                await self._try(self._reveal(session, claim))
+            elif claim is not None and keys.is_verdict(claim, key):
+                self._waiting = session.verdict(key)
+                await self._try(self._store(session, keys.said(claim, key)), NOT_STORED)
+            self._take_keys()
+        self._on_change()
+
+    async def _beat(self) -> None:
+        """Go on where something is left to do: a verdict that waits, claims to renew, an empty queue."""
+        if self._lock.locked() or self._has_left:
+            return
+        async with self._lock:
+            if self._session is None:
+                await self._try(self._open())
+            elif self._waiting is not None:
+                await self._try(self._store(self._session, "Your verdict"), NOT_STORED)
+                self._take_keys()
+            elif self._session.shown is not None:
+                await self._try(self._writer.run(self._session.renew))
+            elif time.monotonic() > self._rests_until:
+                await self._try(self._next(self._session))
+                self._take_keys()
+
+    async def _open(self) -> None:
+        try:
+            self._session = await self._writer.open(self._run, self._pairs)
+        except NotFound:
+            return  # the page around says so
+        await self._next(self._session)
+        self._take_keys()
+
+    async def _store(self, session: Session, words: str) -> None:
+        """Store the verdict that waits. It goes on waiting only while no database answers."""
+        verdict, self._waiting = self._waiting, None
+        assert verdict is not None
+        try:
+            await self._writer.run(partial(session.decide, verdict))
+        except DatabaseUnavailable as error:
+            self._waiting = verdict
+            raise DatabaseUnavailable(f"{error} {WAITS}") from error
+        except (LeaseLost, NotFound) as error:
+            self._tell(f"{NOT_STORED} {error}", is_failure=True)
+        else:
+            self._tell(f"{words}: stored.")
+        await self._next(session)
+
+    async def _undo(self, session: Session) -> None:
+        is_back = await self._writer.run(session.undo)
+        self._tell("The last verdict is taken back." if is_back else "There is no verdict to take back.")
+        if is_back:
+            await self._next(session)
+
+    async def _reveal(self, session: Session, claim: Claim) -> None:
+        parts = await self._writer.run(session.rewards)
+        with self._place:
+            _show_rewards(claim, parts)
+
+    async def _next(self, session: Session) -> None:
+        """Show what comes now, and claim what comes after it."""
+        begun = time.monotonic()
+        claim = await self._writer.run(session.current)
+        self._rests_until = time.monotonic() + PAUSES * (time.monotonic() - begun)
+        self._place.clear()
+        with self._place:
+            if claim is None:
+                said("p", NOTHING.format(run=self._run), "empty")
+                return
+            _show_claim(claim)
+        session.begin()
+        layout.later(partial(self._prepare, session))
+
+    async def _prepare(self, session: Session) -> None:
+        async with self._lock:
+            if session is self._session:
+                await self._try(self._writer.run(session.prepare))
+
+    async def _try(self, work: Awaitable[object], failed: str = "") -> None:
+        """Do something, or tell why it cannot be done: in the notice what passes, else after `failed`."""
+        try:
+            await work
+        except (TrinityError, psycopg.Error) as error:
+            refused = f"The database refuses: {first_line(error)}"
+            text = str(error) if isinstance(error, TrinityError) else refused
+            if failed and not isinstance(error, DatabaseUnavailable):
+                self._tell(f"{failed} {text}", is_failure=True)
+                return
+            self._notice.text = text
+            self._notice.set_visibility(True)
+        else:
+            self._notice.set_visibility(False)
+
+    def _tell(self, text: str, is_failure: bool = False) -> None:
+        """Say what became of the last key."""
+        self._said.text = text
+        self._said.classes(replace="notice" if is_failure else "muted")
+
+    def _take_keys(self) -> None:
+        """Begin a turn: the keys of what is shown."""
+        claim = None if self._session is None else self._session.shown
+        self._turn += 1
+        taken = _keys(claim) if self._waiting is None else []
+        self._keys.show(taken, self._turn)
+
+
+def _keys(claim: Claim | None) -> list[Key]:
+    """The keys of a claim; without one the last verdict can be taken back."""
+    if claim is None:
+        return [Key(keys.UNDO, keys.MOVES[keys.UNDO], HELP[keys.UNDO])]
+    answers = [
+        Key(key, word or f"grade {key}", "A verdict: stored at once.", is_main=True)
+        for key, word in keys.answers(claim).items()
+    ]
+    return answers + [Key(key, word, HELP[key]) for key, word in keys.MOVES.items()]
+
+
+def _show_claim(claim: Claim) -> None:
+    ids = " and ".join(map(str, sorted(claim.experience_ids)))
+    grades = f", grades {claim.lowest} (worst) to {claim.highest} (best)" if claim.is_graded else ""
+    said("h2", f"Pair of experiences {ids}" if claim.is_pair else f"Experience {ids}{grades}")
+    said("p", f"Judged: {claim.name}", "explained")
+    prompt = list(conversation.prompt_turns(claim.messages, claim.prompt))
+    if not claim.is_pair:
+        conversation.show([*prompt, ("assistant", claim.responses[0])])
+        return
+    conversation.show(prompt)
+    with said("div", "", "beside"):
+        for name, response in zip("AB", claim.responses, strict=True):
+            with said("section", "", "card", aria_label=f"response {name}"):
+                said("h3", name)
+                said("pre", layout.cut(response) or "(empty)", "text")
+
+
+def _show_rewards(claim: Claim, parts: list[DictRow]) -> None:
+    layout.heading("Rewards", "Your verdict is stored as one that is not blind.")
+    names = dict(zip(claim.experience_ids, "AB", strict=False)) if claim.is_pair else {}
+    columns = [
+        Column("response"), Column("reward"), Column("value", "number"), Column("weight", "number"),
+        Column("source"),
+    ]  # fmt: skip
+    rows = [
+        [
+            Cell(names.get(part["experience_id"], "")),
+            Cell(layout.cut(part["name"])),
+            Cell(f"{part['value']:.4g}"),
+            Cell(f"{part['weight']:.4g}"),
+            Cell(layout.cut(part["source"])),
+        ]
+        for part in parts
+    ]
+    Rows("rewards", columns if claim.is_pair else columns[1:], "Nothing has given a reward yet.").show(
+        rows if claim.is_pair else [row[1:] for row in rows]
+    )

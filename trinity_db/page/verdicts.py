@@ -1,0 +1,216 @@
+"""Verdicts: what waits for people, a queue to judge, who said what, and where people differ."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nicegui import ui
+from psycopg.rows import DictRow
+
+from trinity_db.inspection.words import moment
+from trinity_db.page import layout, people
+from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, said
+from trinity_db.page.judging import Judging
+from trinity_db.page.layout import Look
+from trinity_db.page.people import Agreement, Queue
+from trinity_db.page.reader import Reader
+from trinity_db.page.writer import Writer
+
+ONLY_READS = "This page only reads. Give verdicts here with: trinity-db page --by YOUR_NAME"
+EMPTY = "There are no runs in this store yet.\ntrinity-db demo makes one in two minutes."
+SIDES = {1: "first is better", -1: "second is better", 0: "tie"}
+QUEUES = ("rows", "pairs")
+
+
+def register(reader: Reader, writer: Writer | None) -> None:
+    """Add the pages; without a writer they only read."""
+
+    @ui.page("/verdicts", response_timeout=layout.RESPONSE_SECONDS)
+    async def verdicts_page() -> None:
+        with layout.frame("Verdicts", "Verdicts"):
+            if writer is None:
+                said("p", ONLY_READS, "explained")
+            page = _Queues(reader)
+            await page.look.look()
+
+    @ui.page("/verdicts/{name:path}", response_timeout=layout.RESPONSE_SECONDS)
+    async def queue_page(name: str, queue: str = "rows") -> None:
+        with layout.frame(f"Verdicts on {name}", "Verdicts"):
+            if queue not in QUEUES:
+                said("p", "A queue is rows or pairs.", "notice", role="alert")
+                return
+            page = _Queue(reader, writer, layout.text(name), queue == "pairs")
+            await page.look.look()
+
+
+class _Queues:
+    def __init__(self, reader: Reader) -> None:
+        self.look = Look(reader, people.queues, self.show, lambda: None, follows=True)
+        layout.heading("Queues", "What waits for people. Choose rows to judge, or pairs to compare.")
+        columns = (
+            Column("run"),
+            Column("rows", "number", "experiences that people were asked about and that lack a verdict"),
+            Column("pairs", "number", "pairs that lack a verdict"),
+            Column("not asked yet", "number", "experiences that a run waits for; opening its queue asks"),
+        )  # fmt: skip
+        self._table = Rows("queues", columns, EMPTY)
+
+    def show(self, rows: list[DictRow]) -> None:
+        self._table.show(
+            [
+                [
+                    Cell(row["run"], layout.place("verdicts", row["run"])),
+                    Cell(_counted(row["rows"]), layout.place("verdicts", row["run"])),
+                    Cell(_counted(row["pairs"]), layout.place("verdicts", row["run"], queue="pairs")),
+                    Cell(_counted(row["unasked"])),
+                ]
+                for row in rows
+            ]
+        )
+
+
+class _Queue:
+    """The queue of a run, rows or pairs, for the person of the page if it has one."""
+
+    def __init__(self, reader: Reader, writer: Writer | None, run: str, pairs: bool) -> None:
+        self._writer, self._run, self._pairs = writer, run, pairs
+        author = None if writer is None else writer.author
+        read = people.queue(run, author, pairs)
+        self.look = Look(reader, read, self.show, self.gone, follows=True)
+        self._content = said("div")
+        self._judging: Judging | None = None
+        with self._content:
+            with said("p", "", "explained"):
+                for queue in QUEUES:
+                    link = said("a", queue, href=layout.place("verdicts", run, queue=queue)).style(
+                        "margin-right: 0.9rem"
+                    )
+                    if (queue == "pairs") == pairs:
+                        link.props["aria-current"] = "page"
+            if writer is None:
+                said("p", ONLY_READS, "explained")
+            self._judged = said("div")
+            layout.heading("Progress")
+            self._facts = Facts()
+            self._drawn = said("p", "", "explained", role="status").style("margin-top: 0.9rem")
+            self._people = _people()
+            read_all = people.agreement(run, author)
+            self._agreed = Look(reader, read_all, self.show_agreement, lambda: None, follows=False)
+            self._agreement, self._disputes = _agreement(), _disputes()
+        layout.later(self._agreed.look)
+
+    def show(self, queue: Queue) -> None:
+        if self._writer is not None and self._judging is None:
+            with self._judged:
+                self._judging = Judging(self._writer, self._run, self._pairs, self.look.soon)
+        self._facts.show(_facts(queue, self._writer, self._pairs))
+        self._drawn.text = "" if queue.drawn is None else drawn(queue.drawn, self._run)
+        self._people.show([_person(row) for row in queue.people])
+
+    def show_agreement(self, found: Agreement) -> None:
+        self._agreement.show([_agreed(row) for row in found.alphas])
+        self._disputes.show([_dispute(row) for row in found.disputes])
+
+    def gone(self) -> None:
+        if self._judging is not None:
+            layout.later(self._judging.leave)
+        self._content.set_visibility(False)
+
+
+def drawn(found: Mapping[str, Any], run: str) -> str:
+    """Which verdicts of the person are in batches, in a sentence."""
+    verdicts = found["verdicts"]
+    if not found["drawn"]:
+        return "None of your verdicts is in a batch yet: the next draw knows them." if verdicts else ""
+    which = f"your newest {verdicts:,} verdicts" if verdicts == people.DRAWN else "your verdicts"
+    what = "is in a batch" if found["drawn"] == 1 else "are in batches"
+    where = "" if found["run"] == run else f" of run {found['run']}"
+    return f"{found['drawn']:,} of {which} {what}, the last in step {found['step']:,}{where}."
+
+
+def _counted(number: int) -> str:
+    """A number that is counted up to a limit."""
+    return f"{number:,} or more" if number == people.COUNTED else f"{number:,}"
+
+
+def _facts(queue: Queue, writer: Writer | None, pairs: bool) -> list[Fact]:
+    progress, kind = queue.progress, "pairs" if pairs else "rows"
+    waiting = f"{_counted(progress.open)} {kind}"
+    mine = []
+    if writer is not None:
+        mine = [Fact("you", writer.author), Fact("your verdicts", f"{_counted(progress.given)} on {kind}")]
+        waiting = f"{_counted(progress.waiting)} of {waiting}"
+    unasked = f"{_counted(queue.unasked)} {kind}" if queue.unasked else ""
+    return [*mine, Fact("wait for you" if mine else "wait", waiting), Fact("not asked yet", unasked)]
+
+
+def _people() -> Rows:
+    layout.heading("Verdicts by person", f"The newest {people.VERDICTS:,} on rows and pairs of this run.")
+    columns = [
+        Column("person"),
+        Column("judged"),
+        Column("of"),
+        Column("verdicts", "number"),
+        Column("discarded", "number", "rows or pairs that cannot be judged"),
+        Column("skipped", "number", "left to other people"),
+        Column("mean", "number", "mean verdict on rows"),
+        Column("seconds", "number", "median time of a verdict, in seconds"),
+        Column("blind", "number", "verdicts that were given before the person saw rewards"),
+        Column("last"),
+    ]
+    return Rows("verdicts by person", columns, "No verdict was given yet.")
+
+
+def _agreement() -> Rows:
+    explained = "Krippendorff's alpha when this page was opened: 1: all agree, 0: as by chance."
+    layout.heading("Agreement", explained)
+    columns = [
+        Column("judged"),
+        Column("of"),
+        Column("reviews", "number", "rows or pairs with two verdicts or more"),
+        Column("verdicts", "number"),
+        Column("people", "number"),
+        Column("alpha", "number", "verdicts are equal or not; unknown where all are equal"),
+        Column("alpha of grades", "number", "the squared distance of two verdicts counts"),
+    ]
+    empty = "No row or pair has two verdicts yet. people.verdicts says how many each is to have."
+    return Rows("agreement", columns, empty)
+
+
+def _disputes() -> Rows:
+    layout.heading("Judged differently", f"The {people.SHOWN} widest apart at most.")
+    columns = [Column("experience"), Column("other"), Column("judged"), Column("verdicts", "long")]
+    return Rows("judged differently", columns, "People agree on all that two of them judged.")
+
+
+def _person(row: Mapping[str, Any]) -> list[Cell]:
+    return [
+        Cell(row["author"]),
+        Cell(row["name"]),
+        Cell("pairs" if row["is_pair"] else "rows"),
+        *(Cell(f"{row[kind]:,}") for kind in ("verdicts", "discarded", "skipped")),
+        Cell(layout.number(row["mean"])),
+        Cell(layout.number(row["seconds"], 1)),
+        Cell(f"{row['blind']:,}"),
+        Cell(moment(row["last"])),
+    ]
+
+
+def _agreed(row: Mapping[str, Any]) -> list[Cell]:
+    return [
+        Cell(row["name"]),
+        Cell("pairs" if row["is_pair"] else f"rows, {row['lowest']} to {row['highest']}"),
+        *(Cell(f"{row[kind]:,}") for kind in ("reviews", "verdicts", "people")),
+        Cell(layout.number(row["alpha_nominal"])),
+        Cell(layout.number(row["alpha_interval"])),
+    ]
+
+
+def _dispute(row: Mapping[str, Any]) -> list[Cell]:
+    """A row or pair, each linked, and what each person said of it."""
+    said_of = (
+        f"{author}: {value if row['other_id'] is None else SIDES[value]}"
+        for author, value in sorted(row["said"].items())
+    )
+    ids = [row["experience_id"], row["other_id"]]
+    linked = [Cell() if id is None else Cell(str(id), layout.place("experience", id)) for id in ids]
+    return [*linked, Cell(row["name"]), Cell(layout.cut("\n".join(said_of)))]
