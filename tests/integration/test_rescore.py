@@ -10,6 +10,7 @@ from tests.rows import Scene, attempt, rollout
 from tests.steps import load, process
 from tests.waiting import wait_until
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.inspection import status
 from trinity_db.processors.due_steps import MAX_CLAIMS
 from trinity_db.processors.rescore import Rescorer, Work
 from trinity_db.processors.service import FAILURES_IN_A_ROW
@@ -190,6 +191,30 @@ def test_what_people_said_stays(scene: Scene, judge: Judge, tmp_path: Path) -> N
     assert len(values(scene)) == 1, "under a corrected name nothing is written"
 
 
+def said_of_rewards(scene: Scene) -> list[tuple[float, float]]:
+    """What `trinity-db status` says of each version."""
+    return [(one["reward"], one["reward_now"]) for one in status.detail(scene.database, "run")["rewards"]]
+
+
+def test_status_says_what_the_view_says_whatever_became_of_a_row(
+    scene: Scene, judge: Judge, tmp_path: Path
+) -> None:
+    scene.explore(3)
+    live(scene, tmp_path)
+    scene.train(1, 1)
+    scene.train(2, 1)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.batch_item SET reward = 8 WHERE batch_id = 1")
+    judge("number + 4")
+    scene.explore(1)
+    live(scene, tmp_path)
+    assert said_of_rewards(scene) == scene.rows(PROGRESS)
+    assert said_of_rewards(scene)[0][0] == (2 * 8 + 3 * (1.0 + 0.0)) / 8
+    scene.reopen(0)
+    assert said_of_rewards(scene) == scene.rows(PROGRESS)
+    assert said_of_rewards(scene)[0][0] == 0.5
+
+
 def test_batches_and_published_curves_keep_the_rewards_of_training(
     scene: Scene, judge: Judge, tmp_path: Path
 ) -> None:
@@ -203,6 +228,7 @@ def test_batches_and_published_curves_keep_the_rewards_of_training(
     assert scene.rows(used) == before
     assert curve == [(0.5, 0.5)]
     assert scene.rows(PROGRESS) == [(0.5, 4.5)], "used or not, rows count as they were"
+    assert said_of_rewards(scene) == [(0.5, 4.5)]
     assert scene.values("SELECT reward_now FROM trinity.reward_change_view ORDER BY 1") == [4.0, 5.0]
     scene.train(2, 1)
     assert scene.rows(PROGRESS) == [(2.5, 4.5)], "two rows were trained with the new rewards"

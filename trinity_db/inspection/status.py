@@ -72,9 +72,10 @@ def detail(database: Database, name: str, reward_rows: int | None = None) -> dic
         steps = measured(tx, run.id)
         progress = tx.execute(query("status_detail"), values).fetchone()
         attempts = tx.execute(query("status_attempts"), values).fetchone()
+        rewards = tx.execute(query("status_rewards"), values).fetchall()
     assert progress is not None
     assert attempts is not None
-    return {**found[0], **steps, **progress, **attempts}
+    return {**found[0], **steps, **progress, **attempts, "rewards": rewards}
 
 
 def state(run: Mapping[str, Any]) -> str:
