@@ -90,6 +90,7 @@ def paths(scene: Scene) -> list[str]:
     text = quote(" ".join(ATTACKS), safe="")
     return [
         "/", "/run/run", f"/run/{quote(NAME, safe='')}", f"/run/{text}", "/experiences",
+        "/verdicts", f"/verdicts/{quote(NAME, safe='')}", f"/verdicts/{text}", f"/verdicts/run?queue={text}",
         f"/group/{group}",
         f"/experience/{id}", f"/experience/{imported}", f"/group/{text}", f"/experience/1?start={text}",
         f"/experiences?run={text}", f"/experiences?text={text}", f"/experiences?version={text}",

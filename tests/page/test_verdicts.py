@@ -424,3 +424,18 @@ def test_two_responses_stand_side_by_side_where_there_is_room(
     assert ann.visit.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     ann.visit.open("/verdicts")
     assert ann.visit.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_the_next_one_is_seen_from_its_beginning(scene: Scene, person: Callable[[str, str], Person]) -> None:
+    scene.make_ready(2)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.experience_text SET response = repeat('a long line\n', 300)")
+    ask_rows(scene)
+    ann = person("ann", ROWS)
+    ann.press("r")
+    ann.visit.page.keyboard.press("End")
+    ann.visit.page.wait_for_function("scrollY > 2000")
+    assert ann.keys.get_by_role("button", name="g good").is_visible()
+    ann.press("g")
+    ann.visit.page.wait_for_function("scrollY < 500")
+    expect(ann.claim.locator("h2").first).to_be_in_viewport()

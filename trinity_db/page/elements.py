@@ -148,13 +148,19 @@ class Keys(ui.element, component="components/keys.js"):
         super().__init__()
         self.props["keys"] = []
         self.props["turn"] = 0
+        self.props["shown"] = 0
         self.on("take", lambda event: on_key(*event.args))
         self.on("leave", on_leave, args=[])
 
-    def show(self, keys: Sequence[Key], turn: int) -> None:
-        """Take these keys from now on; a key that was pressed before belongs to an earlier turn."""
+    def show(self, keys: Sequence[Key], turn: int, shown: int) -> None:
+        """Take these keys from now on; a key that was pressed before belongs to an earlier turn.
+
+        Args:
+            shown: the number of what they are about; another one is seen from its beginning.
+        """
         self.props["keys"] = [asdict(key) for key in keys]
         self.props["turn"] = turn
+        self.props["shown"] = shown
         self.update()
 
 

@@ -190,7 +190,7 @@ class Judging:
         claim = None if self._session is None else self._session.shown
         self._turn += 1
         taken = _keys(claim) if self._waiting is None else []
-        self._keys.show(taken, self._turn)
+        self._keys.show(taken, self._turn, 0 if claim is None else claim.label_id)
 
 
 def _keys(claim: Claim | None) -> list[Key]:

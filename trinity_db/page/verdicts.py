@@ -95,7 +95,10 @@ class _Queue:
             self._people = _people()
             read_all = people.agreement(run, author)
             self._agreed = Look(reader, read_all, self.show_agreement, lambda: None, follows=False)
-            self._agreement, self._disputes = _agreement(), _disputes()
+            self._people_agree = said("div")
+            self._people_agree.set_visibility(False)  # until it is known
+            with self._people_agree:
+                self._agreement, self._disputes = _agreement(), _disputes()
         layout.later(self._agreed.look)
 
     def show(self, queue: Queue) -> None:
@@ -107,6 +110,7 @@ class _Queue:
         self._people.show([_person(row) for row in queue.people])
 
     def show_agreement(self, found: Agreement) -> None:
+        self._people_agree.set_visibility(True)
         self._agreement.show([_agreed(row) for row in found.alphas])
         self._disputes.show([_dispute(row) for row in found.disputes])
 

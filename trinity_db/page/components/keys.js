@@ -3,7 +3,7 @@
 const MOMENT = 300; // milliseconds; no person reads a text in less
 
 export default {
-  props: { keys: Array, turn: Number },
+  props: { keys: Array, turn: Number, shown: Number },
   data: () => ({ takes: false, helps: false }),
   mounted() {
     this.press = (event) => {
@@ -29,6 +29,10 @@ export default {
   watch: {
     turn() {
       this.begin();
+    },
+    shown() {
+      const place = document.querySelector(".claim");
+      if (place && place.getBoundingClientRect().top < 0) place.scrollIntoView(); // the end of the last one was read
     },
   },
   methods: {
