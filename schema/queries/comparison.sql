@@ -1,6 +1,6 @@
 -- name: comparison_runs
--- The runs with these names: since when they are, how far they are, and what they draw.
-SELECT r.id, r.name, r.kind, CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state,
+-- The runs with these names: since when they are, how far they are, and their settings.
+SELECT r.id, r.name, r.kind, r.config, CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state,
        r.created_at, extract(epoch FROM coalesce(r.finished_at, now()) - r.created_at)::float8 AS seconds,
        p.version, b.step
 FROM trinity.run r

@@ -109,7 +109,7 @@ def _compared(tx: Transaction, row: DictRow, metrics: Sequence[str], over: str) 
     last = {one["name"]: one["value"] for one in tx.execute(query("comparison_last"), asked)}
     asked = {"run_id": row["id"], "limit": SETTINGS}
     settings = tx.execute(query("comparison_settings"), asked).fetchall()
-    return Compared(row, curves, last, flat(settings[-1]["config"]), _changes(settings))
+    return Compared(row, curves, last, flat(row["config"]), _changes(settings))
 
 
 def _changes(settings: Sequence[DictRow]) -> dict[str, list[Change]]:
