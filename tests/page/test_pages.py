@@ -227,6 +227,7 @@ def test_no_page_is_wider_than_its_window(scene: Scene, browser: Browser, page: 
         "/experiences",
         f"/group/{group}",
         f"/experience/{id}",
+        "/similar",
         "/sql",
         "/doctor",
     ):

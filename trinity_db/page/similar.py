@@ -1,5 +1,6 @@
 """Similar rows: experiences whose responses mean nearly what some words do, or what another response does."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ NO_VECTORS = (
 
 def register(reader: Reader) -> None:
     """Add the page."""
+    turn = asyncio.Lock()  # a search reads every vector, and is not to keep other pages waiting
 
     @ui.page("/similar", response_timeout=layout.RESPONSE_SECONDS)
     async def similar_page(to: str = "", words: str = "", run: str = "") -> None:
@@ -43,15 +45,16 @@ def register(reader: Reader) -> None:
                 if number is not None:
                     with said("p", "Responses that mean nearly what this one does: ", "explained"):
                         said("a", f"experience {number}", href=layout.place("experience", number))
-                _look(reader, words if number is None else number, run or None)
+                _look(reader, turn, words if number is None else number, run or None)
 
 
-def _look(reader: Reader, wanted: int | str, run: str | None) -> None:
+def _look(reader: Reader, turn: asyncio.Lock, wanted: int | str, run: str | None) -> None:
     progress = said("p", LOOKING, "explained", role="status")
     look = layout.once(reader, questions.similar(wanted, run), _show)
 
     async def search() -> None:
-        await look.look()
+        async with turn:
+            await look.look()
         progress.set_visibility(False)
 
     layout.later(search)

@@ -7,7 +7,8 @@ must not make the server work.
 import asyncio
 import io
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
+from contextlib import suppress
 from functools import partial
 from urllib.parse import quote
 
@@ -187,14 +188,19 @@ def _picture(answer: Answer) -> str:
     return f"data:image/svg+xml;base64,{b64encode(out.getvalue().encode()).decode()}"
 
 
-async def _sent(first: str, rest: Iterator[str]) -> AsyncIterator[str]:
-    """The parts of a download; those that the visitor does not wait for are not read."""
-    yield first
+async def _sent(first: str, rest: Generator[str]) -> AsyncIterator[str]:
+    """The parts of a download. Its statement is ended if the visitor goes."""
     try:
+        yield first
         while (part := await asyncio.to_thread(next, rest, None)) is not None:
             yield part
     finally:
-        asyncio.get_running_loop().run_in_executor(None, rest.close)  # type: ignore[attr-defined]
+        asyncio.get_running_loop().run_in_executor(None, _end, rest)
+
+
+def _end(parts: Generator[str]) -> None:
+    with suppress(ValueError):  # a thread reads the next part just now, and drops the rest with it
+        parts.close()
 
 
 def _catalogue(found: Catalogue) -> None:
