@@ -64,7 +64,8 @@ CHOSEN = {
         ORDER BY random() LIMIT %s""",
     "before": "SELECT id FROM trinity.experience ORDER BY random() LIMIT %s",
     "version": "SELECT version FROM trinity.policy_version ORDER BY random() LIMIT %s",
-    "task": "SELECT key FROM trinity.task ORDER BY random() LIMIT %s",
+    "key": "SELECT key FROM trinity.task ORDER BY random() LIMIT %s",
+    "task": "SELECT id FROM trinity.task ORDER BY random() LIMIT %s",
 }
 TEXTS = ("c4ca4238", "nowhere")  # every text has the one, none the other
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -114,7 +115,7 @@ def views(scene: Scene) -> list[View]:
         "experiences of a state": ["state=ready", "state=trained"],
         "experiences by reward": [f"run={RUN}&reward_from=0.5", "reward_to=0.2"],
         "experiences of a version": [f"run={RUN}&version={version}" for version in ids["version"]],
-        "experiences of a task": [f"task={key}" for key in ids["task"]],
+        "experiences of a task": [f"task={key}" for key in ids["key"]],
         "experiences by reason": ["reason=too+long", f"run={RUN}&reason=too+long"],
         "experiences, far back": [f"before={id}" for id in ids["before"]],
     }
@@ -124,8 +125,13 @@ def views(scene: Scene) -> list[View]:
         View("experiences", ["/experiences"], rows),
         *(View(kind, [f"/experiences?{one}" for one in queries], rows) for kind, queries in filters.items()),
         View("experiences by text", [f"/experiences?text={text}" for text in TEXTS], "Looked for in"),
+        View("tasks", [f"/tasks?run={RUN}"], '"href":"/task/'),
+        View("task", [f"/task/{id}?run={RUN}" for id in ids["task"]], '"caption":"by policy version"'),
+        View("compare", [f"/compare?run={RUN}"], '"options":'),
+        View("doctor", ["/doctor"], '"caption":"findings"'),
+        View("SQL", ["/sql"], "experience_view"),
         View("group", [f"/group/{id}" for id in ids["group"]], "Attempt 0"),
-        View("experience, tokens", [f"/experience/{id}" for id in ids["experience"]], '"items":[[', True),
+        View("experience, tokens", [f"/experience/{id}" for id in ids["experience"]], '"items":[['),
     ]
 
 

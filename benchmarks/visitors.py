@@ -2,7 +2,7 @@
 
 A tab asks for a page over HTTP, connects the socket that NiceGUI's script connects, answers its pings, and
 lets a page that follows the store look again as often as the script does. A view is timed from the request
-until its content is there: in the answer, or for tokens in what the socket brings. Drawing it is not timed.
+until its content is there, in the answer or in what the socket brings. Drawing it is not timed.
 """
 
 import asyncio
@@ -37,9 +37,7 @@ class View:
     paths: Sequence[str]
     """One is chosen by chance each time."""
     shown: str
-    """A text that stands in the page once its content is there, and not before."""
-    by_socket: bool = False
-    """Whether the content comes after the page itself."""
+    """A text that comes with its content, in the page or by the socket, and not before."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class Tab:
         self._session, self._origin, self._path = session, origin, path
         self._tasks: list[asyncio.Task[None]] = []
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._came = asyncio.Condition()
-        self._messages = ""
+        self._wanted = ""
+        self._came = asyncio.Event()
 
     async def open(self, view: View, *, is_seen: bool) -> float | None:
         """Ask for the page, connect its socket; seconds until the content was there, None where it is not."""
@@ -70,13 +68,13 @@ class Tab:
         client = CLIENT.search(page)
         if answer.status != 200 or client is None:
             return None
+        self._wanted = view.shown
         socket = await self._connect(client[1])
         if is_seen:
             self._tasks.append(asyncio.create_task(_beat(socket, client[1], page)))
-        if not view.by_socket:
-            return seconds if view.shown in page else None
-        async with self._came:
-            await self._came.wait_for(lambda: view.shown in self._messages)
+        if view.shown in page:
+            return seconds
+        await self._came.wait()
         return time.perf_counter() - begun
 
     async def close(self) -> None:
@@ -102,10 +100,8 @@ class Tab:
         async for message in socket:
             if message.data == "2":
                 await socket.send_str("3")  # a ping
-            elif message.data.startswith("42"):
-                async with self._came:
-                    self._messages = message.data
-                    self._came.notify_all()
+            elif self._wanted in message.data:
+                self._came.set()
 
 
 async def _beat(socket: aiohttp.ClientWebSocketResponse, client: str, page: str) -> None:

@@ -119,8 +119,10 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
            'seconds', %(window_seconds)s::integer,
            'rollouts_per_second',
            (SELECT round(count(*) / %(window_seconds)s::numeric, 2)
-            FROM trinity.rollout m JOIN trinity.rollout_group g ON g.id = m.group_id AND g.evaluation_id IS NULL
-            WHERE m.run_id = %(run_id)s AND m.finished_at > now() - %(window_seconds)s * interval '1 s'),
+            FROM trinity.rollout_group g JOIN trinity.rollout m ON m.group_id = g.id
+            WHERE g.run_id = %(run_id)s AND g.evaluation_id IS NULL
+              AND coalesce(g.completed_at, now()) > now() - %(window_seconds)s * interval '1 s'
+              AND m.finished_at > now() - %(window_seconds)s * interval '1 s'),
            'trained_rows_per_second',
            (SELECT round(count(*) / %(window_seconds)s::numeric, 2)
             FROM trinity.batch b JOIN trinity.batch_item i ON i.batch_id = b.id
