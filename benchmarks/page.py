@@ -38,7 +38,7 @@ from trinity_db.page.charts import METRICS
 MEASURE = "page"
 ROWS, WITH_TEXTS = 1_024_000, 102_400
 VISITORS = 20
-MOVES = 4  # of 2,048 rows in a turn: 128 claims a stage, and half a minute for visitors
+MOVES = 16  # of 2,048 rows in a turn: 512 claims a stage, and most of a minute for visitors
 PATHS = 200  # places of each kind that visitors choose from
 HIDDEN_SECONDS = 20.0  # in which tabs that nobody sees are looked at
 LEFT_SECONDS = (
@@ -120,7 +120,7 @@ def views(scene: Scene) -> list[View]:
         "experiences, far back": [f"before={id}" for id in ids["before"]],
     }
     return [
-        View("run", [f"/run/{RUN}"], '"caption":"rewards by policy version"'),
+        View("run", [f"/run/{RUN}"], f'"href":"/experiences?run={RUN}&state=trained"'),
         View("runs", ["/"], f'"href":"/run/{RUN}"'),
         View("experiences", ["/experiences"], rows),
         *(View(kind, [f"/experiences?{one}" for one in queries], rows) for kind, queries in filters.items()),
