@@ -226,11 +226,16 @@ def test_a_key_that_is_pressed_twice_or_held_judges_nothing_unseen(
     scene.make_ready(2, rewards=(0.5, 0.25))
     ann = person("ann", PAIRS)
     first = ann.ids()
-    script = """key => { for (const repeat of [false, false, true])
-        document.dispatchEvent(new KeyboardEvent("keydown", {key, repeat, bubbles: true})); }"""
-    ann.visit.page.evaluate(script, "a")
-    expect(ann.keys).to_have_attribute("data-takes", "false")
-    ann.visit.page.evaluate(script, "a")
+    ann.ready()
+    script = """key => {
+        const press = () => { for (const repeat of [false, false, true])
+            document.dispatchEvent(new KeyboardEvent("keydown", {key, repeat, bubbles: true})); };
+        const keys = document.querySelector(".keys");
+        new MutationObserver(() => setTimeout(press, 100)).observe(keys, {attributeFilter: ["data-turn"]});
+        press(); }"""
+    turn = ann.keys.get_attribute("data-turn") or ""
+    ann.visit.page.evaluate(script, "a")  # and again soon after the next pair is there
+    expect(ann.keys).not_to_have_attribute("data-turn", turn)
     ann.ready()
     assert ann.ids() != first
     assert len(scene.rows(SAID, "ann")) == 1
@@ -240,6 +245,76 @@ def test_a_key_that_is_pressed_twice_or_held_judges_nothing_unseen(
     )
     assert ann.press("t") == "tie: stored."
     assert [row[1] for row in scene.rows(SAID, "ann")][1:] == [0]
+
+
+def test_enter_that_is_held_on_a_button_judges_one_row(
+    scene: Scene, person: Callable[[str, str], Person]
+) -> None:
+    scene.make_ready(3)
+    ask_rows(scene)
+    ann = person("ann", ROWS)
+    ann.ready()
+    ann.keys.get_by_role("button", name="g good").focus()
+    turn = ann.keys.get_attribute("data-turn") or ""
+    ann.visit.page.keyboard.down("Enter")
+    expect(ann.keys).not_to_have_attribute("data-turn", turn)
+    ann.ready()
+    ann.visit.page.keyboard.down("Enter")  # Chromium is told that it is a repeat
+    ann.visit.page.keyboard.up("Enter")
+    assert ann.press("b") == "bad: stored."
+    assert [row[1] for row in scene.rows(SAID, "ann")] == [1, 0]
+
+
+def test_a_verdict_is_never_on_a_row_that_could_not_be_shown(
+    scene: Scene, person: Callable[[str, str], Person]
+) -> None:
+    """The database takes a verdict, and fails before the page shows what comes next."""
+    scene.make_ready(2)
+    ask_rows(scene)
+    ann = person("ann", ROWS)
+    first = ann.ids()
+    wait_for(lambda: scene.value(HELD, "ann") == 2, ann)
+    with scene.database.transaction() as tx:
+        tx.execute(
+            """CREATE FUNCTION trinity.break_down() RETURNS trigger LANGUAGE plpgsql
+               AS $$ BEGIN RAISE 'broken down' USING ERRCODE = '40001'; END $$"""
+        )
+        tx.execute(
+            """CREATE TRIGGER break_down BEFORE UPDATE ON trinity.label FOR EACH ROW
+               WHEN (new.state = 'draft') EXECUTE FUNCTION trinity.break_down()"""
+        )
+    turn = ann.keys.get_attribute("data-turn") or ""
+    ann.visit.page.keyboard.press("g")
+    expect(ann.visit.page.get_by_text("broken down")).to_be_visible()
+    expect(ann.visit.page.get_by_text("good: stored.")).to_be_visible()
+    expect(ann.keys).not_to_have_attribute("data-turn", turn)
+    expect(ann.keys.locator("button")).to_have_text(["? help"])
+    assert ann.claim.locator("h2").first.inner_text() == f"Experience {first[0]}"
+    with scene.database.transaction() as tx:
+        tx.execute("DROP FUNCTION trinity.break_down CASCADE")
+    expect(ann.visit.page.get_by_text("broken down")).to_be_hidden()
+    expect(ann.claim.locator("h2").first).not_to_have_text(f"Experience {first[0]}")
+    ann.press("b")
+    assert [row[1] for row in scene.rows(SAID, "ann")] == [1, 0]
+
+
+def test_who_saw_rewards_is_not_blind_after_the_page_is_loaded_again(
+    scene: Scene, person: Callable[[str, str], Person]
+) -> None:
+    scene.make_ready(1)
+    ask_rows(scene)
+    ann = person("ann", ROWS)
+    first = ann.ids()
+    for _ in range(2):
+        ann.press("r")
+    assert ann.visit.page.get_by_role("region", name="rewards").count() == 1
+    wait_for(lambda: scene.value(HELD, "ann") == 2, ann)
+    ann.visit.open("/experiences")
+    wait_for(lambda: scene.value(HELD, "ann") == 0, ann)
+    ann.open(ROWS)
+    assert ann.ids() == first
+    ann.press("g")
+    assert scene.rows(SAID, "ann") == [("submitted", 1, False)]
 
 
 def test_two_people_judge_alike_rows_and_see_where_they_differ(

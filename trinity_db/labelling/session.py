@@ -45,8 +45,8 @@ class Session:
     """The one that is shown, and those after it."""
     _renewed: float = field(default_factory=time.monotonic)
     _began: float = field(default_factory=time.monotonic)
-    _seen: set[int] = field(default_factory=set)
-    """Labels whose rewards the person saw, those that come back by an undo too."""
+    seen: set[int] = field(default_factory=set)
+    """Labels whose rewards the person saw, in other sessions too if these share it."""
 
     @property
     def shown(self) -> Claim | None:
@@ -78,7 +78,7 @@ class Session:
         """What the rewards of the current claim are made of. Its verdict is not blind from now on."""
         claim = self._claims[0]
         parts = self._retry(lambda tx: verdicts.reward_parts(tx, claim))
-        self._seen.add(claim.label_id)
+        self.seen.add(claim.label_id)
         return parts
 
     def verdict(self, key: str) -> Verdict:
@@ -86,7 +86,7 @@ class Session:
         claim = self._claims[0]
         state = keys.ENDS.get(key, LabelState.SUBMITTED)
         seconds = time.monotonic() - self._began
-        return Verdict(state, keys.value(claim, key), seconds, claim.label_id not in self._seen)
+        return Verdict(state, keys.value(claim, key), seconds, claim.label_id not in self.seen)
 
     def decide(self, verdict: Verdict) -> None:
         """Judge the current claim, and go on to the next. Harmless when repeated after DatabaseUnavailable.

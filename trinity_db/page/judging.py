@@ -49,6 +49,8 @@ class Judging:
         self._session: Session | None = None
         self._waiting: Verdict | None = None
         """A verdict that no database took yet."""
+        self._seen: Claim | None = None
+        """What the person sees. The session may be further, where the database went away after a verdict."""
         self._turn = 0
         self._has_left = False
         self._rests_until = 0.0
@@ -78,14 +80,17 @@ class Judging:
                 finally:
                     await self._writer.leave(session)
             except (TrinityError, psycopg.Error) as error:
-                logger.warning("Claims of a page that was left end by themselves: %s", first_line(error))
+                lost = "" if self._waiting is None else "A verdict that waited was not stored. "
+                logger.warning(
+                    "%sClaims of a page that was left end by themselves: %s", lost, first_line(error)
+                )
 
     async def _press(self, key: str, turn: int) -> None:
         async with self._lock:
             if turn != self._turn or self._session is None or self._waiting is not None:
                 return  # it was pressed for what is not shown any more
             session = self._session
-            claim = session.shown
+            claim = self._seen
             if key == keys.UNDO:
                 await self._try(self._undo(session), "It was not taken back.")
             elif claim is not None and key == keys.REWARDS:
@@ -93,24 +98,28 @@ class Judging:
             elif claim is not None and keys.is_verdict(claim, key):
                 self._waiting = session.verdict(key)
                 await self._try(self._store(session, keys.said(claim, key)), NOT_STORED)
-            self._take_keys()
+            await self._go_on(session)
         self._on_change()
 
     async def _beat(self) -> None:
         """Go on where something is left to do: a verdict that waits, claims to renew, an empty queue."""
-        if self._lock.locked() or self._has_left:
+        if self._lock.locked():
             return
         async with self._lock:
+            if self._has_left:
+                return
             if self._session is None:
                 await self._try(self._open())
             elif self._waiting is not None:
                 await self._try(self._store(self._session, "Your verdict"), NOT_STORED)
-                self._take_keys()
-            elif self._session.shown is not None:
+                await self._go_on(self._session)
+            elif self._seen is not None and self._seen is self._session.shown:
                 await self._try(self._writer.run(self._session.renew))
             elif time.monotonic() > self._rests_until:
+                seen = self._seen
                 await self._try(self._next(self._session))
-                self._take_keys()
+                if self._seen is not seen or self._turn == 0:  # else a key on its way would be lost
+                    self._take_keys()
 
     async def _open(self) -> None:
         try:
@@ -118,6 +127,12 @@ class Judging:
         except NotFound:
             return  # the page around says so
         await self._next(self._session)
+        self._take_keys()
+
+    async def _go_on(self, session: Session) -> None:
+        """Show what comes now, unless the person sees it, and begin a turn."""
+        if session.shown is not self._seen:
+            await self._try(self._next(session))
         self._take_keys()
 
     async def _store(self, session: Session, words: str) -> None:
@@ -133,17 +148,15 @@ class Judging:
             self._tell(f"{NOT_STORED} {error}", is_failure=True)
         else:
             self._tell(f"{words}: stored.")
-        await self._next(session)
 
     async def _undo(self, session: Session) -> None:
         is_back = await self._writer.run(session.undo)
         self._tell("The last verdict is taken back." if is_back else "There is no verdict to take back.")
-        if is_back:
-            await self._next(session)
 
     async def _reveal(self, session: Session, claim: Claim) -> None:
         parts = await self._writer.run(session.rewards)
-        with self._place:
+        self._rewards.clear()
+        with self._rewards:
             _show_rewards(claim, parts)
 
     async def _next(self, session: Session) -> None:
@@ -151,12 +164,14 @@ class Judging:
         begun = time.monotonic()
         claim = await self._writer.run(session.current)
         self._rests_until = time.monotonic() + PAUSES * (time.monotonic() - begun)
+        self._seen = claim
         self._place.clear()
         with self._place:
             if claim is None:
                 said("p", NOTHING.format(run=self._run), "empty")
                 return
             _show_claim(claim)
+            self._rewards = said("div")
         session.begin()
         layout.later(partial(self._prepare, session))
 
@@ -186,10 +201,11 @@ class Judging:
         self._said.classes(replace="notice" if is_failure else "muted")
 
     def _take_keys(self) -> None:
-        """Begin a turn: the keys of what is shown."""
-        claim = None if self._session is None else self._session.shown
+        """Begin a turn: the keys of what the person sees, if it is what the session is at."""
+        claim = self._seen
         self._turn += 1
-        taken = _keys(claim) if self._waiting is None else []
+        is_judged = self._waiting is not None or self._session is None or self._session.shown is not claim
+        taken = [] if is_judged else _keys(claim)
         self._keys.show(taken, self._turn, 0 if claim is None else claim.label_id)
 
 

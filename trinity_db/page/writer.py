@@ -17,6 +17,8 @@ class Writer(Threads):
         super().__init__(database)
         self.author = author
         self._sessions: list[Session] = []
+        self._seen: set[int] = set()
+        """Labels whose rewards the person saw: a page that is opened anew shows the same row."""
 
     async def open(self, name: str, pairs: bool) -> Session:
         """A session at the queue of a run.
@@ -47,4 +49,4 @@ class Writer(Threads):
             run = runs.find(tx, name, "run or data set")
         runs.check_stays(run)
         asked = question(run.config, {})
-        return Session(self.database, run, self.author, pairs, asked, PATIENCE_SECONDS)
+        return Session(self.database, run, self.author, pairs, asked, PATIENCE_SECONDS, seen=self._seen)

@@ -53,6 +53,7 @@ export default {
       h("button", {
         type: "button", class: one.is_main ? "main" : "", "aria-disabled": !this.takes, "aria-keyshortcuts": one.key,
         title: one.help, onClick: () => this.take(one.key),
+        onKeydown: (event) => event.repeat && event.preventDefault(), // Enter that is held clicks again and again
       }, [h("kbd", one.key), " " + one.word]);
     const help = h("button", { type: "button", class: "quiet", "aria-expanded": this.helps, "aria-keyshortcuts": "?",
       onClick: () => (this.helps = !this.helps) }, [h("kbd", "?"), " help"]);
