@@ -55,7 +55,11 @@ def test_alerts_are_the_doctors_and_stand_on_both_pages(scene: Scene, visit: Vis
 @pytest.mark.parametrize(
     ("what", "path", "query"),
     [
-        ("learn rewards", "/experiences", {"run": ["run"], "reward_from": ["0.25"], "reward_to": ["0.25"]}),
+        (
+            "learn rewards",
+            "/experiences",
+            {"run": ["run"], "reward_from": ["0.249999"], "reward_to": ["0.250001"]},
+        ),
         ("learn entropy", "/compare", {"run": ["run"], "metric": ["entropy"]}),
         ("learn pace", "/compare", {"run": ["run"], "metric": ["time/wait_for_batch"]}),
     ],

@@ -14,7 +14,8 @@ from tests.postgres import by_login, new_database
 from tests.rows import Scene
 from tests.steps import process
 from trinity_db.database import Database
-from trinity_db.page.questions import ROWS
+from trinity_db.errors import ConfigError
+from trinity_db.page.questions import ROWS, Filter, experiences
 
 MILLISECONDS = 1000 * WAIT_SECONDS
 TEXTS = ["1 2 3 4", "1 2 3 5", "4 3 2 1", "-1 -2 -3 -4"]
@@ -70,7 +71,11 @@ def test_the_form_makes_a_condition_a_part_of_the_link(visit: Visit) -> None:
         ("reward = 'x'", "invalid input syntax"),
         ("reward", "must be type boolean"),
         ("1/(id - id) = 1", "division by zero"),
-        ("true); DELETE FROM trinity.experience; SELECT (true", "multiple commands"),
+        ("true); DELETE FROM trinity.experience; SELECT (true", "syntax error"),
+        ("false) UNION ALL SELECT generate_series(1, 1000000000) WHERE (true", "syntax error"),
+        ("true] UNION ALL SELECT ARRAY[true", "syntax error"),
+        ("repeat('x', 1000000)::int = 1", "invalid input syntax for type integer"),
+        ("rewrd\n> 1", 'column "rewrd" does not exist'),
         ("nextval('trinity.run_id_seq') > 0", "permission denied"),
         ("lo_creat(-1) > 0", "read-only transaction"),
         ("pg_reload_conf()", "permission denied"),
@@ -86,7 +91,30 @@ def test_a_condition_that_is_none_or_would_write_is_told(
     notice = visit.page.get_by_role("alert").filter(visible=True)
     expect(notice).to_contain_text(why, timeout=MILLISECONDS)
     assert "\n" not in notice.inner_text()
+    assert len(notice.inner_text()) < 1_000
     assert scene.value("SELECT count(*) FROM trinity.experience") == before
+
+
+@pytest.mark.parametrize("fails", ["", " and 1/(id - id) = 1"], ids=["meets", "fails"])
+def test_a_condition_leaves_nothing_in_the_session_that_reads_other_pages(scene: Scene, fails: str) -> None:
+    shown = "SELECT current_setting('statement_timeout') AS t, current_setting('TimeZone') AS z"
+    locks = "SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+    condition = (
+        "set_config('TimeZone', 'Asia/Tokyo', false) is not null and pg_advisory_lock(4711) is not null "
+        f"and set_config('statement_timeout', '0', false) is not null{fails}"
+    )
+    with closing(Database(by_login(scene.database.url), statement_seconds=10)) as database:
+        with database.transaction() as tx:
+            before = tx.execute(shown).fetchone()
+        read = experiences(Filter(where=condition))
+        if fails:
+            with pytest.raises(ConfigError, match="division by zero"):
+                read(database)
+        else:
+            assert read(database).rows
+        with database.transaction() as tx:
+            assert tx.execute(shown).fetchone() == before
+            assert tx.execute(locks).fetchone() == {"n": 0}
 
 
 def test_without_vectors_the_step_that_makes_them_is_told(scene: Scene, visit: Visit) -> None:

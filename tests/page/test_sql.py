@@ -112,6 +112,9 @@ def test_the_statement_is_the_link_and_a_link_runs_nothing(scene: Scene, visit: 
         ("select", "", ""),
         ("select 1/0", "division by zero", ""),
         ("   ", "Write a statement first", ""),
+        ("select 1 as n, repeat('1', 5000)::jsonb", "A value cannot be read here", ""),
+        ("select (repeat('[', 5000) || repeat(']', 5000))::jsonb", "A value cannot be read here", ""),
+        ("do $$ begin raise exception E'two\nlines %', repeat('x', 1000000); end $$", "two lines xxx", ""),
     ],
 )
 def test_an_error_is_one_line_and_its_place_is_marked(
@@ -125,6 +128,8 @@ def test_an_error_is_one_line_and_its_place_is_marked(
     said = refused(visit, statement)
     assert said.startswith(message)
     assert "\n" not in said
+    assert len(said) < 2_000
+    assert visit.page.get_by_role("button", name="Cancel").count() == 0
     field = "document.querySelector('textarea')"
     if wrong:
         visit.page.wait_for_function(
@@ -137,7 +142,8 @@ def test_a_file_of_all_rows_is_what_psql_writes(
     scene: Scene, visit: Visit, page: Served, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statement = (
-        "select n, n + 0.5::float8 as half, nullif(n, 3) as gap, 'a \"quoted\", ü' || chr(10) || n as text "
+        "select n, n + 0.5::float8 as half, nullif(n, 3) as gap, 'a \"quoted\", ü' || chr(10) || n as text, "
+        "'a' || chr(13) || n as returned "
         "from generate_series(1, 2500) n order by n"
     )
     visit.open("/sql")
@@ -147,18 +153,25 @@ def test_a_file_of_all_rows_is_what_psql_writes(
     with visit.page.expect_download() as download:
         visit.page.get_by_role("link", name="All rows as CSV").click()
     assert download.value.suggested_filename == "rows.csv"
-    written = Path(download.value.path()).read_text()
+    written = Path(download.value.path()).read_bytes().decode()  # read_text would make "\r" to "\n"
     psql = embedded.cluster(Path("/nonexistent")).binaries.folder / "psql"
     told = subprocess.run(
         [psql, by_login(scene.database.url), "--csv", "-c", statement],
         capture_output=True,
-        text=True,
         check=True,
     )
-    assert written == told.stdout
-    assert len(list(csv.reader(io.StringIO(written)))) == 2_501
+    assert written == told.stdout.decode()
+    assert len(list(csv.reader(io.StringIO(written, newline="")))) == 2_501
     monkeypatch.setenv("TRINITY_DB_URL", by_login(scene.database.url))
     assert command_line("sql", statement, "--format", "csv").output == written
+
+
+def test_a_number_that_no_file_can_have_is_told(visit: Visit, page: Served) -> None:
+    visit.open("/sql")
+    assert rows(visit, "select 10::numeric ^ 5000")[0][0].startswith("10000")
+    link = visit.page.get_by_role("link", name="All rows as CSV").get_attribute("href")
+    answer = visit.page.request.get(f"{page.origin}{link}")
+    assert (answer.status, "Cast the column to text" in answer.text()) == (400, True)
 
 
 def test_a_download_needs_a_run_of_this_page(visit: Visit, page: Served) -> None:

@@ -16,10 +16,12 @@ ROWS = 200  # the same as GROUPS, in rows
 ATTEMPTS = 100  # the same, in attempts
 FEWEST = 20  # of fewer, a share says little
 EQUAL_SHARE = 0.8  # then four of five groups have the advantage 0, and their sampling teaches nothing
+EQUAL = 1e-6  # the mean of three rewards of 0.1 is not 0.1; as learning_groups has it of the variance
 DROPPED_SHARE = (
     0.8  # dynamic sampling drops half by intention; this is five rows sampled for one that is learned from
 )
 FAILED_SHARE = 0.5  # an unsteady tool fails now and then; half of all attempts is a program that is wrong
+ERROR = 200  # characters of an error, which begins with its kind
 STEPS = 10  # a single step is noise
 COLLAPSED_SHARE = 0.1  # of the entropy at the beginning: attempts at a task are then nearly the same
 OUTSIDE_SHARE = 0.05  # bfloat16 alone puts less than a hundredth of the tokens outside 0.8 to 1.2
@@ -41,7 +43,8 @@ def equal_rewards(connection: Connection, run_id: int | None = None) -> list[Fin
                 "look at the responses: a reward function that tells them apart, easier or harder tasks "
                 "(explorer.tasks: {name: difficulty}), or processors.group.drop_equal_rewards"
             )
-            shown = {"reward_from": row["reward"], "reward_to": row["reward"]}
+            reward = row["reward"]
+            shown = {"reward_from": round(reward - EQUAL, 7), "reward_to": round(reward + EQUAL, 7)}
             found.append(warn("learn rewards", text, remedy, row["run"], shown))
     return found or [ok("learn rewards", "rewards differ within the newest groups")]
 
@@ -81,7 +84,7 @@ def attempts(connection: Connection, run_id: int | None = None) -> list[Finding]
     found = []
     for row in connection.execute(query("learning_attempts"), _newest(run_id)):
         if row["attempts"] >= FEWEST and row["failed"] >= FAILED_SHARE * row["attempts"]:
-            error = " ".join(row["error"].split()[-20:])  # a traceback ends with what it is
+            error = " ".join(row["error"].split())[:ERROR]
             text = (
                 f"run '{row['run']}': {row['failed']} of its last {row['attempts']} attempts failed: {error}"
             )
@@ -124,9 +127,11 @@ def waiting(connection: Connection, run_id: int | None = None) -> list[Finding]:
     """Active runs where one side waits for the other much of its time."""
     found = []
     for row in connection.execute(query("learning_runs"), {"run_id": run_id}).fetchall():
-        said, remedy = status.balance(status.measured(connection, row["id"])["waiting"])
+        shares = status.measured(connection, row["id"])["waiting"]
+        said, remedy = status.balance(shares)
         if said and remedy:
-            shown = {"metric": "time/wait_for_batch"}
+            trainer_waits = shares["trainer"] >= status.MUCH_WAITING
+            shown = {"metric": "time/wait_for_batch" if trainer_waits else "explore/wait_for_training"}
             found.append(warn("learn pace", f"run '{row['run']}' waits: {said}", remedy, row["run"], shown))
     return found or [ok("learn pace", "explorers and trainers keep pace with one another")]
 

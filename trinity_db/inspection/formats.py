@@ -57,7 +57,7 @@ def write_csv(columns: Sequence[Column], rows: Rows, out: TextIO) -> None:
 
 def csv_lines(columns: Sequence[Column], rows: Rows) -> Iterator[str]:
     """The same, line by line as rows come."""
-    writer = csv.writer(_Line(), lineterminator="\n")
+    writer = csv.writer(_Line(), lineterminator=_Line.END)
     yield writer.writerow([column.name for column in columns])
     for row in rows:
         yield writer.writerow([None if value is None else scalar(value) for value in row])
@@ -66,8 +66,11 @@ def csv_lines(columns: Sequence[Column], rows: Rows) -> Iterator[str]:
 class _Line:
     """Gives a line back to csv.writer, which gives it to the one that asked for it."""
 
+    END = "\r\n"
+    """csv.writer quotes the characters of this alone, and a lone \\r ends a line for its readers too."""
+
     def write(self, line: str) -> str:
-        return line
+        return line.removesuffix(self.END) + "\n"
 
 
 def write_parquet(columns: Sequence[Column], rows: Rows, out: TextIO) -> None:

@@ -13,7 +13,7 @@ from trinity_db.diagnosis import learning, work
 from trinity_db.diagnosis.finding import Finding, Level
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.inspection import status
-from trinity_db.page import events
+from trinity_db.page import events, layout
 from trinity_db.page.charts import METRICS, Point
 from trinity_db.processors import meaning
 from trinity_db.schema.queries import query
@@ -22,6 +22,7 @@ from trinity_db.store import runs, search
 POINTS = 400  # of a curve; more are not told apart
 ROWS = 50  # experiences of a page
 WINDOW = 10_000  # rows in which a text or a condition is looked for at a time: about 0.1 s
+MESSAGE = 500  # characters of what is wrong with a condition; it may quote a value of megabytes
 MEMBERS = 256  # attempts of a group that are shown
 REWARD_ROWS = 2_000  # of a version, whose rewards a run shows: about 0.3 s for the newest versions together
 OF_WORK = (work.dead_letters, work.silent_workers, work.setbacks)
@@ -122,14 +123,24 @@ def _meeting(tx: Transaction, condition: str, ids: list[int]) -> list[int]:
     Raises:
         ConfigError: the condition is none that the server understands.
     """
-    rows = f"SELECT id FROM ({query('page_condition_rows')}) AS experience_view"
-    statement = storable(f"{rows} WHERE ({condition.replace('%', '%%')}\n)").encode()
+    rows = f"FROM ({query('page_condition_rows')}) AS experience_view"
+    given = condition.replace("%", "%%")
+    # What closes the parenthesis, as to go on with UNION ALL and a billion rows, does not close the bracket.
+    whole = storable(f"SELECT ARRAY[{given}\n] {rows} LIMIT 0").encode()
+    meeting = storable(f"SELECT id {rows} WHERE ({given}\n)").encode()
     try:
-        return [row["id"] for row in tx.execute(statement, {"ids": ids}, prepare=False)]
+        # Rolled back: a setting that the condition makes would stay in the session, for other pages.
+        with tx.transaction(force_rollback=True):
+            tx.execute(whole, {"ids": ids}, prepare=False)
+            return [row["id"] for row in tx.execute(meeting, {"ids": ids}, prepare=False)]
     except psycopg.Error as error:
         if error.sqlstate is None or error.sqlstate.startswith((*PASSING, "53", "58")):
             raise  # the server's own trouble
-        raise ConfigError(f"The condition {condition[:200]}: {error.diag.message_primary}.") from None
+        why = layout.beginning(error.diag.message_primary, MESSAGE)
+        raise ConfigError(f"The condition {layout.beginning(condition, 200)}: {why}.") from None
+    finally:
+        if not tx.closed:
+            tx.execute("SELECT pg_advisory_unlock_all()")  # a rollback keeps them
 
 
 def similar(wanted: int | str, run: str | None) -> Callable[[Database], list[DictRow] | None]:

@@ -27,6 +27,7 @@ from trinity_db.page.statements import Answer, Refused, Running, Statements
 
 LONGEST = 10_000  # characters of a statement
 LONGEST_LINK = 16_000  # characters; servers and proxies refuse longer ones
+NOTICE = 1_000  # characters of an error; it may quote a value of megabytes
 PANELS = 12  # of a picture; more keep a processor busy
 EXPLAINED = (
     "One statement at a time, by a login that may only read. It finds tables and views without their schema. "
@@ -128,7 +129,7 @@ class _Sql:
             self._editor.show(runs=False, mark=(first, first + _units("".join(wrong))))
 
     def _tell(self, text: str) -> None:
-        self._notice.text = text
+        self._notice.text = layout.beginning(text, NOTICE)
         self._notice.set_visibility(True)
 
     def _link(self, text: str) -> None:

@@ -39,6 +39,10 @@ SHOWN_TEXT = 300_000  # characters of all cells together, for the same reason
 TICKETS = 100  # statements whose rows can be downloaded
 PART = 64 * 1024  # characters of a download that travel together
 CANCELLED = "It was cancelled."
+UNREADABLE = (
+    "A value cannot be read here: a number of more than 4,300 digits, or JSON that is nested too deep. "
+    "Cast the column to text, as by value::text."
+)
 HINTS: Mapping[type[psycopg.Error], str] = {
     errors.QueryCanceled: f"the limit is {STATEMENT_SECONDS:.0f} s; trinity-db sql --timeout allows more",
     errors.ReadOnlySqlTransaction: "this page only reads",
@@ -98,7 +102,8 @@ class Running:
             is_shown: It finds only as much as is shown.
 
         Raises:
-            Refused: the statement is wrong, may not do what it does, takes too long, or was cancelled.
+            Refused: the statement is wrong, may not do what it does, takes too long, has a value that cannot
+                be read, or was cancelled.
             TrinityError: the login may write.
             DatabaseUnavailable: no database answers.
         """
@@ -113,6 +118,8 @@ class Running:
                 yield columns, self._rows(connection)
             except psycopg.Error as error:
                 raise self._in_our_words(error, connection) from error
+            except (ValueError, RecursionError) as error:
+                raise Refused(UNREADABLE) from error
             finally:
                 self._hold(None)
                 if connection.info.transaction_status == pq.TransactionStatus.ACTIVE:

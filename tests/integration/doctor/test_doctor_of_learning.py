@@ -42,7 +42,12 @@ def test_groups_with_equal_rewards_are_found(scene: Scene, found: Any) -> None:
     scene.make_ready(1, rewards=(0.0, 0.0))
     alert = found()["learn rewards"]
     assert "equal in 20 of its last 20 groups, in most of them 0.1" in alert["found"]
-    assert alert["shown"]["reward_from"] == pytest.approx(0.1)
+    shown = (
+        "SELECT count(*) FROM trinity.experience WHERE reward BETWEEN %(reward_from)s AND %(reward_to)s",
+        alert["shown"],
+    )
+    with scene.database.transaction() as tx:  # the mean of three rewards of 0.1 is more than 0.1
+        assert tx.execute(*shown).fetchone() == {"count": 3 * FEW}
     scene.make_ready(4, rewards=(0.0, 1.0))
     assert "equal in 20 of its last 24" in found()["learn rewards"]["found"]
     scene.make_ready(2, rewards=(0.0, 1.0))  # 20 of 26 are less than 0.8
@@ -83,13 +88,14 @@ def test_runs_whose_rows_are_dropped_are_found_with_the_reason(scene: Scene, fou
 def test_attempts_that_fail_are_found_with_their_error(scene: Scene, found: Any) -> None:
     groups = scene.claim(10)
     scene.write([rollout(group, 0) for group in groups])
-    error = "Traceback\n  line\nValueError: no such tool"
+    error = "ValueError: no such\n tool " + "and more " * 200
     scene.write([rollout(group, 1, error=error) for group in groups[:9]])
     assert found() == {}  # 19 attempts
     scene.write([rollout(groups[9], 1, error=error)])
     alert = found()["learn attempts"]
     assert "10 of its last 20 attempts failed: " in alert["found"]
-    assert alert["found"].endswith("ValueError: no such tool")
+    assert "failed: ValueError: no such tool and more" in alert["found"]
+    assert len(alert["found"]) < 300
     assert alert["shown"] == {"group": groups[9].id}
     (more,) = scene.claim(1)
     scene.write([rollout(more, member) for member in more.members])
@@ -132,6 +138,15 @@ def test_a_side_that_waits_for_the_other_is_found(
     if is_found:
         assert "trainer 26% of its time for rollouts" in found()["learn pace"]["found"]
         assert "add explorers" in found()["learn pace"]["remedy"]
+        assert found()["learn pace"]["shown"] == {"metric": "time/wait_for_batch"}
+
+
+def test_the_curve_of_the_side_that_waits_is_shown(scene: Scene, found: Any) -> None:
+    scene.make_ready(1)
+    scene.train(step=1, size=1)
+    scene.record(1, {"step_time": 100.0, "time/wait_for_batch": 0.0})
+    scene.record(0, {"explore/time": 100.0, "explore/wait_for_training": 60.0}, WorkerRole.EXPLORE)
+    assert found()["learn pace"]["shown"] == {"metric": "explore/wait_for_training"}
 
 
 def test_runs_that_are_over_are_told_only_when_they_are_asked_for(scene: Scene, found: Any) -> None:
