@@ -196,8 +196,10 @@ def test_people_who_compare_the_rows_of_a_pair_change_their_labels(scene: Scene)
     # Of a and c people prefer c, against the pair; a is better than b all the same.
     assert drawn(run) == {"task 0: b": 0.0, "task 0: c": 1.0, "task 1: x": 0.0, "task 1: y": 1.0}
     with run.database.transaction() as tx:
-        verdicts.undo(tx, run.run.id, "ann", pairs=True)
-        verdicts.undo(tx, run.run.id, "ann", pairs=True)
+        for _ in range(2):
+            last = verdicts.last_decided(tx, run.run.id, "ann", pairs=True)
+            assert last is not None
+            verdicts.undo(tx, last, "ann")
     assert drawn(run) == first
     assert differences(run) == []
 

@@ -69,7 +69,8 @@ class People:
 
     def undo(self, author: str) -> Claim | None:
         with self.scene.database.transaction() as tx:
-            return verdicts.undo(tx, self.scene.run.id, author, self.pairs)
+            last = verdicts.last_decided(tx, self.scene.run.id, author, self.pairs)
+            return None if last is None else verdicts.undo(tx, last, author)
 
     def decide(self, claim: Claim, author: str, value: int) -> None:
         with self.scene.database.transaction() as tx:
@@ -368,6 +369,18 @@ def test_a_verdict_stays_once_its_group_is_ready(scene: Scene, waiting: People) 
     assert waiting.rewards == [1.0, 0.0, 0.5]
 
 
+def test_an_undo_that_is_sent_twice_takes_one_verdict_back(scene: Scene, waiting: People) -> None:
+    waiting.ask()
+    waiting.say("ann", 1, 0)
+    with scene.database.transaction() as tx:
+        last = verdicts.last_decided(tx, scene.run.id, "ann", pairs=False)
+        assert last is not None
+        first = verdicts.undo(tx, last, "ann")
+    with scene.database.transaction() as tx:
+        assert verdicts.undo(tx, last, "ann") == first
+    assert sorted(scene.values("SELECT state::text FROM trinity.label")) == ["draft", "submitted"]
+
+
 def test_an_undo_and_a_settlement_at_once_leave_no_group_without_a_reward(
     scene: Scene, waiting: People
 ) -> None:
@@ -375,7 +388,9 @@ def test_an_undo_and_a_settlement_at_once_leave_no_group_without_a_reward(
     waiting.say("ann", 1, 0, 1)
 
     def undo(tx: Transaction) -> None:
-        verdicts.undo(tx, scene.run.id, "ann", pairs=False)
+        last = verdicts.last_decided(tx, scene.run.id, "ann", pairs=False)
+        assert last is not None
+        verdicts.undo(tx, last, "ann")
 
     def settle(tx: Transaction) -> None:
         settling.settle_groups(tx, scene.run.id, Rules(2, requires_reward="human"), 10)

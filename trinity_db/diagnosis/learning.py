@@ -75,7 +75,9 @@ def drops(connection: Connection, run_id: int | None = None) -> list[Finding]:
                 f"run '{run}': {decided - kept} of its last {decided} rows will not be trained on, "
                 f"{most} of them for {reason}"
             )
-            found.append(warn("learn drops", text, f"trinity-db status {run}", run, {"reason": reason}))
+            # What expired has no reason of its own in `drop`.
+            shown = {"state": reason} if reason == "expired" else {"reason": reason}
+            found.append(warn("learn drops", text, f"trinity-db status {run}", run, shown))
     return found or [ok("learn drops", "most of the newest rows are kept")]
 
 

@@ -107,11 +107,13 @@ class Session:
 
     def undo(self) -> bool:
         """Take the last verdict back, and judge that one again; whether there was one."""
-        back = self._retry(lambda tx: verdicts.undo(tx, self.run.id, self.author, self.pairs))
-        if back is not None:
-            self._claims.appendleft(back)
-            self.given -= 1
-        return back is not None
+        last = self._retry(lambda tx: verdicts.last_decided(tx, self.run.id, self.author, self.pairs))
+        if last is None:
+            return False
+        # By its id: tried again after an unclear commit, it takes no older verdict back as well.
+        self._claims.appendleft(self._retry(lambda tx: verdicts.undo(tx, last, self.author)))
+        self.given -= 1
+        return True
 
     def renew(self) -> None:
         """Keep the claims, where it is time for that."""

@@ -165,28 +165,30 @@ def skip(tx: Transaction, claim: Claim, author: str, seconds: float | None = Non
     decide(tx, claim, author, Verdict(LabelState.SKIPPED, seconds=seconds))
 
 
-def undo(
-    tx: Transaction, run_id: int, author: str, pairs: bool, lease_seconds: float = LEASE_SECONDS
-) -> Claim | None:
-    """Take a person's last verdict back, with all that followed from it; returns the claim anew.
+def last_decided(tx: Transaction, run_id: int, author: str, pairs: bool) -> int | None:
+    """The label of a person's last verdict in a queue; None: there is none."""
+    values = {"run_id": run_id, "author": author, "pairs": pairs}
+    last = tx.execute(query("last_decided"), values).fetchone()
+    return None if last is None else int(last["id"])
 
-    None: there is no verdict of theirs.
+
+def undo(tx: Transaction, label_id: int, author: str, lease_seconds: float = LEASE_SECONDS) -> Claim:
+    """Take a person's verdict back, with all that followed from it; returns the claim anew.
+
+    May be repeated: a verdict that was taken back already stays so.
 
     Raises:
         ConfigError: a group that is drawn by its rewards would be left without one of them.
     """
-    values = {"run_id": run_id, "author": author, "pairs": pairs, "lease_seconds": lease_seconds}
-    last = tx.execute(query("last_decided"), values).fetchone()
-    if last is None:
-        return None
-    about = {"label_id": last["id"]}
+    about = {"label_id": label_id, "lease_seconds": lease_seconds}
     review = tx.execute(query("lock_review"), about).fetchone()
     assert review is not None
     before = tx.execute(query("find_label"), about).fetchone()
     assert before is not None
-    tx.execute(query("take_back"), values | about)
-    _follow(tx, review["id"], author, before["state"] == LabelState.SUBMITTED, takes_back=True)
-    return read(tx, last["id"])
+    if before["state"] != LabelState.DRAFT:
+        tx.execute(query("take_back"), about)
+        _follow(tx, review["id"], author, before["state"] == LabelState.SUBMITTED, takes_back=True)
+    return read(tx, label_id)
 
 
 def give(

@@ -85,6 +85,15 @@ def test_runs_whose_rows_are_dropped_are_found_with_the_reason(scene: Scene, fou
     assert alert["shown"] == {"reason": "empty"}
 
 
+def test_rows_that_expired_are_shown_by_their_state(scene: Scene, found: Any) -> None:
+    scene.make_ready(10)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.experience SET state = 'expired'")
+    alert = found()["learn drops"]
+    assert alert["found"].endswith("20 of its last 20 rows will not be trained on, 20 of them for expired")
+    assert alert["shown"] == {"state": "expired"}
+
+
 def test_attempts_that_fail_are_found_with_their_error(scene: Scene, found: Any) -> None:
     groups = scene.claim(10)
     scene.write([rollout(group, 0) for group in groups])
