@@ -47,7 +47,7 @@ test-agents: $(VENV)/.test $(AGENTS)/.agents ## Agents of openai-agents, langcha
 	$(BIN)/python -m pytest tests/agents
 
 test-page: $(VENV)/.test ## The web page in a headless Chromium (about three minutes); skips without one
-	$(BIN)/python -m pytest tests/page
+	$(BIN)/python -m pytest tests/page -n 2 --dist worksteal
 
 test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)
 	$(BIN)/python -m pytest tests/vllm
