@@ -1,5 +1,7 @@
 """Stores the verdicts of the person that the page was started for."""
 
+from contextlib import suppress
+
 from trinity_db.database import Database
 from trinity_db.errors import TrinityError
 from trinity_db.labelling.question import question
@@ -38,11 +40,9 @@ class Writer(Threads):
 
     def finish(self) -> None:
         """End all sessions; the claims that no database takes back end by themselves."""
-        try:
-            for session in self._sessions:
+        for session in self._sessions:
+            with suppress(TrinityError):
                 session.close()
-        except TrinityError:
-            return
 
     def _open(self, name: str, pairs: bool) -> Session:
         with self.database.transaction() as tx:
