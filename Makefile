@@ -46,7 +46,7 @@ test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments $(VERIFIERS)/.ver
 test-agents: $(VENV)/.test $(AGENTS)/.agents ## Agents of openai-agents, langchain and smolagents ask a policy (about a minute)
 	$(BIN)/python -m pytest tests/agents
 
-test-page: $(VENV)/.test ## The web page in a headless Chromium (about three minutes); skips without one
+test-page: $(VENV)/.test ## The web page in a headless Chromium (about eight minutes); skips without one
 	$(BIN)/python -m pytest tests/page -n 2 --dist worksteal
 
 test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)

@@ -19,7 +19,6 @@ from tests.postgres import by_login
 from tests.rows import Scene
 from trinity_db import embedded
 from trinity_db.page.examples import examples
-from trinity_db.page.reader import STATEMENT_SECONDS
 
 MILLISECONDS = 1000 * WAIT_SECONDS
 SLEEP = "SELECT pg_sleep(9.5), 'told apart'"
@@ -46,7 +45,7 @@ def run(visit: Visit, statement: str) -> Page:
 def rows(visit: Visit, statement: str) -> list[list[str]]:
     """What a statement finds."""
     run(visit, statement)
-    visit.page.get_by_text("in 0.").or_(visit.page.get_by_text("in 1.")).wait_for()
+    visit.page.get_by_text(re.compile(r"in \d+\.\d")).wait_for()
     return visit.rows("rows")
 
 
@@ -112,8 +111,6 @@ def test_the_statement_is_the_link_and_a_link_runs_nothing(scene: Scene, visit: 
         ("select", "", ""),
         ("select 1/0", "division by zero", ""),
         ("   ", "Write a statement first", ""),
-        ("select 1 as n, repeat('1', 5000)::jsonb", "A value cannot be read here", ""),
-        ("select (repeat('[', 5000) || repeat(']', 5000))::jsonb", "A value cannot be read here", ""),
         ("do $$ begin raise exception E'two\nlines %', repeat('x', 1000000); end $$", "two lines xxx", ""),
     ],
 )
@@ -199,12 +196,10 @@ def test_a_download_that_a_person_breaks_off_ends_on_the_server(
     answer = connection.getresponse()
     assert (answer.status, answer.headers["content-type"]) == (200, "text/csv; charset=utf-8")
     answer.read(1000)
-    begun = time.monotonic()
     assert running(scene) == 1
     answer.close()
     connection.close()
     wait_until(scene, 0)
-    assert time.monotonic() - begun < STATEMENT_SECONDS - 2, "its own limit ended it"
 
 
 def test_numbers_are_drawn_and_others_are_told_why_not(visit: Visit) -> None:
@@ -279,11 +274,18 @@ def test_cancel_ends_the_statement_on_the_server(scene: Scene, visit: Visit) -> 
     visit.open("/sql")
     run(visit, SLEEP)
     wait_until(scene, 1)
-    visit.page.get_by_text("It runs for 1 s.").wait_for()
+    visit.page.get_by_text(re.compile(r"It runs for [1-9]\d* s\.")).wait_for()
     visit.page.get_by_role("button", name="Cancel").click()
     expect(visit.page.get_by_role("alert").filter(visible=True)).to_have_text("It was cancelled.")
     wait_until(scene, 0)
     assert visit.page.get_by_role("button", name="Cancel").count() == 0
+
+
+@pytest.mark.parametrize("text", ["repeat('1', 5000)", "repeat('[', 5000) || repeat(']', 5000)"])
+def test_json_that_python_cannot_read_is_shown(visit: Visit, text: str) -> None:
+    visit.open("/sql")
+    [[shown]] = rows(visit, f"select ({text})::jsonb as value")
+    assert shown[:100] in ("1" * 100, "[" * 100)
 
 
 def test_another_run_cancels_the_one_before(scene: Scene, visit: Visit) -> None:
