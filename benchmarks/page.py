@@ -40,7 +40,7 @@ ROWS, WITH_TEXTS = 1_024_000, 102_400
 VISITORS = 20
 MOVES = 16  # of 2,048 rows in a turn: 512 claims a stage, and most of a minute for visitors
 PATHS = 200  # places of each kind that visitors choose from
-HIDDEN_SECONDS = 20.0  # in which tabs that nobody sees are looked at
+HIDDEN_SECONDS = 20.0  # for which the processor time of hidden tabs is measured
 LEFT_SECONDS = (
     30.0  # until tabs that were closed are forgotten: 3 s for a browser that comes back, and a collection
 )

@@ -84,7 +84,7 @@ def test_a_visitor_who_leaves_takes_the_answer_from_no_other(answers: Answers) -
     async def look() -> Any:
         leaves = asyncio.create_task(answers.ask(question))
         stays = asyncio.create_task(answers.ask(question))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # no wait: both tasks begin to ask
         leaves.cancel()
         return await stays
 

@@ -35,7 +35,7 @@ MESSAGES = [{"role": TEXT, "content": TEXT, **KEYS}, {"role": "user", "content":
 
 @pytest.fixture(scope="module", autouse=True)
 def store(scene: Scene) -> None:
-    """A text with all attacks wherever the store takes a text."""
+    """Each text in the store is one with all attacks."""
     open_writer(scene.database, "tasks", "tasks")([Task({"prompt": TEXT, **KEYS})])
     open_writer(scene.database, "trajectories", NAME)([trajectory(1, TEXT, 1.0)])
     scene.evaluate(9)

@@ -1,4 +1,4 @@
-"""How values are said to people and to programs, wherever they read them.
+"""Values as text, for people and for programs; commands and the page print the same.
 
 Models and strangers wrote the texts in the store, so `cell` and `printable` show control characters and never
 pass them on.
