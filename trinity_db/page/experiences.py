@@ -1,7 +1,7 @@
 """Experiences by filters. The filter is the link of the page, so that it can be kept and sent."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from nicegui import ui
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from trinity_db.errors import ConfigError
 from trinity_db.page import layout, questions
 from trinity_db.page.elements import Cell, Column, Rows, said
-from trinity_db.page.forms import MAX_VERSION, choice, field, one_of, real, whole
+from trinity_db.page.forms import MAX_VERSION, choice, field, one_of, real, values, whole
 from trinity_db.page.layout import Look
 from trinity_db.page.questions import Experiences, Filter
 from trinity_db.page.reader import Reader
@@ -75,14 +75,7 @@ def read_filter(given: Mapping[str, str]) -> Filter:
         "state": one_of("state", list(ExperienceState)),
         "where": _condition,
     }
-    names = [field.name for field in fields(Filter)]
-    return Filter(
-        **{
-            name: readers.get(name, layout.text)(given[name].strip())
-            for name in names
-            if given.get(name, "").strip()
-        }
-    )
+    return Filter(**values(Filter, readers, given))
 
 
 class _Experiences:

@@ -5,8 +5,11 @@ A form is plain: it works by keyboard, and its fields become the link.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 from trinity_db.errors import ConfigError
+from trinity_db.page import layout
 from trinity_db.page.elements import said
 
 MAX_VERSION = 2**31 - 1
@@ -39,6 +42,21 @@ def field(name: str, label: str, kind: str, given: Mapping[str, str], classes: s
 def hidden(name: str, value: str) -> None:
     """What a form keeps of the link without showing it."""
     said("input", name=name, type="hidden", value=value)
+
+
+def values(
+    kind: type, readers: Mapping[str, Callable[[str], Any]], given: Mapping[str, str]
+) -> dict[str, Any]:
+    """What a link says of the fields of a dataclass; a field without a reader is text.
+
+    Raises:
+        ConfigError: a value is none of its kind; with what may stand there.
+    """
+    return {
+        one.name: readers.get(one.name, layout.text)(given[one.name].strip())
+        for one in fields(kind)
+        if given.get(one.name, "").strip()
+    }
 
 
 def whole(what: str, most: int) -> Callable[[str], int]:

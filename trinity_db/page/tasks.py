@@ -1,7 +1,6 @@
 """The tasks of a run: which it solves, which never, and when it asked them last. The filter is the link."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from nicegui import ui
@@ -11,7 +10,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.inspection.words import moment
 from trinity_db.page import layout, pass_rates
 from trinity_db.page.elements import Cell, Column, Rows, said
-from trinity_db.page.forms import choice, field, one_of, real, whole
+from trinity_db.page.forms import choice, field, one_of, real, values, whole
 from trinity_db.page.layout import Look
 from trinity_db.page.pass_rates import Asked, Tasks
 from trinity_db.page.reader import Reader
@@ -78,13 +77,7 @@ def read_asked(given: Mapping[str, str]) -> Asked:
         "rank": real("rank"),
         "below": whole("task's id", layout.MAX_ID),
     }
-    asked = Asked(
-        **{
-            one.name: readers.get(one.name, layout.text)(given[one.name].strip())
-            for one in fields(Asked)
-            if given.get(one.name, "").strip()
-        }
-    )
+    asked = Asked(**values(Asked, readers, given))
     if (asked.rank is None) != (asked.below is None):
         raise ConfigError("A link to a later page names rank and below; leave out both for the first page.")
     return asked
