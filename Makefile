@@ -17,7 +17,7 @@ VLLM   := .venv-vllm
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test acceptance test-families test-peers test-sinks test-environments test-agents test-page test-vllm learning scale chaos bench gpu check docs reference format migration clean
+.PHONY: help demo test acceptance test-families test-peers test-sinks test-environments test-agents test-page test-vllm ray learning scale chaos hosts bench gpu check docs reference format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-page: $(VENV)/.test ## The web page in a headless Chromium (about eight min
 test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)
 	$(BIN)/python -m pytest tests/vllm
 
+ray: $(VENV)/.ray ## A run on a Ray cluster of several nodes: lost, frozen and added ones (about four minutes)
+	$(BIN)/python -m pytest tests/ray
+
 learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences, the examples (about fifteen minutes)
 	$(BIN)/python -m pytest tests/learning
 
@@ -60,6 +63,9 @@ scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million r
 
 chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make chaos MINUTES=10 SEED=7 REPORT=file.json ONLY=pgbouncer
 	$(BIN)/python -m pytest tests/chaos -s $(MINUTES:%=--minutes %) $(SEED:%=--seed %) $(REPORT:%=--report %) $(if $(ONLY),-k "$(ONLY)")
+
+hosts: $(VENV)/.test ## Two hosts whose network, power and clock fail (about four minutes); skips unless root on Linux
+	$(BIN)/python -m pytest tests/hosts -s
 
 bench: $(VENV)/.demo $(BENCH)/.bench $(PEERS)/.peers ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"
 	$(BIN)/python -m benchmarks $(ARGUMENTS)
@@ -105,6 +111,10 @@ $(VENV)/.test: $(VENV)/.demo
 
 $(VENV)/.docs: $(VENV)/.test
 	$(PIP) --editable '.[train,dev,docs]'
+	touch $@
+
+$(VENV)/.ray: $(VENV)/.test
+	$(PIP) --editable '.[train,dev,ray]'
 	touch $@
 
 # The project's own environment, and the peers on top of it.

@@ -55,7 +55,7 @@ def loaded() -> dict[str, set[str]]:
 
 def test_every_role_has_its_settings_where_this_test_looks_for_them() -> None:
     roles = {f"trinity_db.{role}.config" for role in ("explorer", "processors", "trainer")}
-    assert roles | {"trinity_db.config", "trinity_db.cli.configuration"} <= set(config_modules())
+    assert roles | {"trinity_db.config", "trinity_db.configuration"} <= set(config_modules())
 
 
 @pytest.mark.parametrize("module", LIGHT)
