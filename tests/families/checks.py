@@ -21,9 +21,10 @@ from trinity_db.explorer.engines.engine import Completion, Request, sample_all
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.models import load_model, load_tokenizer
 from trinity_db.models.forward import Forward, trained_mask
-from trinity_db.models.layers import recompute
+from trinity_db.models.layers import layers_of, recompute
 from trinity_db.models.router import balance, experts_per_token
 from trinity_db.models.routing import routers_of
+from trinity_db.models.unread import UnreadModel
 from trinity_db.settings import validate
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
@@ -54,6 +55,18 @@ def plainly(model: Any, payloads: list[Payload]) -> Tensor:
         places = torch.from_numpy(np.flatnonzero(row.action_mask[1:]))
         found.append(log_p[places].gather(1, tokens[places + 1][:, None])[:, 0])
     return torch.cat(found)
+
+
+def check_read_in_parts(folder: Path) -> None:
+    """A rank that keeps a part reads layer by layer what transformers reads at once."""
+    unread = UnreadModel(folder)
+    assert not unread.is_whole
+    for layer in layers_of(unread.model):
+        unread.read(layer, "cpu")
+    unread.read(unread.model, "cpu")
+    found, expected = unread.model.state_dict(), load_model(folder, "cpu").state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 def check_forward(folder: Path, context: int) -> str:

@@ -23,6 +23,7 @@ def test_every_family_is_tried_or_named_with_a_reason() -> None:
 def test_a_family_trains_publishes_and_explores(family: str, tmp_path: Path) -> None:
     start = tmp_path / "start"
     context = save(family, start)
+    checks.check_read_in_parts(start)
     layout = checks.check_forward(start, context)
     checks.check_trained(start, context, tmp_path / "whole")
     everywhere = {"targets": "all-linear"}

@@ -62,20 +62,30 @@ def load_model(path: Path, device: str | None = None) -> Any:
         return load_merged(path).to(device or default_device())
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-        sees = sees_as_well(config)
-        kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
         own = {"config": _without_padding(config)} if config.model_type in _PADDING_IS_ZEROED else {}
-        model = kind.from_pretrained(path, local_files_only=True, dtype=torch.float32, **own)
+        model = model_class(config).from_pretrained(path, local_files_only=True, dtype=torch.float32, **own)
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{path}: is no causal language model: {_one_line(error)}") from error
     if own:
         model.config.pad_token_id = model.get_input_embeddings().padding_idx = config.pad_token_id
+    return prepared(model).to(device or default_device()).eval()
+
+
+def model_class(config: Any) -> Any:
+    """The class of transformers that makes the model of a configuration."""
+    transformers = library("transformers")
+    sees = sees_as_well(config)
+    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+
+
+def prepared(model: Any) -> Any:
+    """A model that transformers has made, within the limits of its configuration; what sees is frozen."""
     limit_as_configured(model)
-    if sees:
+    if sees_as_well(model.config):
         model.requires_grad_(False)
         model.get_decoder().requires_grad_(True)
         model.get_output_embeddings().requires_grad_(True)
-    return model.to(device or default_device()).eval()
+    return model
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -4,16 +4,15 @@ So a rank never holds a whole model: at most its part, the weights of one layer,
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from trinity_db.errors import ConfigError
 from trinity_db.models.libraries import library
-from trinity_db.models.loading import load_model, sees_as_well
-from trinity_db.models.time_steps import limit_as_configured
+from trinity_db.models.loading import load_model, model_class, prepared
+from trinity_db.models.stored_weights import Stored, stored_weights
 
 WEIGHTS, INDEX = (
     "model.safetensors",
@@ -24,37 +23,44 @@ WEIGHTS, INDEX = (
 class UnreadModel:
     """A causal language model in float32 and in evaluation mode, whose weights `read` reads.
 
-    Until then each weight takes the memory of one number. Some folders name their weights otherwise than the
-    model does: transformers fuses the experts of mixtures when it loads them. Then the whole model is read
-    onto the CPU at once.
-
-    Args:
-        exact: name of a file that holds parameters more exactly, if it is in the folder.
+    Until then each weight takes the memory of one number. If the installed transformers cannot tell which
+    weights lie in which files, the whole model is read onto the CPU at once.
 
     Raises:
         ConfigError: there is no model in the folder that transformers can read.
     """
 
-    def __init__(self, path: Path, exact: str | None = None) -> None:
-        self._files = _files(path, WEIGHTS)
-        if exact is not None:
-            self._files |= _files(path, exact)
-        model = _without_weights(path) if self._files else None
-        self._unread = {} if model is None else _by_tensor(model, self._files)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        files = _files(path, WEIGHTS)
+        model = _without_weights(path) if files else None
+        self._unread = {} if model is None else _by_weight(model, files)
         self.is_whole = not self._unread
-        """Whether all was read at once, without the more exact file."""
+        """Whether all was read at once."""
         self.model: Any = load_model(path, "cpu") if self.is_whole else model
         """Its tensors stay the same objects when they are read, so that tied weights stay tied."""
 
     def read(self, module: torch.nn.Module, device: str) -> None:
-        """Read the weights of a module that are not read yet, onto the device."""
-        from safetensors import safe_open
+        """Read the weights of a module that are not read yet, onto the device.
 
+        Raises:
+            ConfigError: what lies in a file is not the weight of this model.
+        """
         for tensor in (*module.parameters(), *module.buffers()):
-            _, name = self._unread.pop(id(tensor), (None, None))
-            if name is not None:
-                with safe_open(self._files[name], "pt") as file:
-                    tensor.data = file.get_tensor(name).to(device, tensor.dtype)
+            if stored := self._unread.get(id(tensor)):
+                self._take(stored, device)
+
+    def _take(self, stored: Stored, device: str) -> None:
+        read = stored.read(self.model)
+        for name, weight in read.items():
+            own = _tensor(self.model, name)
+            if own.shape != weight.shape:
+                raise ConfigError(
+                    f"{self._path}: {name} has the shape {list(weight.shape)} in the files, and "
+                    f"{list(own.shape)} by config.json: take both from one place."
+                )
+            own.data = weight.to(device, own.dtype)
+            del self._unread[id(own)]
 
 
 def weight_files(path: Path) -> set[Path]:
@@ -84,15 +90,14 @@ def _without_weights(path: Path) -> Any:
     transformers = library("transformers")
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-        if getattr(config, "quantization_config", None) is not None or sees_as_well(config):
+        if getattr(config, "quantization_config", None) is not None:
             return None
         with init_empty_weights(include_buffers=False):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model = model_class(config).from_config(config, dtype=torch.float32)
         if (path / "generation_config.json").is_file():
             model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     except (OSError, ValueError):  # load_model says what is wrong
         return None
-    limit_as_configured(model)
     model.tie_weights()
     known: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
@@ -102,22 +107,21 @@ def _without_weights(path: Path) -> Any:
                 module._parameters[name] = known.setdefault(
                     id(weight), torch.nn.Parameter(number, weight.requires_grad)
                 )
-    return model.eval()
+    return prepared(model).eval()
 
 
-def _by_tensor(model: Any, files: Mapping[str, Path]) -> dict[int, tuple[Tensor, str]]:
-    """The tensors of a model by their id, and the name of each on disk. Empty if names or shapes differ."""
-    from safetensors import safe_open
-
-    named = model.state_dict(keep_vars=True)
-    if not files.keys() <= named.keys():
+def _by_weight(model: Any, files: dict[str, Path]) -> dict[int, Stored]:
+    """Where the weights of a model lie, by their id. Empty if that cannot be told of each."""
+    try:
+        found = stored_weights(model, files)
+        own = {id(_tensor(model, name)): stored for stored in found for name in stored.names}
+    except (ImportError, AttributeError, TypeError, LookupError):  # another transformers, or another model
         return {}
-    found = {id(named[name]): (named[name], name) for name in files}
-    if found.keys() != {id(tensor) for tensor in named.values()}:
-        return {}
-    for file in set(files.values()):
-        with safe_open(file, "pt") as opened:
-            for tensor, name in found.values():
-                if files[name] == file and opened.get_slice(name).get_shape() != list(tensor.shape):
-                    return {}
-    return found
+    return own if own.keys() == {id(one) for one in model.state_dict(keep_vars=True).values()} else {}
+
+
+def _tensor(model: Any, name: str) -> torch.Tensor:
+    """A weight or buffer by its name."""
+    module, _, own = name.rpartition(".")
+    tensor: torch.Tensor = getattr(model.get_submodule(module), own)
+    return tensor

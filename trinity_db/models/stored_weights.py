@@ -1,0 +1,102 @@
+"""The weights of a model as they lie in the files of a folder, each read alone.
+
+Some folders name their weights otherwise than the model does: transformers fuses the experts of mixtures
+when it loads them. It converts all weights of a model at once. This module converts one weight by the same
+rules.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trinity_db.errors import ConfigError
+
+
+@dataclass
+class Stored:
+    """What becomes of some tensors of the files: one weight, or several that lie there as one.
+
+    Args:
+        rule: of transformers. It collects tensors and converts them.
+        name: of the weight, or of the first of several.
+    """
+
+    rule: Any
+    name: str
+    _tensors: list[tuple[str, str, Path]] = field(default_factory=list)
+    """Name, the rule's pattern for it, and file of each tensor."""
+
+    def add(self, tensor: str, pattern: str, file: Path) -> None:
+        """Take a tensor of a file, in the order of the files' names."""
+        self._tensors.append((tensor, pattern, file))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all weights that it makes."""
+        first, *others = self.rule.target_patterns
+        return [self.name, *(self.name.replace(first, other) for other in others)]
+
+    def read(self, model: Any) -> dict[str, Tensor]:
+        """Read the tensors; the weights by their names, in the dtype of the files.
+
+        Raises:
+            ConfigError: they do not become weights of this model.
+        """
+        for tensor, pattern, file in self._tensors:
+            self.rule.add_tensor(self.name, tensor, pattern, partial(_tensor, file, tensor))
+        try:
+            found = self.rule.convert(self.name, model=model, config=model.config)
+        except (RuntimeError, ValueError, IndexError, KeyError) as error:
+            files = ", ".join(sorted({str(file) for _, _, file in self._tensors}))
+            raise ConfigError(f"{files}: do not hold {self.name} of this model: {error}") from error
+        return {name: one[0] if isinstance(one, list) else one for name, one in found.items()}
+
+
+def stored_weights(model: Any, files: Mapping[str, Path]) -> list[Stored]:
+    """All that lies in the files of a model, as transformers would convert it.
+
+    The model learns which rules those are, so that it is saved by the names that its folder has.
+
+    Args:
+        files: the file of each tensor, by the tensor's name.
+
+    Raises:
+        LookupError: a tensor is of no weight of the model.
+        ImportError, AttributeError, TypeError: the installed transformers has other rules.
+    """
+    from transformers import conversion_mapping
+    from transformers import core_model_loading as loading
+
+    rules = conversion_mapping.get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, loading.WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, loading.WeightConverter)]
+    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+    names = model.state_dict()
+    found: dict[str, Stored] = {}
+    for tensor in sorted(files, key=loading.dot_natural_key):
+        name, pattern = loading.rename_source_key(
+            tensor, renamings, converters, model.base_model_prefix, names
+        )
+        if name not in names and tensor in names:
+            name, pattern = tensor, None
+        if name not in names:
+            raise LookupError(tensor)
+        if name not in found:
+            rule = loading.WeightRenaming(tensor, name) if pattern is None else deepcopy(by_pattern[pattern])
+            found[name] = Stored(rule, name)
+        found[name].add(tensor, tensor if pattern is None else pattern, files[tensor])
+    model._weight_conversions = [rule for rule in rules if rule.was_used()]
+    return [*found.values()]
+
+
+def _tensor(file: Path, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        tensor: Tensor = opened.get_tensor(name)
+    return tensor
