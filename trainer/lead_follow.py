@@ -1,18 +1,21 @@
-"""Keeps the learners of all ranks in step: the first rank broadcasts each call before it makes the call.
+"""Keeps all ranks in step: the first rank broadcasts each call before it makes the call.
 
 Only the first rank uses the database: it draws, commits, publishes and writes checkpoints. The other ranks
 wait in `follow` for its next call. If a step is abandoned or its loss is not finite, every rank sees the
 same, because the decision to stop is broadcast and the loss is a sum over all ranks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from trinity_db.arrays import Payload
 from trinity_db.models.canary import Canary
 from trinity_db.trainer.checkpoints import checkpoint, writing
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
@@ -21,8 +24,10 @@ from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner, NonFiniteLoss
 from trinity_db.trainer.learner.memory import model_has_to_fit
 from trinity_db.trainer.learner.micro_batches import Abandoned
+from trinity_db.trainer.learner.starting_scores import StartingScores
 
 AnyLearner = TypeVar("AnyLearner", bound=Learner)
+AnyScores = TypeVar("AnyScores", bound=StartingScores)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,34 @@ class LearnerSetup:
             if self.checkpoint is not None:
                 checkpoint.load_state(self.checkpoint, learner)
         return learner
+
+
+@dataclass(frozen=True)
+class ScoringSetup:
+    """What every rank loads the starting model by, to score rows once (`reference: precomputed`)."""
+
+    config: TrainerConfig
+    model: Path
+    """Folder of the run's starting model."""
+
+    def build(
+        self, kind: type[AnyScores], ranks: Ranks, should_stop: Callable[[], bool] = lambda: False
+    ) -> AnyScores:
+        """Load this rank's part of the model.
+
+        Raises:
+            TrinityError: the model does not fit into memory.
+        """
+        with model_has_to_fit(self.config, ranks.size, keys=("sharding", "offload")):
+            return kind(self.model, self.config, ranks, should_stop)
+
+
+class LeadingScores(StartingScores):
+    """The first rank's part of the starting model. It broadcasts each call, as `Leader` does."""
+
+    def of(self, payloads: Sequence[Payload]) -> list[tuple[int, NDArray[np.float32]]]:
+        self.ranks.broadcast(("scores", payloads))
+        return super().of(payloads)
 
 
 class Leader(Learner):
@@ -135,6 +168,12 @@ def lead(setup: LearnerSetup, ranks: Ranks, should_stop: Callable[[], bool]) -> 
     return setup.build(Leader, ranks, should_stop)
 
 
+def lead_scores(setup: ScoringSetup, ranks: Ranks, should_stop: Callable[[], bool]) -> LeadingScores:
+    """Load the starting model on every rank. Return the first rank's part."""
+    ranks.broadcast(setup)
+    return setup.build(LeadingScores, ranks, should_stop)
+
+
 def dismiss(ranks: Ranks) -> None:
     """End `follow` on the other ranks."""
     ranks.broadcast(None)
@@ -143,13 +182,19 @@ def dismiss(ranks: Ranks) -> None:
 def follow(ranks: Ranks) -> None:
     """Repeat the first rank's calls until it calls `dismiss`."""
     learner: Learner
+    scores: StartingScores
     part: writing.Writing | None = None
     while (call := ranks.broadcast(None)) is not None:
         with suppress(Abandoned, NonFiniteLoss):  # the first rank handles them
             match call:
                 case LearnerSetup():
-                    learner = None  # type: ignore[assignment]  # so that memory never holds two learners
+                    learner = scores = None  # type: ignore[assignment]  # so that memory never holds two
                     learner = call.build(Learner, ranks)
+                case ScoringSetup():
+                    learner = None  # type: ignore[assignment]
+                    scores = call.build(StartingScores, ranks)
+                case "scores", payloads:
+                    scores.of(payloads)
                 case "step", batch:
                     learner.step(batch)
                 case "evaluate", batch:

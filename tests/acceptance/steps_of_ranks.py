@@ -27,6 +27,7 @@ from trinity_db.trainer.distribution.sharding import whole_tensors
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner, NonFiniteLoss
 from trinity_db.trainer.learner.micro_batches import Abandoned
+from trinity_db.trainer.learner.starting_scores import StartingScores
 
 PROXIMAL = {"correction": "truncated_importance_sampling", "kl": {"name": "k3", "coefficient": 0.3}}
 ALGORITHMS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
@@ -205,6 +206,13 @@ def steps(of: Ranks, folder: Path, sharding: str, saved: Path) -> dict[str, dict
     replayed = learner(of, folder, "recomputed", "experts", sharding=sharding)
     results["replayed experts"] = step(replayed, routed(batch(6)))
     assert results["replayed experts"]["metrics"]["sampling/routing_differs"] > 0.2
+    settings = TrainerConfig.model_validate({"sharding": sharding, "micro_batch_size": 2})
+    said = StartingScores(folder / "experts", settings, of, lambda: False).of(batch(7).payloads)
+    results["starting scores"] = {
+        "metrics": {
+            f"{row} {place}": value for row, found in said for place, value in enumerate(found.tolist())
+        }
+    }
     nothing = Batch(batch(4).payloads, {"advantages": np.zeros(4)})
     results["nothing to learn"] = step(learner(of, folder, "raft", sharding=sharding), nothing)
     return results

@@ -28,6 +28,7 @@ CASES = [
     "padded",
     "experts",
     "replayed experts",
+    "starting scores",
     "nothing to learn",
 ]
 

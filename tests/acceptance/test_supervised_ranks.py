@@ -72,3 +72,19 @@ def test_a_stop_ends_all_ranks_in_order(store: Store, lives: Lives) -> None:
     assert store.value("SELECT max(step) FROM policy_version") == store.value(COMMITTED)
     assert store.value("SELECT max(use_count) FROM experience") == 1
     assert "Traceback" not in lives.log
+
+
+def test_ranks_that_share_the_weights_share_a_precomputed_reference_too(store: Store) -> None:
+    rows = [
+        {"prompt": row["prompt"], "chosen": row["answer"], "rejected": row["answer"][:2]}
+        for row in reversals(3)
+    ]
+    store.import_rows("pairs", "preferences", rows[:6])
+    trainer = {"ranks": 2, "sharding": "full", "batch_size": 2, "epochs": 1, "reference": "precomputed"}
+    config = store.config("dpo", data=["pairs"], algorithm="dpo", trainer=trainer)
+    ended = store.run("run", config)
+    assert ended.code == 0, ended.stderr
+    assert "the starting model scored 12 of 12 rows" in store.log("dpo", "train")
+    first = """SELECT value FROM metric m JOIN run r ON r.id = m.run_id
+        WHERE r.name = 'dpo' AND m.step = 1 AND m.name = 'rewards/margins'"""
+    assert abs(store.value(first)) < 1e-6, "before its first step the policy is the starting model"

@@ -39,13 +39,14 @@ def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> Non
         digest = _digest(folder, recorded, model)
         if is_adapter(folder):
             folder, digest = own, _write_merged(folder, own, model)
+    weights = files.uploads.upload(0, folder, digest) if files.uploads else None
     with files.database.transaction() as tx:
         workers.hold_place(tx, files.worker_id)
         if model.run is not None and folder != own:
             other = runs.find(tx, model.run)
             if not policies.hold_checkpoint(tx, other.id, folder):
                 raise _pruned(model.run)
-        policies.publish(tx, files.run.id, policies.PolicyVersion(0, 0, folder, digest))
+        policies.publish(tx, files.run.id, policies.PolicyVersion(0, 0, folder, digest, weights=weights))
 
 
 def _write_merged(adapter: Path, folder: Path, model: ModelConfig) -> str:

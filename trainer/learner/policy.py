@@ -66,7 +66,7 @@ class Policy:
         self.ranks = ranks
         self.device = device or default_device()
         start = start or folder
-        sharding = _sharding(config, ranks, self.device)
+        sharding = sharding_of(config, ranks, self.device)
         # The model stays in evaluation mode. Dropout would move the ratio of unchanged weights away from 1.
         source = start if config.lora else folder
         unread = UnreadModel(source) if sharding else None
@@ -258,7 +258,7 @@ class Policy:
                 yield
 
 
-def _sharding(config: TrainerConfig, ranks: Ranks, device: str) -> Sharding | None:
+def sharding_of(config: TrainerConfig, ranks: Ranks, device: str) -> Sharding | None:
     """How the ranks share weights. None: each has all of them."""
     if config.sharding == "full" and ranks.size > 1:
         return Sharding(ranks.mesh, device, config.offload)

@@ -47,7 +47,7 @@ class Reference:
             self._model = load_model(start, device).requires_grad_(False)
             if self._synchronised is None:
                 store_in(self._model, computing_dtype(config.dtype, device))
-        self._forward = Forward(
+        self.forward = Forward(
             self._model,
             config,
             temperature=temperature,
@@ -57,7 +57,7 @@ class Reference:
 
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
         """[B, K] Log-probabilities of the trained tokens."""
-        return self._forward.logprobs(payloads)
+        return self.forward.logprobs(payloads)
 
     @torch.no_grad()
     def follow(self, policy: Any, steps_done: int) -> None:

@@ -6,22 +6,30 @@ continues with the remaining rows. If none remain, the model is not loaded.
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
-from trinity_db.models.frozen_model import FrozenModel
 from trinity_db.store import payloads, scores, workers
 from trinity_db.trainer.checkpoints import run_files, starting_model
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.learner.memory import model_has_to_fit, rows_have_to_fit
+from trinity_db.trainer.learner.memory import rows_have_to_fit
+from trinity_db.trainer.learner.micro_batches import Abandoned
+from trinity_db.trainer.learner.starting_scores import StartingScores
 
 logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 256  # rows of a transaction; a crash loses the work on at most so many
 
 
-def score_adopted(files: run_files.RunFiles, config: TrainerConfig, should_stop: Callable[[], bool]) -> None:
+def score_adopted(
+    files: run_files.RunFiles,
+    config: TrainerConfig,
+    load: Callable[[Path], StartingScores],
+    should_stop: Callable[[], bool],
+) -> None:
     """Store the starting model's log-probabilities of every adopted row that has tokens and no scores yet.
 
     Args:
+        load: loads the starting model from its folder, on all ranks.
         should_stop: called between two micro-batches. If it returns True, the next start does the rest.
 
     Raises:
@@ -34,20 +42,20 @@ def score_adopted(files: run_files.RunFiles, config: TrainerConfig, should_stop:
     with database.transaction() as tx:
         total = scores.count_unscored(tx, run.id, model)
     done = after = 0
-    with model_has_to_fit(config, keys=()):  # one rank loads all of it
-        frozen = FrozenModel(starting_model.first_model(files), config) if total else None
-    while frozen and done < total:
+    if total:
+        starting = load(starting_model.first_model(files))
+    while done < total and not should_stop():
         with database.transaction() as tx:
             ids = scores.unscored(tx, run.id, model, after, CHUNK_ROWS)
         found = payloads.read(database, ids)
-        rows, scored = [found[experience_id] for experience_id in ids], []
-        with rows_have_to_fit(config, rows, keys=()):
-            for place, logprobs in frozen.scores(rows):
-                scored.append(scores.scored(ids[place], model, rows[place], logprobs))
-                if should_stop():
-                    return
+        rows = [found[experience_id] for experience_id in ids]
+        try:
+            with rows_have_to_fit(config, rows, ranks=starting.ranks.size, keys=("sharding", "offload")):
+                scored = starting.of(rows)
+        except Abandoned:
+            return
         with database.transaction() as tx:
             workers.hold_place(tx, files.worker_id)
-            scores.write(tx, scored)
+            scores.write(tx, [scores.scored(ids[place], model, rows[place], one) for place, one in scored])
         after, done = ids[-1], done + len(ids)
         logger.info("the starting model scored %d of %d rows", done, total)

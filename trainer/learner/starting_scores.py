@@ -1,0 +1,57 @@
+"""What the starting model says of rows, computed by all ranks (`reference: precomputed`)."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinity_db.arrays import Payload
+from trinity_db.models import default_device
+from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.distribution.ranks import Ranks
+from trinity_db.trainer.learner.micro_batches import micro_batches
+from trinity_db.trainer.learner.policy import sharding_of
+from trinity_db.trainer.learner.reference import Reference
+
+
+class StartingScores:
+    """The starting model on this rank: all of it, or a part of it (`trainer.sharding`).
+
+    Args:
+        folder: of the starting model.
+        should_stop: called between two micro-batches. Only the first rank's answer counts.
+    """
+
+    def __init__(
+        self, folder: Path, config: TrainerConfig, ranks: Ranks, should_stop: Callable[[], bool]
+    ) -> None:
+        device = ranks.device or default_device()
+        sharding = sharding_of(config, ranks, device)
+        # Payloads have the temperature at which they were sampled.
+        self._reference = Reference(folder, config, temperature=1.0, device=device, sharding=sharding)
+        self.ranks = ranks
+        self._should_stop = should_stop
+
+    def of(self, payloads: Sequence[Payload]) -> list[tuple[int, NDArray[np.float32]]]:
+        """Each payload's index, and the log-probabilities [k] of its trained tokens, in nats.
+
+        The ranks share the rows, and call this together. The first token of a sequence has none.
+
+        Raises:
+            Abandoned: the first rank is to stop.
+        """
+        places = [place for place, payload in enumerate(payloads) if payload.num_predicted]
+        rows = [payloads[place] for place in places]
+        empty = set(range(len(payloads))) - set(places)
+        own: list[tuple[int, NDArray[np.float32]]] = []
+        if rows:
+            for micro in micro_batches(rows, 1, self._reference.forward, self.ranks, self._should_stop):
+                found = self._reference.logprobs([rows[index] for index in micro.rows]).float().cpu().numpy()
+                if micro.counts:
+                    scored = zip(micro.rows, found, strict=True)
+                    own += [(places[index], one[: rows[index].num_predicted]) for index, one in scored]
+        return [
+            *((place, np.empty(0, np.float32)) for place in empty),
+            *(one for rank in self.ranks.gather(own) for one in rank),
+        ]
