@@ -348,6 +348,12 @@ class TrainerConfig(ForwardConfig):
     """Folder for checkpoints; the run makes a folder of its name there. May change during a run, and then
     holds for later checkpoints. None: `checkpoints` in TRINITY_DB_HOME."""
 
+    weights: Annotated[str | None, Change.PER_PROCESS] = Field(None, min_length=1, max_length=1000)
+    """Object store to which each version is uploaded too, before explorers hear of it, such as
+    s3://bucket/prefix (also gs://, az://, file:///folder). Explorers that do not see the folder of
+    checkpoints fetch it from there. Credentials come from the environment. May change during a run. None:
+    all machines see the folder."""
+
     @property
     def updates(self) -> int:
         """The most updates that one batch leads to."""

@@ -5,6 +5,7 @@ safe, the trainer records them in the store, and deletes those that are no longe
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,8 +14,9 @@ from typing import Any
 
 from trinity_db.database import Transaction
 from trinity_db.store import policies
+from trinity_db.trainer.checkpoints import run_files
 from trinity_db.trainer.checkpoints import version as versions
-from trinity_db.trainer.checkpoints.folder import Folder, Publication
+from trinity_db.trainer.checkpoints.folder import Publication
 from trinity_db.trainer.checkpoints.writing import Writing
 from trinity_db.trainer.hold import Hold
 from trinity_db.trainer.lead_follow import Leader, Saving
@@ -48,7 +50,7 @@ class Publisher:
 
     Args:
         hold: of the trainer. It says which version is the newest, and a publication changes that.
-        folder: the run's own folder of checkpoints.
+        files: the run's own folder of checkpoints, and its objects.
         step: the step of the checkpoint that the learner went on from.
         total_steps: steps of the whole run.
     """
@@ -56,7 +58,7 @@ class Publisher:
     def __init__(
         self,
         hold: Hold,
-        folder: Folder,
+        files: run_files.RunFiles,
         setup: TrainerSetup,
         learner: Leader,
         tokenizer: Any,
@@ -65,7 +67,8 @@ class Publisher:
         total_steps: int,
     ) -> None:
         self._hold = hold
-        self._folder = folder
+        self._files = files
+        self._folder = files.folder
         self._setup = setup
         self._learner = learner
         self._tokenizer = tokenizer
@@ -114,6 +117,7 @@ class Publisher:
             is_published = self._learner.steps_done == self._recorded_step
             self._begin_checkpoint(self._hold.mark.version if is_published else self._begin())
             self.record_checkpoint()
+        run_files.sweep(self._files)
 
     def record(self) -> bool:
         """Wait for the version that is being written, and record it. Return whether there is one.
@@ -181,11 +185,19 @@ class Publisher:
         step = self._learner.steps_done
         with self._hold.database.transaction() as tx:
             version = (policies.latest_version(tx, self._hold.run.id) or 0) + 1
+            kept = policies.with_checkpoint(tx, self._hold.run.id) if self._files.uploads else []
         folder = self._folder.version_folder(version)
-        writing = versions.begin(folder, self._learner, self._tokenizer)
+        upload = partial(self._upload, version, folder, [one.weights for one in kept if one.weights])
+        writing = versions.begin(folder, self._learner, self._tokenizer, upload)
         self._unrecorded = _Unrecorded(version, step, folder, writing)
         self._begun_step = step
         return version
+
+    def _upload(self, version: int, folder: Path, kept: Sequence[str], digest: str) -> None:
+        """Upload a version whose files are safe, in the thread that wrote them, and delete older objects."""
+        if self._files.uploads is not None:
+            self._files.uploads.upload(version, folder, digest)
+            self._files.uploads.sweep(kept)
 
     def _begin_checkpoint(self, version: int) -> None:
         """Begin to write a checkpoint of a version with the weights of now. None is unrecorded."""
@@ -197,7 +209,9 @@ class Publisher:
         """Wait for a version's files and record it. Then delete versions that are no longer kept."""
         hold = self._hold
         digest = new.writing.digest()
-        policy = policies.PolicyVersion(new.version, new.step, new.folder, digest)
+        uploads = self._files.uploads
+        weights = None if uploads is None else uploads.address(new.version)
+        policy = policies.PolicyVersion(new.version, new.step, new.folder, digest, weights=weights)
         done = replace(hold.mark, version=policy.version)
         with hold.database.transaction() as tx:
             hold.check(tx, done)

@@ -9,6 +9,7 @@ import logging
 import math
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from trinity_db.database import Database, Transaction
@@ -21,7 +22,6 @@ from trinity_db.store.metrics import outcomes_of, record_metrics
 from trinity_db.trainer import lead_follow
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.checkpoints import lost_versions, recovery, run_files, starting_model
-from trinity_db.trainer.checkpoints.folder import Folder
 from trinity_db.trainer.distribution.ranks import ALONE, Ranks
 from trinity_db.trainer.held_out import HeldOut
 from trinity_db.trainer.hold import Hold
@@ -55,6 +55,7 @@ class Trainer(Service):
         self._learner: lead_follow.Leader
         self._hold: Hold
         """Each transaction checks by it that the store still agrees with this trainer."""
+        self._files: run_files.RunFiles
         self._publisher: Publisher
         self._held_out: HeldOut
         self._rows: dict[int, int] = {}
@@ -73,10 +74,12 @@ class Trainer(Service):
         """Continue from the latest whole checkpoint. Rows that it does not include are drawn again."""
         setup = self._setup
         setup.check()
-        files = run_files.own_folder(self.database, self.run, self.worker_id, setup.checkpoints)
+        weights = setup.trainer.weights
+        files = run_files.own_folder(self.database, self.run, self.worker_id, setup.checkpoints, weights)
         lost = run_files.clear_leftovers(files)
         starting_model.publish_first_version(files, setup.model, setup.seed)
         policy = recovery.recover(files, setup.allowed, lost, self._lost_weights)
+        run_files.upload_missing(files, policy)
         self._hold = Hold(self.database, self.run, self.worker_id, give_up=lambda: self.stopping)
         first = starting_model.first_model(files) if setup.needs_first_model else None
         first_digest = starting_model.first_digest(self.database, self.run)
@@ -102,7 +105,7 @@ class Trainer(Service):
         logger.info("computes on %s, %d ranks", self._learner.policy.forward.computing, self._ranks.size)
         if setup.trainer.sharding == "full" and self._ranks.size == 1:
             logger.warning("trainer.sharding: full has no effect with one rank, and neither has offload")
-        self._begin(files.folder, tokenizer, policy.step)
+        self._begin(files, tokenizer, policy.step)
 
     def work(self) -> bool:
         """Take one step. Return False if no batch can be drawn now, or if the run has ended."""
@@ -128,12 +131,13 @@ class Trainer(Service):
         """Publish and save the steps that no checkpoint includes, so that the next start repeats none."""
         self._publisher.publish_rest()
 
-    def _begin(self, folder: Folder, tokenizer: Any, step: int) -> None:
+    def _begin(self, files: run_files.RunFiles, tokenizer: Any, step: int) -> None:
         """Begin to work with a new learner, which goes on from the checkpoint of a step."""
         setup = self._setup
+        self._files = files
         self._publisher = Publisher(
             self._hold,
-            folder,
+            files,
             setup,
             self._learner,
             tokenizer,
@@ -176,7 +180,11 @@ class Trainer(Service):
         self._score_names = ["teacher"] if "teacher" in create(setup.algorithm).needs else []
         if setup.trainer.reference.name == "precomputed":
             self._score_names.append("reference")
-            score_adopted(files, setup.trainer, should_stop=lambda: self.stopping)
+            score_adopted(files, setup.trainer, self._load_starting_model, lambda: self.stopping)
+
+    def _load_starting_model(self, folder: Path) -> lead_follow.LeadingScores:
+        setup = lead_follow.ScoringSetup(self._setup.trainer, folder)
+        return lead_follow.lead_scores(setup, self._ranks, lambda: self.stopping)
 
     def _is_at_last_step(self) -> bool:
         """Whether trainer.steps or a part of a pass are done. An offline run without ends with its rows."""
@@ -203,6 +211,7 @@ class Trainer(Service):
         if batch is None:
             if self._publisher.record():
                 return True
+            run_files.upload_broken(self._files)
             self._is_exhausted = not self._setup.is_online
             return False
         try:

@@ -76,7 +76,8 @@ WHERE v.id = %(evaluation_id)s AND v.finished_at IS NOT NULL AND EXISTS (SELECT 
 -- name: due_evaluation
 -- The next evaluation of a run that has groups for an explorer: first one of the version that the explorer has loaded,
 -- then the oldest. If :among is not NULL, only these evaluations count.
-SELECT v.id, v.version, v.samples, v.temperature, v.max_new_tokens, v.seed, p.step, p.checkpoint, p.checkpoint_hash
+SELECT v.id, v.version, v.samples, v.temperature, v.max_new_tokens, v.seed, p.step, p.checkpoint, p.checkpoint_hash,
+       p.weights
 FROM trinity.evaluation v
 JOIN trinity.policy_version p ON p.run_id = v.run_id AND p.version = v.version
 WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL AND p.checkpoint IS NOT NULL

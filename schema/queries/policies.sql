@@ -15,8 +15,8 @@ WITH last AS MATERIALIZED (
     WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'committed' AND b.worker_id = %(worker_id)s
     FOR NO KEY UPDATE
 )
-INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash, skipped)
-SELECT %(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s,
+INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash, weights, skipped)
+SELECT %(run_id)s, %(version)s, %(step)s, %(checkpoint)s, %(checkpoint_hash)s, %(weights)s::text,
        coalesce((SELECT %(version)s - 1 - p.version + p.skipped FROM trinity.policy_version p
                  WHERE p.run_id = %(run_id)s AND p.version < %(version)s AND p.withdrawn_at IS NULL
                  ORDER BY p.version DESC LIMIT 1), 0)
@@ -42,7 +42,7 @@ WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint IS NOT 
 
 -- name: versions_with_checkpoint
 -- Versions whose weights were not pruned, newest first.
-SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash
+SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
 ORDER BY p.version DESC
@@ -101,7 +101,9 @@ kept AS MATERIALIZED (
     FROM trinity.policy_version p
     WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
 )
-UPDATE trinity.policy_version p SET checkpoint = CASE WHEN kept.stays THEN p.checkpoint END, resume_from = NULL
+UPDATE trinity.policy_version p
+SET checkpoint = CASE WHEN kept.stays THEN p.checkpoint END, weights = CASE WHEN kept.stays THEN p.weights END,
+    resume_from = NULL
 FROM kept
 WHERE p.run_id = %(run_id)s AND p.version = kept.version
   AND NOT kept.resumes AND (NOT kept.stays OR kept.resume_from IS NOT NULL)
@@ -113,3 +115,19 @@ RETURNING p.version, CASE WHEN NOT kept.stays THEN kept.checkpoint END AS checkp
 UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s, resume_from = %(resume_from)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
   AND (p.checkpoint, p.resume_from) IS DISTINCT FROM (%(checkpoint)s, %(resume_from)s::text)
+
+-- name: record_weights
+-- Records where the files of a version are in an object store, once all of them are there. A version that was withdrawn
+-- or pruned gets no address. Harmless when repeated.
+UPDATE trinity.policy_version p SET weights = %(weights)s
+WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
+  AND p.checkpoint IS NOT NULL
+
+-- name: broken_weights
+-- Versions of which explorers that work found objects missing or damaged, and whose files the trainer has.
+SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights
+FROM (SELECT DISTINCT w.broken_weights AS weights FROM trinity.worker w
+      WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL AND w.broken_weights IS NOT NULL) w
+CROSS JOIN LATERAL (SELECT * FROM trinity.policy_version p
+                    WHERE p.run_id = %(run_id)s AND p.weights = w.weights AND p.checkpoint IS NOT NULL) p
+ORDER BY p.version

@@ -17,12 +17,22 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5  # between two looks while another process publishes the version
 
 
-def begin(database: Database, run: runs.Run, model: ModelConfig, seed: int, checkpoints: Path) -> None:
+def begin(
+    database: Database,
+    run: runs.Run,
+    model: ModelConfig,
+    seed: int,
+    checkpoints: Path,
+    weights: str | None = None,
+) -> None:
     """See that the run has a version, and publish version 0 if no trainer does.
 
     This process takes the trainer's place while it publishes: so a trainer that starts now waits, and neither
     removes the files of the other. It gives no sign of life in that place, so the trainer takes it over after
     30 s.
+
+    Args:
+        weights: the object store that the version is uploaded to; None: to none.
 
     Raises:
         ConfigError: there is no starting model.
@@ -36,18 +46,12 @@ def begin(database: Database, run: runs.Run, model: ModelConfig, seed: int, chec
             if place is None:  # another process has it; it is stopped here if it died on this machine
                 workers.running(tx, run.id, LEASE_SECONDS)
         if place is not None:
-            _publish(database, run, place, model, seed, checkpoints)
+            try:
+                files = run_files.own_folder(database, run, place, checkpoints, weights)
+                starting_model.publish_first_version(files, model, seed)
+            except LeaseLost:
+                logger.info("a trainer publishes version 0")
+            finally:
+                with database.transaction() as tx:
+                    workers.stop(tx, place)
         time.sleep(LOOK_SECONDS)
-
-
-def _publish(
-    database: Database, run: runs.Run, place: int, model: ModelConfig, seed: int, checkpoints: Path
-) -> None:
-    try:
-        files = run_files.own_folder(database, run, place, checkpoints)
-        starting_model.publish_first_version(files, model, seed)
-    except LeaseLost:
-        logger.info("a trainer publishes version 0")
-    finally:
-        with database.transaction() as tx:
-            workers.stop(tx, place)

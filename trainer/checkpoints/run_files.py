@@ -1,5 +1,6 @@
 """The folders of a run's checkpoints: claimed for the run, cleared of leftovers, searched for whole files."""
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,9 +9,13 @@ from pathlib import Path
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
+from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.store import instances, policies, runs, workers
 from trinity_db.trainer.checkpoints import writing
 from trinity_db.trainer.checkpoints.folder import Folder, claim
+from trinity_db.trainer.checkpoints.uploads import Uploads
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class RunFiles:
     """The folder of checkpoints that the configuration names."""
     folder: Folder
     """The run's own folder: the default one, or one beside it."""
+    uploads: Uploads | None = None
+    """The run's objects; None: versions are in the folder alone."""
 
     def locate(self, policy: policies.PolicyVersion) -> Path | None:
         """Return the folder that holds a version's weights whole, or None.
@@ -77,20 +84,28 @@ class RunFiles:
         return next((place for place in places if verify(place, expected)), None)
 
 
-def own_folder(database: Database, run: runs.Run, worker_id: int, default: Path) -> RunFiles:
+def own_folder(
+    database: Database, run: runs.Run, worker_id: int, default: Path, weights: str | None = None
+) -> RunFiles:
     """Find or create the run's own folder of checkpoints. No other run and no other store writes to it.
+
+    Args:
+        weights: the object store that versions are uploaded to; None: to none.
 
     Raises:
         ConfigError: the default folder and the one beside it have other owners. Nothing is changed then.
-        TrinityError: the folder cannot be written, or it is missing although versions lie in it.
+        TrinityError: the folder cannot be written, or it is missing although versions lie in it; or as
+            `Uploads`.
     """
     with database.transaction() as tx:
         instance = instances.identify(tx)
         published = policies.with_checkpoint(tx, run.id)
     if any(policy.checkpoint.parent == default for policy in published):
         check_is_there(default)
-    folder = claim(default, {"store": str(instance.id)} | run.identity)
-    return RunFiles(database, run, worker_id, default, folder)
+    identity = {"store": str(instance.id)} | run.identity
+    folder = claim(default, identity)
+    uploads = None if weights is None else Uploads(weights, identity, run.name)
+    return RunFiles(database, run, worker_id, default, folder, uploads)
 
 
 def clear_leftovers(files: RunFiles) -> list[int]:
@@ -110,6 +125,79 @@ def clear_leftovers(files: RunFiles) -> list[int]:
     lost = files.folder.set_lost_aside(-1 if newest is None else newest)
     files.folder.clear_leftovers(published)
     return lost
+
+
+def upload_missing(files: RunFiles, newest: policies.PolicyVersion) -> None:
+    """Upload version 0 and the version that the trainer goes on from, unless they are in the object store.
+
+    Then delete the objects of versions that are not kept, whole or not, as crashes leave them.
+
+    Raises:
+        LeaseLost: another trainer has this one's place.
+        TrinityError: as `Uploads.upload`.
+    """
+    if files.uploads is None:
+        return
+    with files.database.transaction() as tx:
+        recorded = policies.with_checkpoint(tx, files.run.id)
+    for policy in reversed(recorded):
+        if policy.version in (0, newest.version) and not files.uploads.has(policy.weights):
+            policy = _upload(files, policy)
+        if policy.version == 0 and policy.weights is not None:
+            files.uploads.begin(policy.weights)
+    sweep(files)
+
+
+def upload_broken(files: RunFiles) -> None:
+    """Upload versions again of which explorers found objects missing or damaged.
+
+    Raises:
+        LeaseLost, TrinityError: as `upload_missing`.
+    """
+    if files.uploads is None:
+        return
+    with files.database.transaction() as tx:
+        broken = policies.broken_weights(tx, files.run.id)
+        first = policies.with_checkpoint(tx, files.run.id)[-1] if broken else None
+    for policy in broken:
+        logger.warning(
+            "version %d: its objects are missing or damaged, and are uploaded again", policy.version
+        )
+        if is_adapter(policy.checkpoint) and first is not None and first.version == 0:
+            files.uploads.begin(_upload(files, first).weights or "")
+        _upload(files, policy)
+
+
+def sweep(files: RunFiles) -> None:
+    """Delete the objects of versions that are not kept. If the object store is away, a later call does it.
+
+    Raises:
+        LeaseLost: another trainer has this one's place.
+    """
+    if files.uploads is None:
+        return
+    with files.database.transaction() as tx:
+        workers.hold_place(tx, files.worker_id)
+        kept = policies.with_checkpoint(tx, files.run.id)
+    files.uploads.sweep([policy.weights for policy in kept if policy.weights is not None])
+
+
+def _upload(files: RunFiles, policy: policies.PolicyVersion) -> policies.PolicyVersion:
+    """Upload a version that is on record, and record where it is; not if its files are damaged."""
+    assert files.uploads is not None, "only a run with an object store uploads"
+    place = files.locate(policy)
+    if place is None:
+        logger.warning(
+            "version %d: %s is damaged or missing: not uploaded", policy.version, policy.checkpoint
+        )
+        return policy
+    uploaded = replace(
+        policy, weights=files.uploads.upload(policy.version, place, policy.checkpoint_hash, whole=True)
+    )
+    with files.database.transaction() as tx:
+        workers.hold_place(tx, files.worker_id)
+        policies.record_weights(tx, files.run.id, uploaded)
+    return uploaded
 
 
 def check_is_there(checkpoints: Path) -> None:

@@ -3,6 +3,7 @@
 The trainer records the digest of the files with the policy version, so that damage is noticed.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,13 @@ from trinity_db.trainer.checkpoints import writing
 from trinity_db.trainer.learner.learner import Learner
 
 
-def begin(folder: Path, learner: Learner, tokenizer: Any) -> writing.Writing:
+def begin(
+    folder: Path, learner: Learner, tokenizer: Any, then: Callable[[str], None] | None = None
+) -> writing.Writing:
     """Copy the weights, and have a thread write them as a version. The learner may go on.
+
+    Args:
+        then: what the thread does when the files are safe, with their digest.
 
     Raises:
         TrinityError: the disk is full or cannot be written. Nothing of it is left.
@@ -27,4 +33,11 @@ def begin(folder: Path, learner: Learner, tokenizer: Any) -> writing.Writing:
             raise writing.unwritable(f"Checkpoint {folder}", error) from error
         if canary is not None:
             canary.save(aside)
-    return writing.Writing("publish", lambda: writing.finish(folder, aside, unwritten))
+
+    def write() -> str:
+        digest = writing.finish(folder, aside, unwritten)
+        if then is not None:
+            then(digest)
+        return digest
+
+    return writing.Writing("publish", write)

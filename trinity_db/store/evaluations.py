@@ -46,6 +46,8 @@ class Due:
     temperature: float
     max_new_tokens: int
     seed: int
+    weights: str | None = None
+    """Address of the version's files in an object store; None: they are in the folder alone."""
 
 
 def begin_due(tx: Transaction, run_id: int, version: int, is_last: bool = False) -> None:

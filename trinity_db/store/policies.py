@@ -28,6 +28,8 @@ class PolicyVersion:
     checkpoint_hash: str
     resumed: Checkpoint | None = None
     """None: no trainer can go on from it, unless it is version 0, the starting model."""
+    weights: str | None = None
+    """Address of the same files in an object store. None: they are in the folder alone."""
 
     @property
     def is_start(self) -> bool:
@@ -57,6 +59,7 @@ def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int 
         "step": policy.step,
         "checkpoint": str(policy.checkpoint),
         "checkpoint_hash": policy.checkpoint_hash,
+        "weights": policy.weights,
         "worker_id": worker_id,
     }
     if tx.execute(query("publish_version"), values).rowcount:
@@ -123,6 +126,24 @@ def relocate(tx: Transaction, run_id: int, policy: PolicyVersion) -> None:
     tx.execute(query("relocate_checkpoint"), values | named(policy.resumed))
 
 
+def record_weights(tx: Transaction, run_id: int, policy: PolicyVersion) -> None:
+    """Record where a version's files are in an object store, once all of them are there."""
+    values = {
+        "run_id": run_id,
+        "version": policy.version,
+        "checkpoint_hash": policy.checkpoint_hash,
+        "weights": policy.weights,
+    }
+    tx.execute(query("record_weights"), values)
+    runs.announce(tx, run_id)
+
+
+def broken_weights(tx: Transaction, run_id: int) -> list[PolicyVersion]:
+    """Versions of which explorers found objects missing or damaged."""
+    rows = tx.execute(query("broken_weights"), {"run_id": run_id})
+    return [_version(**row) for row in rows]
+
+
 def prune(
     tx: Transaction,
     run_id: int,
@@ -165,7 +186,13 @@ def named(checkpoint: Checkpoint | None) -> dict[str, str | None]:
 
 
 def _version(
-    version: int, step: int, checkpoint: str, checkpoint_hash: str, resume_from: str | None, resume_hash: str
+    version: int,
+    step: int,
+    checkpoint: str,
+    checkpoint_hash: str,
+    resume_from: str | None,
+    resume_hash: str,
+    weights: str | None,
 ) -> PolicyVersion:
     resumed = None if resume_from is None else Checkpoint(Path(resume_from), resume_hash)
-    return PolicyVersion(version, step, Path(checkpoint), checkpoint_hash, resumed)
+    return PolicyVersion(version, step, Path(checkpoint), checkpoint_hash, resumed, weights)

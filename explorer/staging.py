@@ -1,0 +1,171 @@
+"""Has the files of a version on this machine before the engine needs them.
+
+A thread fetches them while the explorer samples on with the version that it has. So the engine pauses for
+loading alone, and an object store that is away stops nothing at once: the limit of staleness does, later.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trinity_db.errors import ConfigError, MissingExtra, TrinityError
+from trinity_db.explorer.store_thread import StoreThread
+from trinity_db.models import folder_digest
+from trinity_db.store import workers
+from trinity_db.store.policies import PolicyVersion
+from trinity_db.weights import cache
+from trinity_db.weights.bucket import Refused
+from trinity_db.weights.manifest import Broken
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 5.0  # after a failure
+
+
+@dataclass
+class _Fetching:
+    """A version that a thread fetches, or has tried to."""
+
+    policy: PolicyVersion
+    trains: bool
+    """Whether it is the newest one, and not one that is evaluated."""
+    folder: Path | None = None
+    error: Exception | None = None
+    ended_at: float | None = None
+
+
+class Staging:
+    """The versions that are on this machine.
+
+    Args:
+        changed: called by a thread when a version is there, or cannot be fetched.
+    """
+
+    def __init__(self, store: StoreThread, changed: Callable[[], None]) -> None:
+        self._store = store
+        self._changed = changed
+        self._fetching: _Fetching | None = None
+        self._newest: PolicyVersion | None = None
+        """The version that came last of those for training, with its folder here."""
+        self._evaluated: PolicyVersion | None = None
+        self._complaint: str | None = None
+
+    async def for_training(self, policy: PolicyVersion) -> PolicyVersion | None:
+        """The newest version that is here. This one is fetched meanwhile if it is another one.
+
+        Args:
+            policy: the newest version of the run.
+
+        Returns:
+            None: there is none yet.
+
+        Raises:
+            TrinityError: the object store refuses this machine, and there is no version to go on with.
+        """
+        if policy.weights is None:
+            return policy
+        await self._look()
+        if not _is_same(self._newest, policy):
+            self._begin(policy, trains=True)
+        here = self._newest
+        if here is None or (here.version >= policy.version and not _is_same(here, policy)):
+            return None  # the one that is here was withdrawn
+        return here
+
+    async def for_evaluation(self, policy: PolicyVersion) -> PolicyVersion | None:
+        """This very version, or None: it is being fetched."""
+        if policy.weights is None:
+            return policy
+        await self._look()
+        for here in (self._newest, self._evaluated):
+            if _is_same(here, policy):
+                return here
+        self._begin(policy, trains=False)
+        return None
+
+    def forget(self) -> None:
+        """Look for the files again: those that were here cannot be used."""
+        self._newest = self._evaluated = None
+
+    def _begin(self, policy: PolicyVersion, trains: bool) -> None:
+        """Fetch a version unless one is being fetched, or this one just failed."""
+        before = self._fetching
+        if before is not None and before.ended_at is None:
+            return
+        if before is not None and before.policy == policy and before.error is not None:
+            assert before.ended_at is not None
+            if time.monotonic() - before.ended_at < AGAIN_SECONDS:
+                return
+        self._fetching = fetching = _Fetching(policy, trains)
+        # A daemon: an explorer that is told to stop does not wait, and the next fetch removes the files.
+        threading.Thread(target=self._fetch, args=(fetching,), name="fetch", daemon=True).start()
+
+    def _fetch(self, fetching: _Fetching) -> None:
+        policy = fetching.policy
+        assert policy.weights is not None
+        begun = time.monotonic()
+        try:
+            if folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
+                fetching.folder = policy.checkpoint  # this machine sees it
+            else:
+                fetching.folder = cache.fetch(policy.weights, policy.checkpoint_hash)
+                logger.info("version %d: fetched in %.1f s", policy.version, time.monotonic() - begun)
+        except Exception as error:  # `_look` raises it, or says it, in the explorer's own thread
+            fetching.error = error
+        fetching.ended_at = time.monotonic()
+        self._changed()
+
+    async def _look(self) -> None:
+        """Take over what the thread has fetched, and record it.
+
+        Raises:
+            TrinityError: the object store refuses this machine, and there is no version to go on with.
+        """
+        ended = self._fetching
+        if ended is None or ended.ended_at is None:
+            return
+        if ended.folder is not None:
+            here = replace(ended.policy, checkpoint=ended.folder)
+            if ended.trains:
+                self._newest = here
+            else:
+                self._evaluated = here
+            self._fetching = self._complaint = None
+            await self._record(ended.policy.version, None)
+        elif ended.error is not None and str(ended.error) != self._complaint:
+            await self._complain(ended.policy, ended.error)
+
+    async def _complain(self, policy: PolicyVersion, error: Exception) -> None:
+        """Say once why a version cannot be fetched. Record it if the trainer can mend it.
+
+        Raises:
+            TrinityError: the object store refuses this machine, and there is no version to go on with.
+        """
+        if not isinstance(error, TrinityError | OSError):
+            raise error
+        if self._newest is None and isinstance(error, TrinityError) and not _may_pass(error):
+            raise error
+        self._complaint = str(error)
+        logger.warning("version %d cannot be fetched yet: %s", policy.version, error)
+        if isinstance(error, Broken):
+            await self._record(None, policy.weights)
+
+    async def _record(self, staged: int | None, broken: str | None) -> None:
+        worker_id = self._store.worker_id
+        await self._store.decide(lambda tx: workers.record_staged(tx, worker_id, staged, broken))
+
+
+def _is_same(here: PolicyVersion | None, policy: PolicyVersion) -> bool:
+    """Whether it is this version, with these weights, wherever they lie."""
+    # By the hash too: after a setback of the server the same number may stand for other weights.
+    if here is None:
+        return False
+    return (here.version, here.checkpoint_hash) == (policy.version, policy.checkpoint_hash)
+
+
+def _may_pass(error: TrinityError) -> bool:
+    """Whether trying again may help: an object store that is away, or objects that the trainer puts again."""
+    return not isinstance(error, Refused | ConfigError | MissingExtra)

@@ -1,0 +1,460 @@
+"""Versions in an object store, on a real S3 server: put, fetched, broken, mended and deleted."""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.command_line import CommandLine
+from tests.explorers import Explorers, publish, stored
+from tests.object_store import ObjectStore, new_object_store
+from tests.rows import Scene
+from tests.waiting import wait_until
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.explorer import staging
+from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.service import Explorer
+from trinity_db.models import folder_digest
+from trinity_db.models.adapter_folder import Base, base_folder
+from trinity_db.settings import home
+from trinity_db.store import instances, policies
+from trinity_db.trainer.checkpoints import run_files, uploads
+from trinity_db.trainer.checkpoints.uploads import Uploads
+from trinity_db.weights import cache, manifest
+from trinity_db.weights.bucket import Bucket, Refused, Unreachable
+
+WORDS = 2_000_000  # of weights in bfloat16: small files have no deltas
+IDENTITY: dict[str, Any] = {"store": "one", "run": 1}
+
+
+@pytest.fixture(scope="module")
+def server_of_objects() -> Iterator[ObjectStore]:
+    with new_object_store() as found:
+        yield found
+
+
+@pytest.fixture
+def objects(
+    server_of_objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ObjectStore]:
+    """A server whose bucket is empty, and a home that has fetched nothing."""
+    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
+    for name, value in server_of_objects.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server_of_objects
+    server_of_objects.go_away()  # it may be away already
+    server_of_objects.come_back()
+    Bucket(server_of_objects.address).delete(server_of_objects.names())
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> Path:
+    """Folders of versions 0 to 12, each a small step from the one before; the tokenizer stays the same."""
+    folder, chance = tmp_path / "checkpoints", np.random.default_rng(0)
+    weights = chance.integers(0, 2**16, WORDS, dtype="<u2")
+    for number in range(13):
+        place = folder / f"version-{number:06d}"
+        (place / "sub folder").mkdir(parents=True)
+        (place / "model.safetensors").write_bytes(weights.tobytes())
+        (place / "canary.json").write_text(json.dumps(number))
+        (place / "sub folder" / "tokenizer.json").write_bytes(bytes(3_000_000))
+        (place / "empty").touch()
+        weights = weights + (chance.random(WORDS) < 0.01).astype("<u2")
+    return folder
+
+
+def uploaded(to: Uploads, versions: Path, *numbers: int) -> list[tuple[str, str]]:
+    """Addresses and digests of versions that are uploaded one after the other."""
+    digests = {one: folder_digest.digest(versions / f"version-{one:06d}") for one in numbers}
+    return [
+        (to.upload(one, versions / f"version-{one:06d}", digest), digest) for one, digest in digests.items()
+    ]
+
+
+def opened(objects: ObjectStore) -> Uploads:
+    return Uploads(objects.address, IDENTITY, "run")
+
+
+def read(address: str) -> manifest.Manifest:
+    url, _, name = address.rpartition("/")
+    return manifest.read(Bucket(url), name)
+
+
+def cached() -> list[int]:
+    """Versions that this machine has."""
+    return sorted(int(path.name[8:14]) for path in home().glob("weights/*/version-*"))
+
+
+def test_what_is_fetched_is_what_was_uploaded(objects: ObjectStore, versions: Path) -> None:
+    to = opened(objects)
+    for address, digest in uploaded(to, versions, 0, 1, 2):
+        assert folder_digest.digest(cache.fetch(address, digest)) == digest
+
+
+def test_a_small_step_is_uploaded_as_a_small_part(objects: ObjectStore, versions: Path) -> None:
+    (whole, _), (delta, _) = uploaded(opened(objects), versions, 0, 1)
+    assert read(whole).stored > 2 * WORDS + 3_000_000
+    assert read(delta).stored < 0.05 * 2 * WORDS
+    assert {file.path: file.encoding for file in read(delta).files} == {
+        "model.safetensors": "xor16-zstd",
+        "canary.json": "whole",
+        "sub folder/tokenizer.json": "same",
+        "empty": "same",
+    }
+
+
+def test_a_machine_that_comes_late_fetches_the_chain(objects: ObjectStore, versions: Path) -> None:
+    *_, (address, digest) = uploaded(opened(objects), versions, *range(6))
+    assert folder_digest.digest(cache.fetch(address, digest)) == digest
+    assert cached() == [5], "those that it lies on are not versions of this machine"
+
+
+def test_every_tenth_version_is_whole(objects: ObjectStore, versions: Path) -> None:
+    found = uploaded(opened(objects), versions, *range(13))
+    assert [number for number, (address, _) in enumerate(found) if read(address).base is None] == [0, 10]
+
+
+def test_the_first_version_of_a_process_is_whole(objects: ObjectStore, versions: Path) -> None:
+    uploaded(opened(objects), versions, 0, 1)
+    ((address, _),) = uploaded(opened(objects), versions, 2)
+    assert read(address).base is None
+
+
+def test_a_machine_keeps_the_newest_versions_and_version_0(objects: ObjectStore, versions: Path) -> None:
+    for address, digest in uploaded(opened(objects), versions, *range(6)):
+        cache.fetch(address, digest)
+    assert cached() == [0, 3, 4, 5]
+
+
+def test_files_of_a_fetch_that_was_killed_go(objects: ObjectStore, versions: Path) -> None:
+    ((address, digest),) = uploaded(opened(objects), versions, 0)
+    place = cache.fetch(address, digest)
+    (place.parent / "version-000001-00000000.aaaaaaaa.tmp").mkdir()
+    cache.fetch(address, digest)
+    assert [path.name for path in place.parent.glob("*.tmp")] == []
+
+
+def test_a_version_that_is_damaged_here_is_fetched_again(objects: ObjectStore, versions: Path) -> None:
+    first, second = uploaded(opened(objects), versions, 0, 1)
+    for address, digest in (first, second):  # it is the base of the second one too
+        (cache.fetch(*first) / "model.safetensors").write_bytes(bytes(2 * WORDS))
+        assert folder_digest.digest(cache.fetch(address, digest)) == digest
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed", "cut", "manifest"])
+def test_a_broken_chain_is_never_loaded(objects: ObjectStore, versions: Path, damage: str) -> None:
+    *_, (middle, _), (address, digest) = uploaded(opened(objects), versions, 0, 1, 2)
+    url, _, name = middle.rpartition("/")
+    bucket, weights = Bucket(url), f"{name}/files/model.safetensors.00000"
+    content = bytearray(bucket.get(weights))
+    content[len(content) // 2] ^= 1
+    match damage:
+        case "missing":
+            bucket.delete([weights])
+        case "changed":
+            bucket.put(weights, bytes(content))
+        case "cut":
+            bucket.put(weights, bytes(content[:-1]))
+        case "manifest":
+            bucket.put(f"{name}/manifest.json", b'{"format": "trinity-db weights 1", "files": [{}]}')
+    with pytest.raises(manifest.Broken):
+        cache.fetch(address, digest)
+    assert cached() == []
+    assert list(home().glob("weights/*/*.tmp")) == []
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../../outside", "a/../../outside", ""])
+def test_a_manifest_names_no_file_outside_of_its_version(path: str, objects: ObjectStore) -> None:
+    bucket = Bucket(f"{objects.address}/run-1")
+    made = manifest.Manifest("digest", [manifest.File(path, "whole", 1)])
+    bucket.put("version-000001-00000000/manifest.json", made.content)
+    with pytest.raises(manifest.Broken, match="is no manifest"):
+        cache.fetch(f"{bucket.url}/version-000001-00000000", "digest")
+
+
+def test_a_version_that_is_kept_keeps_those_that_it_lies_on(objects: ObjectStore, versions: Path) -> None:
+    to = opened(objects)
+    found = uploaded(to, versions, *range(13))
+    to.sweep([found[12][0], found[9][0]])
+    assert objects.versions() == [*range(13)]
+    to.sweep([found[12][0]])
+    assert objects.versions() == [10, 11, 12]
+    assert folder_digest.digest(cache.fetch(*found[12])) == found[12][1]
+
+
+def test_what_a_crash_left_goes_at_the_next_start(objects: ObjectStore, versions: Path) -> None:
+    (kept, _), _ = uploaded(opened(objects), versions, 0, 1)
+    half = Bucket(f"{kept.rpartition('/')[0]}")
+    half.put("version-000002-12345678/files/model.safetensors.00000", b"half")
+    opened(objects).sweep([kept])
+    assert {name.split("/")[1] for name in objects.names()} == {"run.json", kept.rpartition("/")[2]}
+
+
+def test_objects_of_others_stay(objects: ObjectStore, versions: Path) -> None:
+    to = opened(objects)
+    other = Uploads(objects.address, IDENTITY | {"store": "a copy"}, "run")
+    ((theirs, digest),) = uploaded(other, versions, 1)
+    Bucket(objects.address).put("notes.txt", b"a person's")
+    to.sweep([])
+    # A trainer that took over: this one knew nothing of its versions when it last asked.
+    uploaded(opened(objects), versions, 2)
+    to.sweep([])
+    assert folder_digest.digest(cache.fetch(theirs, digest)) == digest
+    assert objects.versions() == [1, 2]
+    assert "notes.txt" in objects.names()
+
+
+def test_an_adapter_brings_the_model_that_it_lies_on(objects: ObjectStore, versions: Path) -> None:
+    to, first = opened(objects), versions / "version-000000"
+    base = Base(first, folder_digest.digest(first))
+    to.begin(to.upload(0, first, base.digest))
+    adapter = versions / "version-000013"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "base.json").write_text(base.content)
+    address, digest = to.upload(13, adapter, folder_digest.digest(adapter)), folder_digest.digest(adapter)
+    shutil.rmtree(first)
+    found = cache.fetch(address, digest)
+    assert folder_digest.digest(base_folder(found)) == base.digest
+    to.sweep([address])
+    assert objects.versions() == [0, 13]
+
+
+def test_an_object_store_that_comes_back_gets_the_version(
+    objects: ObjectStore, versions: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(uploads, "PAUSE_SECONDS", 0.1)
+    to, found = opened(objects), list[tuple[str, str]]()
+    objects.go_away()
+    thread = threading.Thread(target=lambda: found.extend(uploaded(to, versions, 0)))
+    thread.start()
+    wait_until(lambda: "Trying again" in caplog.text, "the first failure")
+    objects.come_back()
+    thread.join()
+    assert folder_digest.digest(cache.fetch(*found[0])) == found[0][1]
+
+
+def test_an_object_store_that_stays_away_ends_the_upload(
+    objects: ObjectStore, versions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "PAUSE_SECONDS", 0.0)
+    to = opened(objects)
+    objects.go_away()
+    with pytest.raises(TrinityError, match=r"the object store fails: .* start again") as raised:
+        uploaded(to, versions, 0)
+    assert "\n" not in str(raised.value)
+    assert list(versions.glob("*.tmp")) == []
+    with pytest.raises(Unreachable):
+        cache.fetch(f"{objects.address}/run-1/version-000000-00000000", "digest")
+
+
+@pytest.fixture
+def refusing(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """A server that knows nobody: it lets one request pass, which makes the bucket."""
+    with new_object_store(INITIAL_NO_AUTH_ACTION_COUNT="1") as found:
+        for name, value in found.environment.items():
+            monkeypatch.setenv(name, value)
+        yield found
+        for name, value in objects.environment.items():
+            monkeypatch.setenv(name, value)
+
+
+def test_credentials_that_are_refused_are_named_at_once(refusing: ObjectStore) -> None:
+    with pytest.raises(ConfigError, match=r"^trainer.weights: .* refuses it") as raised:
+        uploads.check(refusing.address)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(Refused):
+        cache.fetch(f"{refusing.address}/run-1/version-000000-00000000", "digest")
+
+
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [
+        ("s3://no-such-bucket/versions", "there is no such bucket"),
+        ("s3://me:secret@weights/versions", "the address holds a password or a key"),
+        ("/shared/folder", "is no address of an object store"),
+        ("foo://weights", "foo://weights"),
+    ],
+)
+def test_a_wrong_address_is_found_before_the_run_has_a_name(
+    objects: ObjectStore,
+    scene: Scene,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command_line: CommandLine,
+    address: str,
+    complaint: str,
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "name: elsewhere\nmodel: {scratch: {}}\ntaskset: tasks\nalgorithm: grpo\n"
+        f"trainer: {{steps: 1, weights: '{address}'}}\n"
+    )
+    done = command_line("train", str(config))
+    assert complaint in done.complaint
+    assert "secret" not in done.complaint
+    assert stored(scene, "SELECT count(*) FROM trinity.run WHERE name = 'elsewhere'") == [(0,)]
+
+
+async def answers(task: Any, policy: Policy) -> None:
+    await policy.sample([1, 2])
+
+
+@pytest.fixture
+def apart(scene: Scene, objects: ObjectStore, versions: Path) -> run_files.RunFiles:
+    """The trainer's files, of a run whose version 0 is in the object store and in no folder seen here."""
+    with scene.database.transaction() as tx:
+        identity = {"store": str(instances.identify(tx).id)} | scene.run.identity
+    to = Uploads(objects.address, identity, scene.run.name)
+    files = run_files.own_folder(scene.database, scene.run, scene.trainer, versions.with_name("trainer"))
+    files = replace(files, uploads=to)
+    announce(scene, files, versions, 0)
+    return files
+
+
+def announce(scene: Scene, files: run_files.RunFiles, versions: Path, number: int) -> policies.PolicyVersion:
+    """Upload a version, let the store say so, and move its folder to where only the trainer looks."""
+    folder = versions / f"version-{number:06d}"
+    assert files.uploads is not None
+    address = files.uploads.upload(number, folder, folder_digest.digest(folder))
+    publish(scene, number, folder)
+    policy = policies.PolicyVersion(number, number, folder, folder_digest.digest(folder), weights=address)
+    with scene.database.transaction() as tx:
+        policies.record_weights(tx, scene.run.id, policy)
+    shutil.copytree(folder, files.folder.path / folder.name)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"of another run")
+    return policy
+
+
+def worked(explorer: Explorer, until: Callable[[], object], what: str) -> None:
+    """Let an explorer work until something is so."""
+
+    def look() -> bool:
+        explorer.work()
+        return bool(until())
+
+    wait_until(look, what)
+
+
+def make_room(scene: Scene) -> None:
+    """Let explorers claim again, as after a step of the trainer."""
+    with scene.database.transaction() as tx:
+        for table in ("experience_text", "payload", "experience", "rollout", "rollout_group"):
+            tx.execute(f"DELETE FROM trinity.{table}".encode())
+
+
+def used(scene: Scene) -> set[int]:
+    """Versions that explorers sampled with, of the groups that are there."""
+    return {row[0] for row in stored(scene, "SELECT DISTINCT version_max FROM trinity.rollout")}
+
+
+def of_worker(scene: Scene, role: Explorer, column: str) -> Any:
+    ((found,),) = stored(scene, f"SELECT {column} FROM trinity.worker WHERE id = {role.worker_id}")
+    return found
+
+
+def test_an_explorer_that_does_not_see_the_folder_samples_with_what_it_fetched(
+    scene: Scene, explorer: Explorers, apart: run_files.RunFiles, versions: Path
+) -> None:
+    role = explorer(answers)
+    worked(role, lambda: used(scene) == {0}, "it samples")
+    assert of_worker(scene, role, "staged_version") == 0
+    announce(scene, apart, versions, 1)
+    make_room(scene)
+    worked(role, lambda: of_worker(scene, role, "staged_version") == 1, "it has the next version")
+    make_room(scene)
+    worked(role, lambda: used(scene) == {1}, "it samples with the next version")
+
+
+def test_an_explorer_goes_on_while_the_object_store_is_away(
+    scene: Scene,
+    explorer: Explorers,
+    apart: run_files.RunFiles,
+    versions: Path,
+    objects: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(staging, "AGAIN_SECONDS", 0.1)
+    role = explorer(answers)
+    worked(role, lambda: used(scene) == {0}, "it samples")
+    announce(scene, apart, versions, 1)
+    objects.go_away()
+    worked(role, lambda: "version 1 cannot be fetched yet" in caplog.text, "it finds nothing")
+    make_room(scene)
+    worked(role, lambda: used(scene) == {0}, "it samples on")
+    objects.come_back()
+    worked(role, lambda: of_worker(scene, role, "staged_version") == 1, "it has the next version")
+    make_room(scene)
+    worked(role, lambda: used(scene) == {1}, "it samples with the next version")
+    assert caplog.text.count("version 1 cannot be fetched yet") == 1
+
+
+def test_the_trainer_uploads_again_what_an_explorer_found_broken(
+    scene: Scene,
+    explorer: Explorers,
+    apart: run_files.RunFiles,
+    versions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    objects: ObjectStore,
+) -> None:
+    monkeypatch.setattr(staging, "AGAIN_SECONDS", 0.1)
+    address = announce(scene, apart, versions, 1).weights
+    assert address is not None
+    url, _, name = address.rpartition("/")
+    Bucket(url).delete([f"{name}/files/model.safetensors.00000"])
+    role = explorer(answers)
+    worked(role, lambda: of_worker(scene, role, "broken_weights") == address, "it says what is broken")
+    run_files.upload_broken(apart)
+    now = "SELECT weights FROM trinity.policy_version WHERE version = 1"
+    ((mended,),) = stored(scene, now)
+    assert mended != address
+    worked(role, lambda: used(scene) == {1}, "it samples with what was uploaded again")
+    assert of_worker(scene, role, "broken_weights") is None
+    run_files.upload_broken(apart)
+    assert stored(scene, now) == [(mended,)]
+    run_files.sweep(apart)
+    assert not any(name in one for one in objects.names())
+
+
+def test_an_explorer_that_is_refused_and_has_no_version_ends(
+    explorer: Explorers, apart: run_files.RunFiles, refusing: ObjectStore
+) -> None:
+    role = explorer(answers)
+    with pytest.raises(Refused, match="the object store refuses it"):
+        worked(role, lambda: False, "its end")
+
+
+def test_an_evaluation_waits_for_its_version(
+    scene: Scene, explorer: Explorers, apart: run_files.RunFiles, versions: Path
+) -> None:
+    announce(scene, apart, versions, 1)
+    evaluation = scene.evaluate(1, version=0)
+    role = explorer(answers, only=[evaluation])
+    worked(role, role.is_done, "it is evaluated")
+    assert used(scene) == {0}
+
+
+def test_a_deleted_run_takes_its_objects_along(
+    scene: Scene,
+    apart: run_files.RunFiles,
+    objects: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    command_line: CommandLine,
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
+    Bucket(objects.address).put("run-00000000/run.json", b"of another one")
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.worker SET stopped_at = now() WHERE stopped_at IS NULL")
+    assert command_line("delete", scene.run.name, "--yes").code == 0
+    assert objects.names() == ["run-00000000/run.json"]

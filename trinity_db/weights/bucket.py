@@ -1,0 +1,161 @@
+"""The objects of one run in an object store: S3, Google, Azure, or a folder that a file:// address names.
+
+Each object is put by one request, and so appears whole or not at all. A crash leaves no upload that a store
+keeps, and bills, without listing it.
+"""
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from trinity_db.errors import ConfigError, MissingExtra, TrinityError
+
+EXTRA = "object-store"
+REQUEST_SECONDS = 120  # of one request; the largest object has PART_BYTES, so a line of 2 Mbit/s is enough
+CONNECT_SECONDS = 5
+RETRIES = 3  # by the library, of one request, within RETRY_SECONDS
+RETRY_SECONDS = 10
+PART_BYTES = 32 << 20  # of an object: several are on their way at a time, each in memory
+
+
+class Unreachable(TrinityError):
+    """The object store does not answer, or fails. It may answer later."""
+
+
+class Refused(TrinityError):
+    """The object store answers that these credentials may not do this, or that there is no such bucket."""
+
+
+class Missing(TrinityError):
+    """There is no such object."""
+
+
+class Bucket:
+    """The objects under one address.
+
+    Args:
+        url: the address, such as s3://bucket/prefix.
+
+    Raises:
+        ConfigError: it is no address of an object store, or its settings are wrong.
+        MissingExtra: the package is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        check(url)
+        self.url = url.rstrip("/")
+        self._library = _library()
+        options = {"mkdir": True} if urlsplit(url).scheme == "file" else _options()
+        try:
+            self._store = self._library.store.from_url(self.url, **options)
+        except (self._library.exceptions.BaseError, ValueError, TypeError, OSError) as error:
+            raise ConfigError(f"trainer.weights: {url}: {_line(error)}") from error
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write an object, in place of one of that name."""
+        with self._in_our_words(name):
+            self._library.put(self._store, name, content, use_multipart=False)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write an object unless there is one of that name. Return whether it has this content now.
+
+        An answer may be lost, and the request repeated: then the object is there already.
+        """
+        try:
+            with self._in_our_words(name):
+                self._library.put(self._store, name, content, mode="create", use_multipart=False)
+        except _Exists:
+            return self.get(name) == content
+        return True
+
+    def get(self, name: str) -> bytes:
+        """The content of an object.
+
+        Raises:
+            Missing: there is none.
+        """
+        with self._in_our_words(name):
+            return bytes(self._library.get(self._store, name).bytes())
+
+    def names(self, prefix: str | None = None) -> list[str]:
+        """The names of all objects below a prefix, which ends where a part of the name does."""
+        with self._in_our_words(prefix or "its objects"):
+            return [one["path"] for some in self._library.list(self._store, prefix) for one in some]
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects. Those that are gone already are no error."""
+        for name in names:  # one by one: not every store takes several in a request
+            with self._in_our_words(name):
+                self._library.delete(self._store, name)
+
+    @contextmanager
+    def _in_our_words(self, name: str) -> Iterator[None]:
+        known = self._library.exceptions
+        what = f"{self.url}/{name}"
+        try:
+            yield
+        except (known.NotFoundError, FileNotFoundError) as error:
+            if "NoSuchBucket" in str(error):
+                raise Refused(f"{what}: there is no such bucket.") from error
+            raise Missing(f"{what}: there is no such object.") from error
+        except known.AlreadyExistsError as error:
+            raise _Exists(what) from error
+        except (known.PermissionDeniedError, known.UnauthenticatedError) as error:
+            raise Refused(f"{what}: the object store refuses it: {_line(error)}") from error
+        except (known.BaseError, OSError) as error:
+            raise Unreachable(f"{what}: the object store fails: {_line(error)}") from error
+
+
+class _Exists(TrinityError):
+    """There is an object of that name."""
+
+
+def _options() -> dict[str, Any]:
+    """For stores that are servers. Options of ours replace all that the environment says of the client."""
+    allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+    return {
+        "client_options": {
+            "timeout": f"{REQUEST_SECONDS}s",
+            "connect_timeout": f"{CONNECT_SECONDS}s",
+            "allow_http": allows_http,
+        },
+        "retry_config": {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+    }
+
+
+def check(url: str) -> None:
+    """Refuse an address that holds a secret: rows of the store repeat it.
+
+    Raises:
+        ConfigError: it does, or is none.
+    """
+    parts = urlsplit(url)
+    if not parts.scheme or "://" not in url:
+        raise ConfigError(
+            f"trainer.weights: {url!r:.200} is no address of an object store, as s3://bucket/prefix is."
+        )
+    if parts.password or parts.query or parts.fragment:
+        raise ConfigError(
+            "trainer.weights: the address holds a password or a key, and rows of the store would repeat it; "
+            "put it into the variables of the environment that the object store's library reads."
+        )
+
+
+def _library() -> Any:
+    try:
+        importlib.import_module("obstore.store")
+        importlib.import_module("zstandard")
+        return importlib.import_module("obstore")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(EXTRA, error.name or "obstore") from error
+
+
+def _line(error: Exception) -> str:
+    """The first line of what the library says, which goes on with the request and all its causes."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[
+        :300
+    ]

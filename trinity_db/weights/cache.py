@@ -1,0 +1,196 @@
+"""The versions that this machine has fetched from an object store, in a folder for each run.
+
+A version is fetched aside, held to its digest, and gets its name then. Explorers of one machine share the
+folder: one fetches at a time, and the others find what it has fetched. What is in the cache may be deleted at
+any time by hand; it is fetched again.
+"""
+
+import fcntl
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from trinity_db.models import folder_digest
+from trinity_db.settings import home
+from trinity_db.weights import delta, manifest
+from trinity_db.weights.bucket import Bucket, Missing
+from trinity_db.weights.manifest import Broken, File, Manifest
+
+logger = logging.getLogger(__name__)
+
+KEPT = 3  # versions fetched last; an engine that is started again loads one that it had before
+AT_A_TIME = 4  # requests, with an object of 32 MB in memory each
+
+
+def fetch(weights: str, expected: str) -> Path:
+    """The folder of a version on this machine, fetched if it is not there.
+
+    Args:
+        weights: the address of the version.
+        expected: the digest that its files must have.
+
+    Raises:
+        Broken: objects are missing or damaged.
+        Unreachable, Refused: as `Bucket.get`.
+        ConfigError, MissingExtra: as `Bucket`.
+        OSError: the files cannot be written here.
+    """
+    url, _, version = weights.rstrip("/").rpartition("/")
+    place = home() / "weights" / url.rpartition("/")[2]
+    if not manifest.NAME.fullmatch(version) or place.name in ("", ".", ".."):
+        raise Broken(f"{weights!r:.300}: is the address of no version.")
+    bucket = Bucket(url)
+    place.mkdir(parents=True, exist_ok=True)
+    with _alone(place):
+        for left in place.glob("*.tmp"):  # of a process that was killed: this one is alone
+            shutil.rmtree(left, ignore_errors=True)
+        return _Fetching(bucket, place).folder(version, expected)
+
+
+class _Fetching:
+    """Fetches versions of one run.
+
+    Args:
+        place: the folder that has them on this machine.
+    """
+
+    def __init__(self, bucket: Bucket, place: Path) -> None:
+        self._bucket = bucket
+        self._place = place
+
+    def folder(self, version: str, expected: str) -> Path:
+        """A version's folder. If it is an adapter, the model that it lies on is beside it."""
+        found = self._place / version
+        if not folder_digest.verify(found, expected):
+            shutil.rmtree(found, ignore_errors=True)
+            manifests = manifest.chain(self._bucket, version)
+            newest = manifests[version]
+            if newest.digest != expected:
+                raise Broken(f"{self._bucket.url}/{version}: is another version of the same number.")
+            if newest.adapter_on is not None:
+                base = manifest.read(self._bucket, newest.adapter_on)
+                self.folder(newest.adapter_on, base.digest)
+            self._make(found, manifests, expected)
+            self._evict(found)
+        found.touch()
+        return found
+
+    def _make(self, folder: Path, manifests: dict[str, Manifest], expected: str) -> None:
+        """Make a version's folder of the nearest one that is here, or if that is damaged of objects alone."""
+        names = list(manifests)
+        here = next((number for number, name in enumerate(names) if (self._place / name).is_dir()), None)
+        if here is not None and self._assemble(folder, manifests, names[:here], names[here], expected):
+            return
+        if not self._assemble(folder, manifests, names, None, expected):
+            raise Broken(
+                f"{self._bucket.url}/{folder.name}: its objects give other files than were published."
+            )
+
+    def _assemble(
+        self,
+        folder: Path,
+        manifests: dict[str, Manifest],
+        names: Sequence[str],
+        base: str | None,
+        expected: str,
+    ) -> bool:
+        """Make a version of a base that is here and of objects. Return False if that gives other files.
+
+        Args:
+            names: the versions to fetch, the newest first.
+            base: the version that the last of them lies on; None: that one is whole.
+
+        Raises:
+            Broken: an object is missing, or damaged in a way that shows without the digest.
+        """
+        aside = folder.with_name(f"{folder.name}.{uuid4().hex[:8]}.tmp")
+        try:
+            if base is None:
+                aside.mkdir()
+            else:
+                shutil.copytree(self._place / base, aside)
+            for name in reversed(names):
+                self._change(aside, name, manifests[name])
+            if not folder_digest.verify(aside, expected):
+                return False
+            aside.rename(folder)
+            return True
+        except delta.Damaged as error:
+            if base is not None:
+                return False
+            raise Broken(f"{self._bucket.url}/{folder.name}: {error}") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _change(self, folder: Path, version: str, made: Manifest) -> None:
+        """Make a version's files of those of its base."""
+        wanted = {Path(file.path) for file in made.files}
+        for path in [path for path in folder.rglob("*") if path.is_file()]:
+            if path.relative_to(folder) not in wanted:
+                path.unlink()
+        for file in made.files:
+            target = folder / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if file.encoding == "whole":
+                self._get(version, file, target)
+            elif not target.is_file():
+                raise delta.Damaged(f"The base has no {file.path}.")
+            elif file.encoding == delta.ENCODING:
+                change = folder / f"{uuid4().hex}.delta"
+                self._get(version, file, change)
+                delta.apply(change, target)
+                change.unlink()
+
+    def _get(self, version: str, file: File, target: Path) -> None:
+        """Fetch the objects of a file, several at a time.
+
+        Raises:
+            Broken: one is missing or has another size.
+        """
+        names = file.names(version)
+
+        def get(number: int) -> None:
+            content = self._bucket.get(names[number])
+            start = number * file.part
+            if len(content) != min(file.part, file.stored - start):
+                raise Broken(f"{self._bucket.url}/{names[number]}: has another size than its manifest says.")
+            with target.open("r+b") as out:
+                out.seek(start)
+                out.write(content)
+
+        target.write_bytes(b"")
+        try:
+            _all_at_once(get, range(len(names)))
+        except Missing as error:
+            raise Broken(str(error)) from error
+
+    def _evict(self, newest: Path) -> None:
+        """Delete versions that were not used lately. Version 0 stays: adapters lie on it."""
+        found = [path for path in self._place.iterdir() if manifest.NAME.fullmatch(path.name)]
+        found.sort(key=lambda path: (path == newest, path.stat().st_mtime), reverse=True)
+        for path in found[KEPT:]:
+            if not path.name.startswith("version-000000-"):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _all_at_once(work: Callable[[int], None], numbers: Sequence[int]) -> None:
+    """Do a piece of work for each number, several at a time; the first error ends the others that wait."""
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        try:
+            for _ in pool.map(work, numbers):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Keep other processes of this machine out. If one dies, the system lets the next one in."""
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
