@@ -5,8 +5,9 @@
 #
 # A role under a scheduler that starts again what failed: role.sh explore my-run.yaml
 #
-# trinity-db ends with 0 when its run is finished, and also when it is told to stop. A scheduler must tell these apart:
-# a role that was told to stop ends with 143 here, after it has finished what it had in hand and given its leases back.
+# trinity-db ends with 0 when its run is finished, and also when a signal stops it. A scheduler must tell these apart:
+# a role that SIGTERM stopped ends with 143 here, after it has finished what it had in hand and given its leases back.
+# A role that `trinity-db stop RUN` stopped ends with 0, since a scheduler is not to start it again.
 # Slurm sends SIGTERM 120 seconds before the time of a job is over, and this script puts the job into the queue again.
 set -u
 

@@ -15,6 +15,7 @@ from trinity_db.explorer.config import EndpointConfig
 from trinity_db.explorer.engines.engine import NotLoadedYet
 from trinity_db.explorer.given_back import GivenBack
 from trinity_db.explorer.loading import LoadedVersion
+from trinity_db.explorer.staging import Staging
 from trinity_db.explorer.store_thread import StoreThread
 from trinity_db.explorer.under_way import UnderWay
 from trinity_db.store import evaluations
@@ -119,6 +120,7 @@ class Evaluator:
         store: StoreThread,
         attempts: Attempts,
         loaded: LoadedVersion,
+        staging: Staging,
         under_way: UnderWay,
         given_back: GivenBack,
     ) -> None:
@@ -126,6 +128,7 @@ class Evaluator:
         self._store = store
         self._attempts = attempts
         self._loaded = loaded
+        self._staging = staging
         self._under_way = under_way
         self._given_back = given_back
         self._awaited: tuple[PolicyVersion, float] | None = None
@@ -141,6 +144,11 @@ class Evaluator:
         """
         policy = policy_of(due)
         if not self._loaded.is_at(policy):
+            here = await self._staging.for_evaluation(policy)
+            if here is None:
+                self.turns.give(to_evaluation=False)
+                return False
+            policy = here
             if self._under_way:
                 return True  # as soon as they have ended
             if (error := await self._loaded.try_to_load(policy)) is not None:
@@ -178,7 +186,7 @@ class Evaluator:
 
 def policy_of(due: Due) -> PolicyVersion:
     """The version that an evaluation is pinned to."""
-    return PolicyVersion(due.version, due.step, due.checkpoint, due.checkpoint_hash)
+    return PolicyVersion(due.version, due.step, due.checkpoint, due.checkpoint_hash, weights=due.weights)
 
 
 def _versions(step: Step) -> list[int]:

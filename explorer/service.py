@@ -5,6 +5,8 @@ transaction takes all that ended since the last one. It never speaks to a proces
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +23,7 @@ from trinity_db.explorer.given_back import GivenBack
 from trinity_db.explorer.loading import LoadedVersion
 from trinity_db.explorer.recording.listener import AttemptListener, Place
 from trinity_db.explorer.recording.log import CallLog
+from trinity_db.explorer.staging import Staging
 from trinity_db.explorer.store_thread import StoreThread
 from trinity_db.explorer.under_way import UnderWay
 from trinity_db.explorer.waiting import EmptyPlaces
@@ -51,6 +54,7 @@ class Explorer(Service):
     """
 
     role = WorkerRole.EXPLORE
+    deaf_seconds = 0.05  # a run of a hundred explorers has more news than that, and most are of no use here
 
     def __init__(
         self,
@@ -83,6 +87,8 @@ class Explorer(Service):
         """Set when there is news, or an attempt ended."""
         self._may_claim = True
         """Whether anything happened since no group could be claimed."""
+        self._looked_at = -math.inf
+        """Time of the last look at the store, by this process's clock."""
         self._wake_loop: Callable[[], None] = lambda: None
         """Lets the event loop look for news."""
         self._runner = asyncio.Runner()
@@ -90,6 +96,7 @@ class Explorer(Service):
         self._empty = EmptyPlaces(config.concurrency)
         self._under_way = UnderWay(config.concurrency, lambda: self._event.set())
         self._loaded = LoadedVersion(engine, self._write_meanwhile)
+        self._staging = Staging(self._store, self.wake)
         if place is not None and place.offers is not None:  # they count from when a program takes the attempt
             config = config.model_copy(update={"attempt_seconds": None})
         listener = partial(AttemptListener, self._log, self._made_endpoint)
@@ -97,11 +104,15 @@ class Explorer(Service):
             workflow, engine, config, prompt_template, selection.seed, listener, self._log.go_on
         )
         self._evaluator = Evaluator(
-            self._store, self._attempts, self._loaded, self._under_way, self._given_back
+            self._store, self._attempts, self._loaded, self._staging, self._under_way, self._given_back
         )
         self._writer = RolloutWriter(
             self._store, self._log, self._under_way, self._empty, engine, has_spare=config.spare > 0
         )
+
+    def start(self) -> None:
+        """Close the connection that registered: from here on the thread that speaks to the store has one."""
+        self.database.close()
 
     def work(self) -> bool:
         """Explore until no group can be claimed and all attempts have ended; False when there were none."""
@@ -125,6 +136,9 @@ class Explorer(Service):
 
     def is_done(self) -> bool:
         """When the run and its evaluations are finished, or what this explorer is to explore is explored."""
+        return self._store.wait(self._is_done)
+
+    def _is_done(self) -> bool:
         if self._only is not None:
             with self.database.transaction() as tx:
                 ended, attempts = evaluations.progress(tx, self._only)
@@ -183,16 +197,18 @@ class Explorer(Service):
             DatabaseUnavailable: groups may have been claimed or not.
         """
         self._empty.look(self._under_way.free)
-        if not self._may_claim:
+        enough = max(self._attempts_of_group, self._config.concurrency // CLAIM_SHARE)
+        lacks_room = bool(self._under_way) and self._under_way.free < enough
+        if not self._may_claim or (lacks_room and self._has_just_looked):
             return True
         self._may_claim = False  # first: news that arrive from here on are of something not seen below
+        self._looked_at = time.monotonic()
         look = await self._store.decide(self._look)
         trains = not look.is_finished and self._only is None
         self._empty.is_held_back &= trains
         if not trains and look.due is None and not self._under_way.evaluating:
             return False
         await self._wake_parked()
-        enough = max(self._attempts_of_group, self._config.concurrency // CLAIM_SHARE)
         if self._under_way and self._under_way.free < enough:
             self._may_claim = True  # as soon as there is room
             return True
@@ -214,6 +230,16 @@ class Explorer(Service):
         return True
 
     @property
+    def _has_just_looked(self) -> bool:
+        """Whether a look without room can wait: news come with each write of each explorer of the run.
+
+        News of the run's end do not wait: what ends after it comes too late for the archive.
+        """
+        if self.hears_of_end or self._under_way.parked:
+            return False
+        return time.monotonic() - self._looked_at < POLL_SECONDS
+
+    @property
     def _attempts_of_group(self) -> int:
         """How many attempts are begun together."""
         return self._config.group_size + self._config.spare + self._greedy
@@ -223,11 +249,16 @@ class Explorer(Service):
             self._may_claim = True
 
     async def _train(self, policy: policies.PolicyVersion) -> None:
-        """Start attempts for training, by the newest version, as far as the pace allows."""
+        """Start attempts for training, by the newest version that is here, as far as the pace allows."""
+        here = await self._staging.for_training(policy)
+        if here is None:
+            return
+        policy = here
         if self._under_way.evaluating and not self._loaded.is_at(policy):
             self._may_claim = True  # as soon as they have ended
             return
         if not await self._loaded.load(policy):
+            self._staging.forget()
             return
         self._evaluator.turns.begin()
         limit = max(1, self._under_way.free // self._attempts_of_group)
@@ -256,7 +287,7 @@ class Explorer(Service):
 
     async def _stays(self) -> bool:
         """Whether the endpoint answers although nothing is under way: agents may come, and late rewards."""
-        return self._place is not None and not await self._store.run(self.is_done)
+        return self._place is not None and not await self._store.run(self._is_done)
 
     def _made_endpoint(self) -> "Endpoint":
         """The endpoint, which is made when the first program needs it."""

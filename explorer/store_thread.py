@@ -29,6 +29,10 @@ class StoreThread:
         """Run a function in the thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    def wait(self, work: Callable[[], Result]) -> Result:
+        """Run a function in the thread, for a caller in another thread that has nothing else to do."""
+        return self._thread.submit(work).result()
+
     async def once(self, verb: Callable[[Transaction], Result]) -> Result:
         """Run a verb in one transaction, which is not repeated. For claims: a claim may take other groups.
 

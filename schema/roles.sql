@@ -40,6 +40,7 @@ CREATE POLICY begins_a_run ON trinity.run_setting FOR INSERT TO trinity_explorer
 -- A worker's role and run never change. A right to update the whole table would include the right to lock all of it.
 GRANT INSERT (run_id, role, setting_id, host, pid, exclusive), UPDATE (heartbeat_at, stopped_at, session_pid)
     ON trinity.worker TO trinity_explorer, trinity_processor, trinity_trainer;
+GRANT UPDATE (staged_version, broken_weights) ON trinity.worker TO trinity_explorer;
 GRANT INSERT (run_id, role, step, name, value) ON trinity.metric
     TO trinity_explorer, trinity_processor, trinity_trainer;
 GRANT UPDATE (worker_id) ON trinity.rollout_group, trinity.experience
@@ -99,7 +100,7 @@ GRANT INSERT, UPDATE (bands) ON trinity.minhash TO trinity_processor;
 GRANT INSERT ON trinity.overlap TO trinity_processor;
 
 -- A trainer writes batches, versions, states from ready on and rows that it adopts, and no reward event.
-GRANT UPDATE (state, finished_at) ON trinity.run TO trinity_trainer;
+GRANT UPDATE (state, finished_at, stop_asked_at) ON trinity.run TO trinity_trainer;
 GRANT INSERT, UPDATE ON trinity.batch, trinity.policy_version, trinity.store_instance, trinity.setback TO trinity_trainer;
 GRANT INSERT ON trinity.batch_item, trinity.experience, trinity.preference, trinity.pairing, trinity."drop", trinity.payload,
     trinity.score TO trinity_trainer;

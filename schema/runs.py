@@ -64,6 +64,11 @@ class Run(Base):
     deleting_at: Mapped[datetime | None] = mapped_column(
         comment="Time at which its deletion began; from then on no role serves it or adopts its rows"
     )
+    # Never cleared: a worker that starts after it works on.
+    stop_asked_at: Mapped[datetime | None] = mapped_column(
+        comment="Time of the last `trinity-db stop`; workers that started before it end. NULL: none so far",
+        info=LOCAL,
+    )
 
     __table_args__ = (
         CheckConstraint("(state = 'finished') = (finished_at IS NOT NULL)", "finished_at_iff_finished"),
@@ -137,6 +142,22 @@ class Worker(Base):
         comment="Process of the server that answers its heartbeats; NULL behind a pooler",
     )
 
+    staged_version: Mapped[int | None] = mapped_column(
+        Integer,
+        comment=(
+            "The version that its machine fetched last from an object store; NULL if it has fetched none. Of "
+            "explorers"
+        ),
+    )
+    broken_weights: Mapped[str | None] = mapped_column(
+        Text,
+        comment=(
+            "Address of a version in an object store of which it found objects missing or damaged, for the "
+            "trainer to upload again; NULL if it could fetch the last one"
+        ),
+        info=LOCAL,
+    )
+
     __table_args__ = (
         ForeignKeyConstraint(["run_id", "setting_id"], ["run_setting.run_id", "run_setting.id"]),
         Index(
@@ -168,6 +189,14 @@ class PolicyVersion(Base):
         Text, comment="Where its weights lie; NULL once they were removed", info=LOCAL
     )
     checkpoint_hash: Mapped[str] = mapped_column(Text, comment="Hash of the files in that folder")
+    weights: Mapped[str | None] = mapped_column(
+        Text,
+        comment=(
+            "Address of the same files in an object store, for machines that do not see the folder; NULL if "
+            "they are in the folder alone, or once they were removed"
+        ),
+        info=LOCAL,
+    )
     published_at: Mapped[Now] = mapped_column(comment="Time at which it was published")
     resume_from: Mapped[str | None] = mapped_column(
         Text,
@@ -197,6 +226,8 @@ class PolicyVersion(Base):
         CheckConstraint("version >= 0 AND step >= 0", "not_negative"),
         CheckConstraint("skipped >= 0 AND skipped <= version", "skips_numbers_below"),
         CheckConstraint("withdrawn_at IS NULL OR checkpoint IS NULL", "withdrawn_has_no_files"),
+        # The objects go once no version names them: explorers would ask for what is not there.
+        CheckConstraint("weights IS NULL OR checkpoint IS NOT NULL", "weights_are_kept"),
         # Without the weights of its version, explorers could not sample where the trainer goes on.
         CheckConstraint(
             "resume_from IS NULL OR checkpoint IS NOT NULL AND resume_hash IS NOT NULL",

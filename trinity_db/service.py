@@ -46,12 +46,17 @@ class Service:
     role: ClassVar[WorkerRole]
     exclusive: ClassVar[bool] = False
     """Whether a run may have only one worker of this role."""
+    deaf_seconds: ClassVar[float] = 0.0
+    """So long after news it hears no others: they come together then. For a role with many workers."""
 
     def __init__(self, database: Database, run: runs.Run) -> None:
         self.database = database
         self.run = run
         self.worker_id = 0
         self._stopping = False
+        self._was_signalled = False
+        self.hears_of_end = False
+        """Whether news said that the run is finished. News may get lost."""
         self._news = threading.Event()
         self._lost_claim_until = -math.inf
         """Until this time the server may still commit a claim of a lost connection."""
@@ -129,6 +134,12 @@ class Service:
         """Stop if the supervisor that started this process is gone."""
         if is_orphan() and not self.stopping:
             logger.warning("the supervisor is gone: stopping")
+            self.stop()
+
+    def stop_as_asked(self) -> None:
+        """Stop because the store asks all workers of the run to."""
+        if not self.stopping:
+            logger.info("the run was asked to stop: finishing what is in hand")
             self.stop()
 
     def _serve(self, pulse: "Pulse") -> None:
@@ -243,8 +254,9 @@ class Service:
             runs.announce(tx, self.run.id)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stopping:
+        if self._was_signalled:
             os._exit(128 + number)  # the second signal: end at once, and let the leases run out
+        self._was_signalled = True
         logger.info("%s: finishing what is in hand; once more to leave at once", signal.Signals(number).name)
         # Do not set an event here: the interrupted code may hold the event's lock. The pulse sets it.
         self._stopping = True
@@ -312,10 +324,12 @@ class Pulse(threading.Thread):
         with service.database.transaction_on(connection) as tx:
             if self._last_beat == -math.inf:
                 workers.keep_session(tx, service.worker_id)
-            now = workers.beat(tx, service.worker_id)
-            is_steady = abs((now - (self._server_time or now)).total_seconds()) <= LEASE_SECONDS
+            beat = workers.beat(tx, service.worker_id)
+            is_steady = abs((beat.at - (self._server_time or beat.at)).total_seconds()) <= LEASE_SECONDS
             released = is_steady and workers.release_leases(tx, service.run.id, LEASE_SECONDS)
-        self._last_beat, self._server_time = time.monotonic(), now
+        self._last_beat, self._server_time = time.monotonic(), beat.at
+        if beat.is_to_stop:
+            service.stop_as_asked()
         if released:
             logger.warning(
                 "gave back %d rows and %d groups of workers that are gone",
@@ -331,8 +345,11 @@ class Pulse(threading.Thread):
             self._service.wake()
             return
         with in_our_words(connection):
-            for _ in connection.notifies(timeout=LISTEN_SECONDS):
-                self._service.wake()
+            news = list(connection.notifies(timeout=LISTEN_SECONDS, stop_after=1))
+        if news:
+            self._service.hears_of_end |= any(one.payload == runs.FINISHED for one in news)
+            self._service.wake()
+            self._ended.wait(self._service.deaf_seconds)
 
     def _connected(self) -> Transaction:
         """Return the connection, after connecting again if it was lost.

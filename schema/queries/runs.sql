@@ -60,5 +60,6 @@ FROM trinity.taskset s WHERE s.name = %(name)s
 SELECT s.id FROM trinity.taskset s WHERE s.name = ANY(%(names)s::text[]) ORDER BY s.id FOR NO KEY UPDATE
 
 -- name: announce
--- Wakes the roles that wait on this run. Several calls in one transaction are one notification.
-SELECT pg_notify('trinity_run_' || %(run_id)s::bigint, '')
+-- Wakes the roles that wait on this run, and tells them the news. Calls with the same news in one transaction are one
+-- notification.
+SELECT pg_notify('trinity_run_' || %(run_id)s::bigint, %(news)s)

@@ -3,8 +3,10 @@
 -- whether its latest batch took pairs. Rows of evaluations do not count. Counts are exact and scan the hot rows:
 -- about 100 ms for a million.
 SELECT r.id, r.name AS run, r.kind,
-       CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state,
-       r.created_at, r.finished_at, p.version AS policy_version, p.step,
+       CASE WHEN r.deleting_at IS NOT NULL THEN 'being deleted'
+            WHEN w.are_to_stop THEN 'stopping'
+            ELSE r.state::text END AS state,
+       r.created_at, r.finished_at, r.stop_asked_at, p.version AS policy_version, p.step,
        p.published_at, coalesce(w.workers, '[]') AS workers, coalesce(e.states, '{}') AS experiences,
        coalesce(q.states, '{}') AS preferences,
        EXISTS (SELECT FROM trinity.batch_item i
@@ -20,9 +22,10 @@ LEFT JOIN LATERAL (
 ) p ON true
 LEFT JOIN LATERAL (
     SELECT jsonb_agg(jsonb_build_object('role', w.role, 'host', w.host, 'pid', w.pid, 'started_at', w.started_at,
-                                        'silent_seconds', w.silent, 'alive', w.alive)
-                     ORDER BY w.role, w.id) AS workers
-    FROM (SELECT w.id, w.role, w.host, w.pid, w.started_at,
+                                        'silent_seconds', w.silent, 'alive', w.alive, 'staged_version', w.staged_version)
+                     ORDER BY w.role, w.id) AS workers,
+           bool_or(w.alive AND w.started_at <= r.stop_asked_at) AS are_to_stop
+    FROM (SELECT w.id, w.role, w.host, w.pid, w.started_at, w.staged_version,
                  round(extract(epoch FROM clock_timestamp() - w.heartbeat_at), 1) AS silent,
                  trinity.is_alive(w.heartbeat_at, %(lease_seconds)s) AS alive
           FROM trinity.worker w

@@ -8,9 +8,15 @@ RETURNING id
 
 -- name: heartbeat
 -- Records a sign of life: one small update keeps every lease of the worker alive. No row if the worker was taken for
--- gone: then it must stop.
-UPDATE trinity.worker SET heartbeat_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
-RETURNING heartbeat_at
+-- gone: then it must stop. Also says whether the run was asked to stop since the worker started.
+UPDATE trinity.worker w SET heartbeat_at = clock_timestamp() WHERE w.id = %(worker_id)s AND w.stopped_at IS NULL
+RETURNING w.heartbeat_at,
+          (SELECT coalesce(r.stop_asked_at >= w.started_at, false) FROM trinity.run r WHERE r.id = w.run_id) AS is_to_stop
+
+-- name: record_staged
+-- Records which version a worker's machine fetched last, or of which it found objects missing or damaged.
+UPDATE trinity.worker SET staged_version = coalesce(%(staged)s::integer, staged_version), broken_weights = %(broken)s::text
+WHERE id = %(worker_id)s AND stopped_at IS NULL
 
 -- name: hold_place
 -- Lets no other worker take this worker's place before this transaction ends. No row if one already did.
@@ -19,9 +25,15 @@ SELECT id FROM trinity.worker WHERE id = %(worker_id)s AND stopped_at IS NULL FO
 -- name: stop_worker
 UPDATE trinity.worker SET stopped_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
 
+-- name: stop_process
+-- Stops the worker of a process that its supervisor cannot reach any more. If the process lives on, it hears of it at
+-- its next heartbeat, and what it writes until then is refused.
+UPDATE trinity.worker SET stopped_at = clock_timestamp()
+WHERE run_id = %(run_id)s AND host = %(host)s AND pid = %(pid)s AND stopped_at IS NULL
+
 -- name: running_workers
 -- Workers that have not stopped, and whether they gave a sign of life within their lease.
-SELECT id, role, host, pid, trinity.is_alive(heartbeat_at, %(lease_seconds)s) AS is_alive
+SELECT id, role, host, pid, started_at, trinity.is_alive(heartbeat_at, %(lease_seconds)s) AS is_alive
 FROM trinity.worker
 WHERE run_id = %(run_id)s AND stopped_at IS NULL
 ORDER BY id

@@ -176,7 +176,7 @@ def finish(
 
     A row that failed is given back, or, at its last attempt, dropped with its error (a dead
     letter). A row whose lease was lost is left as it is: its verdict is recorded as refused and
-    changes nothing.
+    changes nothing. It announces nothing: the caller's next turns take the rows on, and announce groups.
     """
     rewards.lock(tx, [event for verdict in verdicts for event in verdict.events])  # groups before rows
     held = _hold(tx, worker_id, verdicts)
@@ -196,7 +196,6 @@ def finish(
         rewards.record(tx, run_id, stage.processor, events, processor_version=stage.version)
         if said := [score for verdict in judged for score in verdict.said]:
             scores.write(tx, said)
-        runs.announce(tx, run_id)
     return held
 
 

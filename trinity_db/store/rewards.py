@@ -20,6 +20,7 @@ from trinity_db.store import runs
 
 MAX_REWARD = 1e100  # value times weight; the variance of a group squares it, and must stay a number
 MAX_ID = 2**63 - 1  # of a bigint
+MAX_WORD_BYTES = 200  # of a name, source or person: an index of the database holds the name
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,18 @@ class Change:
     before: float | None
     after: float | None
     group_mean: float | None
+
+
+def check_words(words: Sequence[str], what: str) -> None:
+    """Refuse names that an index cannot hold or a terminal cannot show.
+
+    Raises:
+        ConfigError: naming `what` they are.
+    """
+    if not all(word.strip() and word.isprintable() for word in words):
+        raise ConfigError(f"{what} must be printable text in one line")
+    if any(len(word.encode()) > MAX_WORD_BYTES for word in words):
+        raise ConfigError(f"{what} may have {MAX_WORD_BYTES} bytes each")
 
 
 def lock(tx: Transaction, events: Sequence[RewardEvent]) -> tuple[list[int], list[int]]:

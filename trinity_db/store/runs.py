@@ -17,6 +17,8 @@ from trinity_db.store import adoption
 
 MAX_NAME_BYTES = 200  # of any run or taskset: fits an index of the database and the name of a file
 
+FINISHED = "finished"  # news of a run
+
 
 @dataclass(frozen=True)
 class Run:
@@ -246,12 +248,16 @@ def is_finished(tx: Transaction, run_id: int) -> bool:
 def finish(tx: Transaction, run_id: int) -> None:
     """Say that the configured work is done; the other roles end when they hear it."""
     tx.execute(query("finish_run"), {"run_id": run_id})
-    announce(tx, run_id)
+    announce(tx, run_id, FINISHED)
 
 
-def announce(tx: Transaction, run_id: int) -> None:
-    """Wake the roles that wait on this run, when this transaction commits."""
-    tx.execute(query("announce"), {"run_id": run_id})
+def announce(tx: Transaction, run_id: int, news: str = "") -> None:
+    """Wake the roles that wait on this run, when this transaction commits.
+
+    Args:
+        news: FINISHED, or "": there may be something to do.
+    """
+    tx.execute(query("announce"), {"run_id": run_id, "news": news})
 
 
 def channel(run_id: int) -> str:

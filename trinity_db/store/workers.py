@@ -32,11 +32,22 @@ class Worker:
     role: WorkerRole
     host: str
     pid: int
+    started_at: datetime
     is_alive: bool
     """Whether it gave a sign of life within its lease."""
 
     def __str__(self) -> str:
         return f"{self.role} on {self.host}, pid {self.pid}"
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What the server answers to a sign of life."""
+
+    at: datetime
+    """The server's time."""
+    is_to_stop: bool
+    """Whether the run was asked to stop since the worker started."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +118,13 @@ def all_gone(tx: Transaction, run: runs.Run, lease_seconds: float, what: str) ->
     """Make sure that no worker of a run is alive; those that are silent are taken for gone, and will hear it.
 
     Raises:
-        ConfigError: some are alive. The message names them, and says to stop them before doing `what`.
+        ConfigError: some are alive. The message names them, and how to stop them before doing `what`.
     """
     found = running(tx, run.id, lease_seconds)
     if alive := [str(worker) for worker in found if worker.is_alive]:
         raise ConfigError(
-            f"Run '{run.name}' has workers that are alive ({'; '.join(alive)}): stop them, then {what}."
+            f"Run '{run.name}' has workers that are alive ({'; '.join(alive)}): "
+            f"trinity-db stop {run.name}, then {what}."
         )
     for worker in found:
         stop(tx, worker.id)
@@ -137,8 +149,8 @@ def replace_others(tx: Transaction, worker_id: int) -> None:
     tx.execute(query("stop_other_workers"), {"worker_id": worker_id})
 
 
-def beat(tx: Transaction, worker_id: int) -> datetime:
-    """Give a sign of life, which keeps alive all that the worker holds; returns the server's time.
+def beat(tx: Transaction, worker_id: int) -> Beat:
+    """Give a sign of life, which keeps alive all that the worker holds.
 
     Raises:
         LeaseLost: the worker was taken for gone, or replaced.
@@ -146,8 +158,17 @@ def beat(tx: Transaction, worker_id: int) -> datetime:
     row = tx.execute(query("heartbeat"), {"worker_id": worker_id}).fetchone()
     if row is None:
         raise replaced(worker_id)
-    beaten_at: datetime = row["heartbeat_at"]
-    return beaten_at
+    return Beat(row["heartbeat_at"], row["is_to_stop"])
+
+
+def record_staged(tx: Transaction, worker_id: int, staged: int | None, broken: str | None = None) -> None:
+    """Record which version this worker's machine has fetched, or of which objects are missing or damaged.
+
+    Args:
+        staged: the version; None: it has fetched no other one.
+        broken: the address of a version that cannot be fetched whole.
+    """
+    tx.execute(query("record_staged"), {"worker_id": worker_id, "staged": staged, "broken": broken})
 
 
 def hold_place(tx: Transaction, worker_id: int) -> None:
@@ -163,6 +184,11 @@ def hold_place(tx: Transaction, worker_id: int) -> None:
 def stop(tx: Transaction, worker_id: int) -> None:
     """Say goodbye; the next rescue gives back what the worker still holds."""
     tx.execute(query("stop_worker"), {"worker_id": worker_id})
+
+
+def stop_process(tx: Transaction, run_id: int, host: str, pid: int) -> None:
+    """Take a worker for gone, by its process: its place is free, and its writes are refused from now on."""
+    tx.execute(query("stop_process"), {"run_id": run_id, "host": host, "pid": pid})
 
 
 def release_leases(tx: Transaction, run_id: int, lease_seconds: float) -> Released:

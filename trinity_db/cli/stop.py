@@ -1,0 +1,76 @@
+"""`trinity-db stop`: asks the workers of a run to end, wherever they are, and waits for them."""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity_db.cli import output
+
+if TYPE_CHECKING:
+    from trinity_db.database import Database
+    from trinity_db.store.runs import Run
+    from trinity_db.store.stopping import Asked
+    from trinity_db.store.workers import Worker
+
+LOOK_SECONDS = 0.5  # between two looks at who is alive
+LINE_SECONDS = 10.0  # between two lines about the same workers; a step of a large model takes longer
+
+
+def stop(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was stopped as a JSON object.")] = False,
+) -> None:
+    """Stop a run on all its machines, and wait until its workers have ended.
+
+    The workers read it in the store within 5 seconds, and end as on Ctrl-C: each finishes what it has in hand
+    and gives its leases back, and the trainer saves its checkpoint. That includes run, serve, evaluate and
+    rescore. To go on, start the run again as before; nothing has to be cleared. Ctrl-C ends only the waiting.
+
+    Example:
+
+        trinity-db stop my-run
+    """
+    from trinity_db.opening import open_database
+    from trinity_db.service import LEASE_SECONDS
+    from trinity_db.store import runs, stopping
+
+    with closing(open_database()) as database:
+        with database.transaction() as tx:
+            found = runs.find(tx, run)
+            asked = stopping.ask(tx, found, LEASE_SECONDS)
+        _wait(database, found, asked)
+    if as_json:
+        stopped = [
+            {"role": worker.role, "host": worker.host, "pid": worker.pid, "started_at": worker.started_at}
+            for worker in asked.workers
+        ]
+        output.print_json({"run": run, "asked_at": asked.at, "stopped": stopped})
+        return
+    print(f"Stopped run '{run}': {_named(asked.workers)}.")
+
+
+def _wait(database: "Database", run: "Run", asked: "Asked") -> None:
+    """Wait until no worker that was asked is alive, and say now and then which still are."""
+    from trinity_db.service import LEASE_SECONDS
+    from trinity_db.store import stopping
+
+    def look() -> "list[Worker]":
+        with database.transaction() as tx:
+            return stopping.at_work(tx, run, asked.at, LEASE_SECONDS)
+
+    said: list[Worker] = []
+    said_at = 0.0
+    while alive := database.retry(look):
+        now = time.monotonic()
+        if alive != said or now - said_at > LINE_SECONDS:
+            print(f"Waiting for {_named(alive)}", file=sys.stderr, flush=True)
+            said, said_at = alive, now
+        time.sleep(LOOK_SECONDS)
+
+
+def _named(found: "Sequence[Worker]") -> str:
+    return "; ".join(map(str, found))

@@ -1,0 +1,67 @@
+"""A run is asked to stop: its workers read it with their next heartbeat, on any machine.
+
+The time is kept and never cleared. A worker that starts after it works on, so the command that started the
+run goes on with it.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from trinity_db.database import Transaction
+from trinity_db.errors import ConfigError
+from trinity_db.schema.queries import query
+from trinity_db.schema.states import RunKind, RunState
+from trinity_db.store import runs, workers
+from trinity_db.store.workers import Worker
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request to stop."""
+
+    at: datetime
+    """By the server's clock."""
+    workers: list[Worker]
+    """Those that were alive."""
+
+
+def ask(tx: Transaction, run: runs.Run, lease_seconds: float, *, must_work: bool = True) -> Asked:
+    """Ask all workers of a run to finish what they have in hand, give their leases back and end.
+
+    Args:
+        must_work: whether it is an error that none of them is alive.
+
+    Raises:
+        ConfigError: none of them is alive. Nothing is written then.
+    """
+    found = [worker for worker in workers.running(tx, run.id, lease_seconds) if worker.is_alive]
+    if not found and must_work:
+        raise ConfigError(_nothing_to_stop(run))
+    row = tx.execute(query("ask_to_stop"), {"run_id": run.id}).fetchone()
+    assert row is not None
+    runs.announce(tx, run.id)
+    return Asked(row["stop_asked_at"], found)
+
+
+def at_work(tx: Transaction, run: runs.Run, asked_at: datetime, lease_seconds: float) -> list[Worker]:
+    """The workers that were asked and are alive still, and no worker that started later."""
+    found = workers.running(tx, run.id, lease_seconds)
+    return [worker for worker in found if worker.is_alive and worker.started_at <= asked_at]
+
+
+def asked_at(tx: Transaction, run_id: int) -> datetime | None:
+    """When a run was last asked to stop; None if it never was, or was deleted."""
+    row = tx.execute(query("stop_asked_at"), {"run_id": run_id}).fetchone()
+    return row["stop_asked_at"] if row else None
+
+
+def _nothing_to_stop(run: runs.Run) -> str:
+    if run.kind == RunKind.DATA:
+        return f"'{run.name}' is an imported data set, on which no role works."
+    if run.is_being_deleted:
+        return f"Run '{run.name}' is being deleted, and no worker of it is alive."
+    if run.state == RunState.FINISHED:
+        return f"Run '{run.name}' is finished, and no worker of it is alive."
+    return (
+        f"No worker of run '{run.name}' is alive. Roles that start right now can be stopped in some seconds."
+    )
