@@ -1,6 +1,5 @@
 """The supervisor: which roles it starts again for ever, and which it gives up."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +7,9 @@ import pytest
 
 from tests.rows import Scene
 from trinity_db.cli import supervise
-from trinity_db.cli.supervise import Child, Supervisor
+from trinity_db.cli.supervise import Supervisor
 from trinity_db.errors import TrinityError
+from trinity_db.process import Process
 from trinity_db.service import GIVES_UP
 from trinity_db.store import runs
 
@@ -31,9 +31,9 @@ class Mortal:
         self._scene = scene
         self._lives = folder / "lives"
         self._lives.touch()
-        self._supervisor = Supervisor(scene.database, scene.run, {}, [])
-        command = [sys.executable, "-S", "-c", ROLE, str(self._lives), says, str(code)]
-        self._supervisor._children = [Child("train", command, folder / "train.log")]
+        arguments = ["-S", "-c", ROLE, str(self._lives), says, str(code)]
+        child = Process("train", arguments, folder / "train.log")
+        self._supervisor = Supervisor(scene.database, scene.run, [child])
 
     @property
     def lives(self) -> int:
@@ -95,17 +95,3 @@ def test_a_role_of_a_run_that_goes_on_is_started_again(scene: Scene, tmp_path: P
     role = Mortal(scene, tmp_path, "an accident")
     role.supervise(train)
     assert role.lives > LIVES
-
-
-@pytest.mark.parametrize(("set_to", "expected"), [(None, "3"), ("7", "7")])
-def test_a_role_is_told_its_share_of_the_cores_unless_a_person_has_said_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: str | None, expected: str
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if set_to is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", set_to)
-    says = "import os; print(os.environ['OMP_NUM_THREADS'])"
-    child = Child("train", [sys.executable, "-S", "-c", says], tmp_path / "train.log", threads=3)
-    child.start()
-    assert child.process.wait() == 0
-    assert child.last_words() == expected

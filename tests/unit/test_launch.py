@@ -13,7 +13,7 @@ import pytest
 
 from tests.recipes import recipe
 from trinity_db.cli import launch
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.errors import ConfigError
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.parts.kinds import KINDS
@@ -127,7 +127,7 @@ def test_an_explorer_loads_the_declarations_of_parts_and_makes_no_algorithm() ->
     program = (
         "import json, sys\n"
         "from trinity_db.cli import launch\n"
-        "from trinity_db.cli.configuration import RunConfig\n"
+        "from trinity_db.configuration import RunConfig\n"
         "def opened(*_): raise SystemExit\n"
         "launch.open_run = opened\n"
         "for content in map(json.loads, sys.argv[1:]):\n"

@@ -41,6 +41,7 @@ from . import (
     show,
     sql,
     status,
+    stop,
     transfer,
 )
 
@@ -53,6 +54,7 @@ app.command("explore")(roles.explore)
 app.command("serve")(serve.serve)
 app.command("process")(roles.process)
 app.command("train")(roles.train)
+app.command("stop")(stop.stop)
 app.command("import")(transfer.import_)
 app.command("download")(download.download)
 app.command("export")(transfer.export)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError
 from trinity_db.processors.lists import LISTS

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from trinity_db import settings
 from trinity_db.cli import launch
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.errors import TrinityError
 
 

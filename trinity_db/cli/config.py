@@ -58,7 +58,7 @@ def new(
 
         trinity-db config new --for grpo --output first-run.yaml
     """
-    from trinity_db.cli import starting
+    from trinity_db import starting
 
     text = starting.text(purpose.value, f"my-{purpose.value}" if name is None else name)
     if out is None:

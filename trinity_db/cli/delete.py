@@ -57,6 +57,7 @@ def delete(
             tables = payloads.archives(tx, found.id, instance.id)
         # Before the rows, which alone say where they are: a deletion that was killed finds them again.
         folders, kept = _delete_folders(found, instance, checkpoints)
+        kept += _delete_objects(found, instance, checkpoints)
         rows = deletion.delete_rows(database, found, RemovalLog("deleting", run))
         kept += _drop_archives(tables)
         for table in vectors.names(found.id, instance.id):
@@ -114,6 +115,23 @@ def _delete_folders(
     if logs.is_dir():
         kept.append(f"{logs}, the logs of runs of this name")
     return [str(place) for place in own], kept
+
+
+def _delete_objects(run: "Run", instance: "Instance", checkpoints: "Sequence[PolicyVersion]") -> list[str]:
+    """Delete the versions that this very run has in object stores; returns what is kept."""
+    from trinity_db.errors import TrinityError
+    from trinity_db.trainer.checkpoints import uploads
+
+    identity: dict[str, Any] = {"store": str(instance.id)} | run.identity
+    places = dict.fromkeys(found.weights.rpartition("/")[0] for found in checkpoints if found.weights)
+    kept = []
+    for place in places:
+        try:
+            if not uploads.clear(place, identity):
+                kept.append(f"{place}, which does not name this run as its owner")
+        except TrinityError as error:
+            kept.append(f"{place}: {error}")
+    return kept
 
 
 def _drop_archives(tables: "Sequence[tuple[str, bool]]") -> list[str]:

@@ -20,7 +20,7 @@ from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.inspection.words import cell, number, with_limits
 
 if TYPE_CHECKING:
-    from trinity_db.cli.configuration import RunConfig
+    from trinity_db.configuration import RunConfig
     from trinity_db.database import Database, Transaction
     from trinity_db.store.runs import Run
 
@@ -121,7 +121,7 @@ def _found(
         ConfigError: there is neither such a run nor such a folder, or the configuration does not fit.
     """
     from trinity_db.cli import launch
-    from trinity_db.cli.configuration import RunConfig
+    from trinity_db.configuration import RunConfig
     from trinity_db.schema.states import RunKind
     from trinity_db.settings import validate
     from trinity_db.store import runs

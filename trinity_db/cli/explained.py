@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from trinity_db import keys, signatures
 from trinity_db.cli import output
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.errors import NotFound
 from trinity_db.processors.lists import LISTS
 from trinity_db.settings import Change, Kept, sections_in

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from trinity_db import keys
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.settings import sections_below
 from trinity_db.trainer.recipes import RECIPES
 

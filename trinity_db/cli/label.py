@@ -112,9 +112,8 @@ def _question(config: Mapping[str, Any], given: Mapping[str, Any]) -> "Question"
     Raises:
         ConfigError: the name or the weight is of no use.
     """
-    from trinity_db.cli.reward import check_words
     from trinity_db.labelling.question import question
-    from trinity_db.store.rewards import MAX_REWARD
+    from trinity_db.store.rewards import MAX_REWARD, check_words
 
     check_words([given["name"]], "'--name'")
     if not abs(given["weight"]) <= MAX_REWARD / 10:
@@ -123,7 +122,8 @@ def _question(config: Mapping[str, Any], given: Mapping[str, Any]) -> "Question"
 
 
 def _author(by: str | None) -> str:
-    from trinity_db.cli.reward import check_words, login
+    from trinity_db.cli.reward import login
+    from trinity_db.store.rewards import check_words
 
     author = by or login()
     if author is None:

@@ -66,9 +66,9 @@ def _give(database: "Database", run: "Run", some: "list[Given]", file: Path) -> 
 
 
 def _one(tx: "Transaction", run: "Run", given: "Given", file: Path) -> str:
-    from trinity_db.cli.reward import check_words
     from trinity_db.errors import NotFound
     from trinity_db.store import verdicts
+    from trinity_db.store.rewards import check_words
 
     try:
         check_words([given.author], "the author")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trinity_db import settings
 from trinity_db.cli import changing
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction, retry
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import TransformersConfig
@@ -137,6 +137,7 @@ def check_fits(config: RunConfig) -> None:
     from trinity_db.trainer.sampling import sampler_of
 
     check_source(config.model, _is_decoded(config), config.explorer.record_routing)
+    _check_weights(config)
     of(config.explorer)
     engines.check(config.explorer.engine)
     tasks.check(config.explorer.tasks)
@@ -216,11 +217,7 @@ def explore(
         raise ConfigError(
             f"Run '{config.name}' is offline (algorithm {config.algorithm.name}): nothing to explore."
         )
-    from trinity_db.models import check_source
-
-    check_source(
-        config.model, _is_decoded(config), config.explorer.record_routing
-    )  # before the imports: it says which extra is missing
+    _check_explored(config, publishes=most is not None)  # before the imports: it says which extra is missing
     from trinity_db.explorer import engines, tasks
     from trinity_db.explorer.service import Explorer
     from trinity_db.explorer.workflow import of
@@ -240,8 +237,9 @@ def explore(
     if most is not None:
         from trinity_db.trainer.checkpoints import beginning
 
-        beginning.begin(database, run, config.model, config.seed, config.checkpoints)
-    weights = decide(
+        weights = config.trainer.weights
+        beginning.begin(database, run, config.model, config.seed, config.checkpoints, weights)
+    tasksets = decide(
         database, lambda tx: {runs.find_taskset(tx, name): weight for name, weight in config.tasksets.items()}
     )
     Explorer(
@@ -251,12 +249,47 @@ def explore(
         workflow,
         engine,
         pace,
-        tasks.selection(config.explorer.tasks, weights, config.seed),
+        tasks.selection(config.explorer.tasks, tasksets, config.seed),
         config.model.prompt_template,
         greedy,
         place=place,
     ).serve()
     engine.close()
+
+
+def _check_explored(config: RunConfig, publishes: bool) -> None:
+    """Check the starting model, as far as it is on this machine, and the object store.
+
+    Args:
+        publishes: whether the explorer may publish version 0.
+
+    Raises:
+        TrinityError: there is no such model, or it does not fit; or as `_check_weights`.
+    """
+    from trinity_db.models import check_libraries, check_source
+    from trinity_db.weights.bucket import Bucket
+
+    path, weights = config.model.path, config.trainer.weights
+    if weights is None or publishes or path is None or path.expanduser().is_dir():
+        check_source(config.model, _is_decoded(config), config.explorer.record_routing)
+    else:  # version 0 is fetched as every other one
+        check_libraries("torch", "transformers")
+    if publishes:
+        _check_weights(config)
+    elif weights is not None:
+        Bucket(weights)  # it may read alone
+
+
+def _check_weights(config: RunConfig) -> None:
+    """Refuse an object store that this machine cannot write to.
+
+    Raises:
+        TrinityError: naming the cause.
+    """
+    if config.trainer.weights is not None:
+        from trinity_db.trainer.checkpoints import uploads
+
+        uploads.check(config.trainer.weights)
 
 
 def _pace(config: RunConfig, most: int | None) -> groups.Pace:
@@ -316,6 +349,7 @@ def train(
 
     # A supervisor outlives all roles, so it copies their metrics itself, the last ones too.
     sinks = [] if is_supervised() else sinks_of(config.metrics)
+    _check_weights(config)
     setup = _trainer_setup(config, Allowed(from_start, from_version))
     database, run = open_run(config, change)
     with join_ranks(config.trainer.ranks) as ranks, mirrored(database, run, sinks):

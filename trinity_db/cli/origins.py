@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trinity_db import settings
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.errors import ConfigError
 from trinity_db.inspection.words import moment
 from trinity_db.trainer.recipes import RECIPES

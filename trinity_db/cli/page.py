@@ -1,63 +1,190 @@
-"""`trinity-db page`: a web page on the store, for this machine alone."""
+"""`trinity-db page`: a web page on the store, for this machine alone or for people by name."""
 
 import importlib.util
+import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity_db.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from trinity_db.page.access import Visitors
+    from trinity_db.page.keyring import Keyring
+    from trinity_db.page.listening import Listening
+    from trinity_db.page.origin import Origin
+    from trinity_db.page.writer import Writer
+
+Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0: any that is free.")]
+By = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHO", help="Your name: give verdicts, start and stop runs, by the login of TRINITY_DB_URL."
+    ),
+]
+People = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="YAML with a line for each person, as ann: label. Rights: look, label, manage."
+    ),
+]
+Host = Annotated[
+    str | None, typer.Option(help="Address of this machine to listen on, in place of 127.0.0.1.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="What browsers open, where it is not http://HOST:PORT: a proxy's."),
+]
+Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate in PEM, to speak TLS.")]
+PrivateKey = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Its private key in PEM, without a passphrase.")
+]
+NewKey = Annotated[
+    str | None,
+    typer.Option(metavar="WHO", help="Make another key for one of the people, print the address, and end."),
+]
+
 
 def page(
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Port to listen on; 0: any that is free.")
-    ] = 8411,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHO", help="Your name: give verdicts on the page, by the login of TRINITY_DB_URL."
-        ),
-    ] = None,
+    port: Port = 8411,
+    by: By = None,
+    people: People = None,
+    host: Host = None,
+    address: Address = None,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
+    new_key: NewKey = None,
 ) -> None:
     """Show the store in a browser, until Ctrl-C.
 
     Runs with their curves, experiences by filters, groups side by side, each experience with its
     conversation and its tokens, and what waits for people. It reads by the login that `trinity-db sql` reads
-    by, and writes nothing but the verdicts of the person that --by names. It answers on this machine alone,
-    and only browsers that bring the key in the printed address. For another machine:
-    ssh -L 8411:127.0.0.1:8411 HOST, then open the same address there.
+    by. With --by you also give verdicts, and start runs in this folder and stop them. It answers on this
+    machine alone, and only browsers that bring the key in the printed address. For another machine:
+    ssh -L 8411:127.0.0.1:8411 HOST, then open the same address there. With --people each person has a key
+    and a right, and --host lets other machines come.
 
     Example:
 
         trinity-db page
     """
-    from trinity_db.errors import MissingExtra
-
     if importlib.util.find_spec("nicegui") is None:
         raise MissingExtra("page", "nicegui")
-    from trinity_db.cli.reward import check_words
-    from trinity_db.database import connect
-    from trinity_db.opening import open_database, open_reader
-    from trinity_db.page.reader import STATEMENT_SECONDS
-    from trinity_db.page.server import serve
-    from trinity_db.page.writer import Writer
-    from trinity_db.privileges import check_labeller, refuse_writer
+    from trinity_db.page.keyring import Keyring
+    from trinity_db.settings import home
+
+    _check_people(people, by, {"--host": host, "--address": address, "--new-key": new_key})
+    listening = _listening(host, port, address, certificate, private_key)
+    keyring = None if people is None else Keyring(people, home())
+    if keyring is not None and new_key is not None:
+        _renew(keyring, listening, new_key)
+        return
+    try:
+        if keyring is None:
+            _serve_one(by, listening)
+        else:
+            _serve_people(keyring, listening)
+    except KeyboardInterrupt:
+        return
+
+
+def _check_people(people: Path | None, by: str | None, given: dict[str, str | None]) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        ConfigError: with what to write.
+    """
+    if people is not None and by is not None:
+        raise ConfigError("--by is for you alone: with --people, write your name into that file.")
+    if people is None and (only := [name for name, value in given.items() if value is not None]):
+        raise ConfigError(
+            f"{only[0]} is for people by name: write a file with a line for each, as 'ann: manage', and name "
+            "it by --people FILE."
+        )
+
+
+def _listening(
+    host: str | None, port: int, address: str | None, certificate: Path | None, private_key: Path | None
+) -> "Listening":
+    from trinity_db.page.listening import HERE, Listening
+    from trinity_db.page.origin import Origin
+
+    origin = None if address is None else Origin.read(address)
+    return Listening(HERE if host is None else host, port, origin, certificate, private_key)
+
+
+def _renew(keyring: "Keyring", listening: "Listening", name: str) -> None:
+    """Make a key, whether or not the page is served meanwhile."""
+    if listening.address is None and listening.port == 0:
+        raise ConfigError("--new-key prints an address: give the page's --port, or its --address.")
+    print(_line(name, listening.origin(listening.port), keyring.renew(name)))
+
+
+def _serve_one(by: str | None, listening: "Listening") -> None:
+    """Serve the page to the person who starts it."""
+    from trinity_db.page.access import hashed, new_key
+    from trinity_db.page.rights import Right, Visitor
+    from trinity_db.store.rewards import check_words
 
     if by is not None:
         check_words([by], "'--by'")
+    key = new_key()
+    visitors = {hashed(key): Visitor(by, Right.LOOK if by is None else Right.MANAGE)}
 
-    def announce(address: str) -> None:
-        print(f"Open {address}\nCtrl-C ends it.", flush=True)
+    def announce(origin: "Origin") -> None:
+        print(f"Open {origin}/?key={key}\nCtrl-C ends it.", flush=True)
 
-    try:
-        with ExitStack() as opened:
-            database = opened.enter_context(closing(open_reader(STATEMENT_SECONDS)))
-            with closing(connect(database.url)) as connection:
-                refuse_writer(connection, "the page")
-            writer = None
-            if by is not None:
-                writer = opened.enter_context(closing(Writer(open_database(), by)))
-                with closing(connect(writer.database.url)) as connection:
-                    check_labeller(connection)
-            serve(database, writer, port, announce)
-    except KeyboardInterrupt:
-        return
+    _serve(lambda: visitors, by is not None, listening, announce)
+
+
+def _serve_people(keyring: "Keyring", listening: "Listening") -> None:
+    """Serve the page to people, each with a key of their own."""
+    from trinity_db.page.rights import Right
+
+    def announce(origin: "Origin") -> None:
+        for name, key in keyring.complete().items():
+            print(_line(name, origin, key))
+        people = [f"{one.name} ({one.right.word})" for one in keyring.visitors().values() if one.right]
+        print(f"{origin} is open to {', '.join(people)}.\nCtrl-C ends it.", flush=True)
+
+    if listening.warning is not None:
+        print(listening.warning, file=sys.stderr, flush=True)
+    _serve(keyring.visitors, keyring.has(Right.LABEL), listening, announce)
+
+
+def _line(name: str, origin: "Origin", key: str) -> str:
+    """What one person is to get, and no other."""
+    return f"For {name}: {origin}/?key={key}"
+
+
+def _serve(
+    visitors: "Visitors", writes: bool, listening: "Listening", announce: "Callable[[Origin], None]"
+) -> None:
+    from trinity_db.database import connect
+    from trinity_db.opening import open_reader
+    from trinity_db.page.reader import STATEMENT_SECONDS
+    from trinity_db.page.server import serve
+    from trinity_db.privileges import refuse_writer
+
+    with ExitStack() as opened:
+        database = opened.enter_context(closing(open_reader(STATEMENT_SECONDS)))
+        with closing(connect(database.url)) as connection:
+            refuse_writer(connection, "the page")
+        writer = opened.enter_context(closing(_writer())) if writes else None
+        serve(database, writer, visitors, listening, announce)
+
+
+def _writer() -> "Writer":
+    """What stores verdicts, by a login that may."""
+    from trinity_db.database import connect
+    from trinity_db.opening import open_database
+    from trinity_db.page.writer import WRITE_SECONDS, Writer
+    from trinity_db.privileges import check_labeller
+
+    database = open_database(statement_seconds=WRITE_SECONDS)
+    with closing(connect(database.url)) as connection:
+        check_labeller(connection)
+    return Writer(database)

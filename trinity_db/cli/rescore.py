@@ -16,7 +16,7 @@ from trinity_db.cli.roles import STOPPED, stoppable
 from trinity_db.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trinity_db.cli.configuration import RunConfig
+    from trinity_db.configuration import RunConfig
     from trinity_db.database import Database
     from trinity_db.processors.config import ScoreStepConfig
     from trinity_db.processors.rescore import Rescorer, Work
@@ -113,7 +113,7 @@ def _found(database: "Database", name: str) -> "tuple[Run, RunConfig]":
     Raises:
         TrinityError: there is no such run, or none whose rows steps judge.
     """
-    from trinity_db.cli.configuration import RunConfig
+    from trinity_db.configuration import RunConfig
     from trinity_db.schema.states import RunKind
     from trinity_db.settings import validate
     from trinity_db.store import runs

@@ -6,7 +6,7 @@ a file that is refused can be mended and given again.
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # A value may be negative: -1 is no option.
 CONTEXT = {"ignore_unknown_options": True}
 RETRY_SECONDS = 10  # enough to get past a deadlock or a restart of the server; then the person decides
-MAX_WORD_BYTES = 200  # of a name, source or person: an index of the database holds the name
 KEYS = ("experience", "value", "name", "source", "by", "weight")
 
 
@@ -118,7 +117,7 @@ def _judgement(row: Mapping[str, Any]) -> "Judgement":
         ConfigError: a key is unknown or missing, or its value is of no use.
     """
     from trinity_db.imports.records import Unfit, number, text
-    from trinity_db.store.rewards import MAX_REWARD, Judgement
+    from trinity_db.store.rewards import MAX_REWARD, Judgement, check_words
 
     for key in row:
         if key not in KEYS:
@@ -139,18 +138,6 @@ def _judgement(row: Mapping[str, Any]) -> "Judgement":
         raise ConfigError(f"'value' times 'weight' is beyond {MAX_REWARD:g}")
     check_words(words, "'name', 'source' and 'by'")
     return Judgement(experience, value, row["name"], row["source"], by, weight)
-
-
-def check_words(words: Sequence[str], what: str) -> None:
-    """Refuse names that an index cannot hold or a terminal cannot show.
-
-    Raises:
-        ConfigError: naming `what` they are.
-    """
-    if not all(word.strip() and word.isprintable() for word in words):
-        raise ConfigError(f"{what} must be printable text in one line")
-    if any(len(word.encode()) > MAX_WORD_BYTES for word in words):
-        raise ConfigError(f"{what} may have {MAX_WORD_BYTES} bytes each")
 
 
 def login() -> str | None:

@@ -134,6 +134,14 @@ def run(
     from_start: FromStart = False,
     from_version: FromVersion = None,
     change: Change = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Let Ray give the roles machines of the cluster at HOST:PORT; local: one on this machine.",
+        ),
+    ] = None,
 ) -> None:
     """Run all roles of a run as processes, restart what dies, and end with the run or on Ctrl-C.
 
@@ -149,7 +157,7 @@ def run(
     with stoppable():
         once = ["--from-start"] if from_start else []
         once += ["--from-version", str(from_version)] if from_version is not None else []
-        supervise.run(launch.read(config, overrides), launch.arguments(config, overrides), once, change)
+        supervise.run(launch.read(config, overrides), launch.arguments(config, overrides), once, change, ray)
 
 
 @contextmanager

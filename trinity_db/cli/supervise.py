@@ -1,32 +1,33 @@
 """All roles of a run as processes: started together, restarted when they die, stopped together.
 
-The supervisor owns the processes and nothing else. It reads from the store what the run did, as
-any client does. A role that it restarts goes on from there.
+The supervisor owns the processes, here or in a Ray cluster, and nothing else. It reads from the store what
+the run did, as any client does. A role that it restarts goes on from there.
 """
 
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from trinity_db import cores
-from trinity_db.cli import launch
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.cli import in_cluster, launch
 from trinity_db.cli.progress import Progress
+from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.process import Process
 from trinity_db.schema.queries import query
-from trinity_db.service import GIVES_UP, SUPERVISOR
+from trinity_db.service import GIVES_UP
 from trinity_db.settings import home
 from trinity_db.sinks.follow import mirrored, sinks_of
-from trinity_db.store import evaluations, runs
+from trinity_db.store import evaluations, runs, stopping
 
 logger = logging.getLogger(__name__)
 
@@ -38,61 +39,76 @@ QUICK_DEATH_SECONDS = 30.0  # a role that dies sooner after its start did nothin
 QUICK_DEATHS = 5
 
 
-@dataclass
-class Child:
-    """One role's process."""
+class Child(Protocol):
+    """One role of a run: a process of this machine, or one that Ray has given a machine."""
 
-    name: str
-    command: Sequence[str]
-    log: Path
-    once: Sequence[str] = ()
-    """Arguments for its first start only: what a person allowed once is not allowed again after a crash."""
-    threads: int = 1
-    """Threads to compute with, unless a person has set OMP_NUM_THREADS."""
-    process: subprocess.Popen[bytes] = field(init=False)
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def log(self) -> Path | str: ...
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it lives, or waits for a machine."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was started and has not ended."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no machine has room for it."""
+
+    @property
+    def words(self) -> str:
+        """The last line that it said."""
+
+    def start(self) -> None: ...
+
+    def end(self) -> None:
+        """Ask it to end."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+@dataclass
+class Lives:
+    """What the supervisor remembers of a role's lives."""
+
     started_at: float = 0.0
     quick_deaths: int = 0
     died_as: tuple[str, int] | None = None
     """The last line of its log when it last died, and the run's step then."""
 
-    def start(self) -> None:
-        """Start the role in its own session, so that only the supervisor gets a Ctrl-C, and passes it on."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        environment = {cores.VARIABLE: str(self.threads)} | os.environ | {SUPERVISOR: str(os.getpid())}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*self.command, *self.once],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        self.once = ()
-        self.started_at = time.monotonic()
 
-    def last_words(self) -> str:
-        """The last line of its log."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
-
-
-def run(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = (), change: bool = False) -> None:
-    """Run all roles of a configuration to the end of the run, or to Ctrl-C.
+def run(
+    config: RunConfig,
+    arguments: Sequence[str],
+    once: Sequence[str] = (),
+    change: bool = False,
+    address: str | None = None,
+) -> None:
+    """Run all roles of a configuration to the end of the run, to Ctrl-C or to `trinity-db stop`.
 
     Imported rows are processed before the trainer starts, because it would find no pairs otherwise.
 
     Args:
         once: arguments for the trainer's first start.
+        address: of the Ray cluster whose machines the roles run on. None: this machine.
     """
     sinks = sinks_of(config.metrics)  # before the run is created: it says which extra is missing
-    database, run_row = launch.check(config, change)
-    if not config.is_online and config.processors.pair and not launch.process(config, drain=True):
-        raise KeyboardInterrupt
-    with mirrored(database, run_row, sinks), Progress(database, run_row, config) as progress:
-        supervisor = Supervisor(database, run_row, roles_of(config), arguments, once, threads_of(config))
-        supervisor.supervise(progress.update)
-        progress.update(now=True)
+    with in_cluster.joined(address):
+        database, run_row = launch.check(config, change)
+        asked_before = launch.decide(database, lambda tx: stopping.asked_at(tx, run_row.id))
+        if not config.is_online and config.processors.pair and not launch.process(config, drain=True):
+            raise KeyboardInterrupt
+        processes = processes_of(config, arguments, once)
+        children = in_cluster.actors(config, processes, database, run_row) if address else processes
+        with mirrored(database, run_row, sinks), Progress(database, run_row, config) as progress:
+            Supervisor(database, run_row, children, asked_before).supervise(progress.update)
+            progress.update(now=True)
 
 
 def roles_of(config: RunConfig) -> dict[str, str]:
@@ -107,6 +123,25 @@ def roles_of(config: RunConfig) -> dict[str, str]:
     return {"process": "process", "train": "train"} if config.processors.archive else {"train": "train"}
 
 
+def processes_of(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = ()) -> list[Process]:
+    """The same as processes of this machine, which share its cores.
+
+    Args:
+        once: arguments for the trainer's first start.
+    """
+    logs, threads = home() / "logs" / config.name, threads_of(config)
+    return [
+        Process(
+            name,
+            ["-m", "trinity_db", role, *arguments],
+            logs / f"{name}.log",
+            once if role == "train" else (),
+            {cores.VARIABLE: os.environ.get(cores.VARIABLE, str(threads[name]))},
+        )
+        for name, role in roles_of(config).items()
+    ]
+
+
 def threads_of(config: RunConfig) -> dict[str, int]:
     """The cores of this machine, shared among what computes. Processors compute for a teacher."""
     roles = {"explore", "train"} | ({"process"} if config.processors.has_teacher else set())
@@ -115,45 +150,42 @@ def threads_of(config: RunConfig) -> dict[str, int]:
 
 
 class Supervisor:
-    """The processes of one run."""
+    """The roles of one run.
+
+    Args:
+        asked_before: when the run had last been asked to stop as its command began; None: never. Each later
+            time stops it, also one of before the roles start.
+    """
 
     def __init__(
         self,
         database: Database,
         run: runs.Run,
-        roles: Mapping[str, str],
-        arguments: Sequence[str],
-        once: Sequence[str] = (),
-        threads: Mapping[str, int] | None = None,
+        children: Sequence[Child],
+        asked_before: datetime | None = None,
     ) -> None:
         self._database = database
         self._run = run
         self._signals = 0
-        logs = home() / "logs" / run.name
-        self._children = [
-            Child(
-                name,
-                [sys.executable, "-m", "trinity_db", role, *arguments],
-                logs / f"{name}.log",
-                once if role == "train" else (),
-                (threads or {}).get(name, 1),
-            )
-            for name, role in roles.items()
-        ]
+        self._is_asked_to_stop = False
+        self._asked_before = asked_before
+        self._children = children
+        self._lives = {child.name: Lives() for child in children}
 
     def supervise(self, tick: Callable[[], None]) -> None:
         """Keep the roles alive until the run is finished; `tick` is called about twice a second.
 
         Raises:
             TrinityError: a role cannot be kept alive.
-            KeyboardInterrupt: stopped by a signal; every role has released what it had in hand.
+            KeyboardInterrupt: stopped by a signal or by `trinity-db stop`; every role has released what it
+                had in hand.
         """
         previous = {
             number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
             for child in self._children:
-                child.start()
+                self._start(child)
             with suppress(DatabaseUnavailable):  # retry waits for it, unless a signal comes meanwhile
                 while not self._database.retry(self._look_after, give_up=lambda: self._signals > 0):
                     tick()
@@ -162,55 +194,64 @@ class Supervisor:
             self._stop()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        if self._signals:
+        if self._signals or self._is_asked_to_stop:
             raise KeyboardInterrupt
 
     def _look_after(self) -> bool:
-        """Start dead roles again. True when the run and its evaluations are finished, or a signal came."""
+        """Start dead roles again. True when the run and its evaluations are finished, or it is to stop."""
         # Before asking whether the run is finished: a role that ends in between has ended for that reason.
-        dead = [child for child in self._children if child.process.poll() is not None]
+        dead = [child for child in self._children if child.code is not None]
         with self._database.transaction() as tx:
             is_trained = runs.is_finished(tx, self._run.id)
             finished = is_trained and not evaluations.are_open(tx, self._run.id)
             step = _last_step(tx, self._run.id) if dead else 0
-        if not finished and not self._signals:
-            for child in dead:
-                if child.name != "train" or not is_trained:
-                    self._revive(child, step)
-        return bool(self._signals) or (finished and len(dead) == len(self._children))
+            is_asked = stopping.asked_at(tx, self._run.id) != self._asked_before
+        if finished and all(child in dead or child.is_waiting for child in self._children):
+            return True
+        if is_asked:
+            logger.info("the run was asked to stop: stopping all roles")
+            self._is_asked_to_stop = True
+        if self._signals or is_asked:
+            return True
+        for child in dead:
+            if not finished and (child.name != "train" or not is_trained):
+                self._revive(child, step)
+        return False
 
     def _revive(self, child: Child, step: int) -> None:
-        code, words = child.process.returncode, child.last_words()
+        code, words, lives = child.code, child.words, self._lives[child.name]
         if code == GIVES_UP:
             raise TrinityError(f"{child.name} has ended: {words} (log: {child.log})")
-        quick = time.monotonic() - child.started_at < QUICK_DEATH_SECONDS
+        quick = time.monotonic() - lives.started_at < QUICK_DEATH_SECONDS
         # For example, a trainer repeats minutes of steps each time, up to the step that it cannot do.
-        alike, child.died_as = child.died_as == (words, step), (words, step)
-        child.quick_deaths = child.quick_deaths + 1 if quick or alike else 0
-        if child.quick_deaths >= QUICK_DEATHS:
+        alike, lives.died_as = lives.died_as == (words, step), (words, step)
+        lives.quick_deaths = lives.quick_deaths + 1 if quick or alike else 0
+        if lives.quick_deaths >= QUICK_DEATHS:
             raise TrinityError(f"{child.name} ends again and again: {words} (log: {child.log})")
         logger.warning("%s ended with code %d, starting it again: %s", child.name, code, words)
+        self._start(child)
+
+    def _start(self, child: Child) -> None:
+        self._lives[child.name].started_at = time.monotonic()
         child.start()
 
     def _stop(self) -> None:
         """Ask every role to end, and kill those that do not within STOP_SECONDS."""
         alive = self._alive()
         for child in alive:
-            child.process.send_signal(signal.SIGTERM)
+            child.end()
         deadline = time.monotonic() + STOP_SECONDS
-        while any(child.process.poll() is None for child in alive):
+        while any(child.is_alive for child in alive):
             if time.monotonic() > deadline:
                 self._kill()
             time.sleep(TICK_SECONDS / 5)
 
     def _kill(self) -> None:
         for child in self._alive():
-            child.process.kill()
+            child.kill()
 
     def _alive(self) -> list[Child]:
-        return [
-            child for child in self._children if hasattr(child, "process") and child.process.poll() is None
-        ]
+        return [child for child in self._children if child.is_alive]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1

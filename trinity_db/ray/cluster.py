@@ -1,0 +1,105 @@
+"""A Ray cluster: join one or start one on this machine, and say why it has no room for a role."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from trinity_db.errors import ConfigError, MissingExtra, TrinityError
+
+LOCAL = "local"
+"""The address of a cluster that is started on this machine, and ends with its driver."""
+CONNECT_SECONDS = 5.0  # Ray itself tries an address for two minutes, and then ends the process
+STORE_BYTES = (
+    100 << 20
+)  # of a local cluster's object store, which nothing of ours goes through; Ray's least is 75 MB
+
+
+def check(address: str) -> None:
+    """Find out early, without importing Ray, what would stop a run at this address.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        ConfigError: it is no address, or other machines could not reach the store.
+        TrinityError: nothing answers there.
+    """
+    if find_spec("ray") is None:
+        raise MissingExtra("ray", "ray")
+    if address == LOCAL:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(
+            f"--ray {address!r:.120}: take HOST:PORT as `ray start --head` prints it, or {LOCAL}."
+        )
+    if not os.environ.get("TRINITY_DB_URL"):
+        raise ConfigError(
+            f"--ray {address}: the embedded server serves one machine; name a server that all machines of "
+            f"the cluster reach in TRINITY_DB_URL, or take --ray {LOCAL}."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise TrinityError(
+            f"--ray {address}: no cluster answers ({error}); start one by `ray start --head`, or take "
+            f"--ray {LOCAL}."
+        ) from error
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Be a driver of the cluster, or of one that is started here.
+
+    Raises:
+        TrinityError: Ray refuses, for example because the cluster has another version of Ray or Python.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start tells no one of it
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)  # Ray puts its own in the place
+    started = {"include_dashboard": False, "object_store_memory": STORE_BYTES} if address == LOCAL else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **started)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise TrinityError(
+            f"--ray {address}: Ray does not let this process in: {first_line(error)}"
+        ) from error
+    signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def has_gpus() -> bool:
+    """Whether a machine of the cluster has a GPU now."""
+    return bool(_totals().get("GPU"))
+
+
+def shortage(needs: Mapping[str, float]) -> str:
+    """What the cluster lacks for a role that asks for so much on one machine, as the end of a sentence."""
+    import ray
+
+    totals, free = _totals(), ray.available_resources()
+    short = [name for name, amount in needs.items() if free.get(name, 0) < amount]
+    if not short:
+        return "no machine of the cluster has all of that free"
+    said = ", ".join(
+        f"{max(0.0, free.get(name, 0)):g} {name} free of {totals.get(name, 0):g}" for name in short
+    )
+    return f"the cluster has {said}"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _totals() -> dict[str, Any]:
+    import ray
+
+    totals: dict[str, Any] = ray.cluster_resources()
+    return totals
