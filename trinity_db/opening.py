@@ -26,10 +26,11 @@ def location() -> str:
     return os.environ.get("TRINITY_DB_URL") or embedded.ensure_running(home())
 
 
-def open_database(silence_seconds: float | None = None) -> Database:
+def open_database(silence_seconds: float | None = None, statement_seconds: float | None = None) -> Database:
     """The store, ready for use. An embedded one without a schema gets it; any other must fit this code.
 
-    A role gives `silence_seconds`, its lease: a session of its that stands still for longer is ended.
+    A role gives `silence_seconds`, its lease: a session of its that stands still for longer is ended. A
+    process that answers people gives `statement_seconds`: a statement that takes longer is ended.
 
     Raises:
         DatabaseUnavailable: no server answers.
@@ -42,7 +43,7 @@ def open_database(silence_seconds: float | None = None) -> Database:
         upgrade(url)
     elif found != schema.HEAD:
         raise SchemaMismatch(_mismatch(found))
-    return Database(url, silence_seconds, home() if is_embedded else None)
+    return Database(url, silence_seconds, home() if is_embedded else None, statement_seconds)
 
 
 def open_reader(statement_seconds: float | None = None) -> Database:

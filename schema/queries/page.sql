@@ -17,6 +17,16 @@ LEFT JOIN LATERAL (
 -- What can be chosen as a filter: the runs and data sets, newest first.
 SELECT r.name FROM trinity.run r ORDER BY r.id DESC LIMIT 500
 
+-- name: page_sources
+-- What a new run can learn from, newest first: tasksets, and data sets, whose prompts are in a taskset of the same name.
+(SELECT 'taskset' AS kind, s.name
+ FROM trinity.taskset s
+ WHERE EXISTS (SELECT FROM trinity.task t WHERE t.taskset_id = s.id)
+   AND NOT EXISTS (SELECT FROM trinity.run r WHERE r.name = s.name AND r.kind = 'data')
+ ORDER BY s.id DESC LIMIT 500)
+UNION ALL
+(SELECT 'data', r.name FROM trinity.run r WHERE r.kind = 'data' AND r.deleting_at IS NULL ORDER BY r.id DESC LIMIT 500)
+
 -- name: page_curves
 -- The metrics of a run's trainer with these names, at most :points of each, every one the mean over as many steps. Of a
 -- step that was trained on again, the last measurement counts.

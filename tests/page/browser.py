@@ -1,6 +1,7 @@
 """The page as a process of its own, and a browser that looks at it."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 WAIT_SECONDS = 60.0  # on a busy machine a first page takes seconds
 expect.set_options(timeout=1000 * WAIT_SECONDS)
+FOR_PERSON = re.compile(r"^For (.*): (\S+)$", re.MULTILINE)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -24,12 +27,21 @@ class Served:
     """A page that is being served."""
 
     address: str
-    """With the key in it."""
+    """With the key in it, where it is served to one person."""
     process: subprocess.Popen[str]
+    people: dict[str, str] = field(default_factory=dict)
+    """The addresses that were printed for people, with their keys."""
+    said: str = ""
+    """All that it printed before."""
 
     @property
     def origin(self) -> str:
-        return f"http://{urlsplit(self.address).netloc}"
+        place = urlsplit(self.address)
+        return f"{place.scheme}://{place.netloc}"
+
+    def of(self, person: str) -> "Served":
+        """The same page by the address of a person."""
+        return Served(self.people[person], self.process)
 
     def stop(self) -> tuple[int, str]:
         """Press Ctrl-C; the exit code, and what the command had said besides the address."""
@@ -40,19 +52,24 @@ class Served:
 
 @contextmanager
 def served(
-    environment: Mapping[str, str], *arguments: str, program: Sequence[str] = ("-m", "trinity_db")
+    environment: Mapping[str, str],
+    *arguments: str,
+    program: Sequence[str] = ("-m", "trinity_db"),
+    folder: Path | None = None,
 ) -> Iterator[Served]:
     """`trinity-db page` on the store that the environment names, killed at the end if it still runs.
 
     Args:
         arguments: of the command.
         program: what Python runs in place of the package, with the same arguments.
+        folder: in which it works; by itself that of the test.
     """
     # NiceGUI behaves otherwise in a process that it takes for a test.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     process = subprocess.Popen(
         [sys.executable, *program, "page", "--port", "0", *arguments],
         env={**inherited, **environment},
+        cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -60,10 +77,10 @@ def served(
     )
     assert process.stdout is not None
     try:
-        first = process.stdout.readline()
-        assert first.startswith("Open http://127.0.0.1:"), first + process.stdout.read()
-        assert process.stdout.readline() == "Ctrl-C ends it.\n"
-        yield Served(first.removeprefix("Open ").strip(), process)
+        said = "".join(takewhile("Ctrl-C ends it.\n".__ne__, process.stdout))
+        address = re.search(r"^Open (\S+)\n\Z|^(\S+) is open to .*\n\Z", said, re.MULTILINE)
+        assert address is not None, said
+        yield Served(address[1] or address[2], process, dict(FOR_PERSON.findall(said)), said)
     finally:
         process.kill()
         process.communicate()

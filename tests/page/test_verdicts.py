@@ -29,6 +29,14 @@ NAME = "run"
 PAIRS = f"/verdicts/{NAME}?queue=pairs"
 ROWS = f"/verdicts/{NAME}"
 
+# The command itself, whose statements that write are ended early.
+HASTY = """
+from trinity_db.cli import main
+from trinity_db.page import writer
+writer.WRITE_SECONDS = 1.0
+main()
+"""
+
 
 @dataclass
 class Person:
@@ -296,6 +304,33 @@ def test_a_verdict_is_never_on_a_row_that_could_not_be_shown(
     expect(ann.claim.locator("h2").first).not_to_have_text(f"Experience {first[0]}")
     ann.press("b")
     assert [row[1] for row in scene.rows(SAID, "ann")] == [1, 0]
+
+
+def test_a_verdict_waits_while_another_session_locks_the_store(
+    scene: Scene, browser: Browser, tmp_path: Path
+) -> None:
+    """Each of its statements ends in time: no thread hangs, and Ctrl-C is heard."""
+    scene.make_ready(2)
+    ask_rows(scene)
+    url = scene.database.url
+    environment = {"TRINITY_DB_URL": by_login(url, LABELLER), "TRINITY_DB_READ_URL": by_login(url)}
+    with served(home_of(tmp_path) | environment, "--by", "ann", program=("-c", HASTY)) as page:
+        ann = Person(Visit.begin(browser, page))
+        ann.open(ROWS)
+        wait_for(lambda: scene.value(HELD, "ann") == 2, ann)
+        with closing(connect(url)) as other, other.transaction():
+            other.execute("LOCK TABLE trinity.label IN SHARE MODE")  # as a backup or a new index does
+            ann.visit.page.keyboard.press("g")
+            notice = ann.visit.page.get_by_text("is stored when the database answers: keep this page open")
+            expect(notice).to_be_visible()
+            assert "statement timeout" in notice.inner_text()
+        expect(ann.visit.page.get_by_text("Your verdict: stored.")).to_be_visible()
+        assert scene.rows(SAID, "ann") == [("submitted", 1, True)]
+        wait_for(lambda: scene.value(HELD, "ann") == 2, ann)
+        with closing(connect(url)) as other, other.transaction():
+            other.execute("LOCK TABLE trinity.label IN SHARE MODE")
+            assert page.stop()[0] == 0
+        ann.visit.page.context.close()
 
 
 def test_who_saw_rewards_is_not_blind_after_the_page_is_loaded_again(

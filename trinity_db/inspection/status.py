@@ -120,7 +120,8 @@ def words(run: Mapping[str, Any]) -> dict[str, str | None]:
 
 def worker(worker: Mapping[str, Any]) -> str:
     life = "alive" if worker["alive"] else f"silent for {worker['silent_seconds']:.0f} s"
-    return f"{worker['role']} on {worker['host']}, pid {worker['pid']}, {life}"
+    staged = "" if worker["staged_version"] is None else f", has fetched version {worker['staged_version']}"
+    return f"{worker['role']} on {worker['host']}, pid {worker['pid']}, {life}{staged}"
 
 
 def _counts(states: Mapping[str, int]) -> str | None:

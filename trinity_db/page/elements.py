@@ -121,6 +121,36 @@ class Editor(ui.element, component="components/editor.js"):
         self.update()
 
 
+class Draft(ui.element, component="components/draft.js"):
+    """A file that a person may change, and buttons that do something with it."""
+
+    def __init__(
+        self,
+        text: str,
+        longest: int,
+        actions: Sequence[tuple[str, str, bool]],
+        on_act: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        """The text to begin with; actions are name, word, and whether it is the main one."""
+        super().__init__()
+        self.props["text"] = text
+        self.props["longest"] = longest
+        self.props["actions"] = [list(one) for one in actions]
+        self.props["listens"] = False
+        self.props["busy"] = False
+        self.on("act", lambda event: on_act(*map(str, event.args)))
+
+    def listen(self) -> None:
+        """From now on what the browser says is heard: what it said before is lost."""
+        self.props["listens"] = True
+        self.update()
+
+    def work(self, busy: bool) -> None:
+        """Take no press of a button while something is done."""
+        self.props["busy"] = busy
+        self.update()
+
+
 class Relations(ui.element, component="components/relations.js"):
     """Tables and views, each with its columns and comments."""
 

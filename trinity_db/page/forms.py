@@ -39,6 +39,27 @@ def field(name: str, label: str, kind: str, given: Mapping[str, str], classes: s
         said("input", name=name, type=kind, value=given.get(name, ""), autocomplete="off")
 
 
+def explained_field(name: str, text: str, value: str, label: str = "") -> None:
+    """A field with its label above it, by itself the name, and below it what it means."""
+    with said("div"):
+        with said("label", label or name):
+            field = said("input", name=name, autocomplete="off", aria_describedby=f"about-{name}")
+        # An attribute: Vue sets a property again, over what was typed, whenever the page shows something new.
+        field.props["^value"] = value
+        said("p", text, "muted", id_=f"about-{name}")
+
+
+def explained_choice(name: str, text: str, values: Sequence[str], chosen: str) -> None:
+    """A list to choose from, as `explained_field`."""
+    with said("div"):
+        with said("label", name), said("select", name=name, aria_describedby=f"about-{name}"):
+            for value in dict.fromkeys([chosen, *values]):
+                option = said("option", value, value=value)
+                if value == chosen:
+                    option.props["selected"] = True
+        said("p", text, "muted", id_=f"about-{name}")
+
+
 def hidden(name: str, value: str) -> None:
     """What a form keeps of the link without showing it."""
     said("input", name=name, type="hidden", value=value)

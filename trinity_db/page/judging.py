@@ -18,6 +18,7 @@ from trinity_db.labelling.session import Session
 from trinity_db.page import conversation, layout
 from trinity_db.page.answers import PAUSES
 from trinity_db.page.elements import Cell, Column, Key, Keys, Pulse, Rows, said
+from trinity_db.page.rights import Right, may
 from trinity_db.page.writer import Writer
 from trinity_db.store.verdicts import Claim, Verdict
 
@@ -33,6 +34,7 @@ HELP = {
     keys.REWARDS: "Show its rewards. The store keeps that your verdict is not blind then.",
 }
 NOT_STORED = "It was not stored."
+TAKEN_AWAY = "You may not give verdicts here any more."
 WAITS = "Your verdict waits here, and is stored when the database answers: keep this page open."
 NOTHING = (
     "Nothing waits for you here. The page looks again by itself.\n"
@@ -44,8 +46,11 @@ NOTHING = (
 class Judging:
     """The queue in front of a person. One thing is done at a time, in the order of the keys."""
 
-    def __init__(self, writer: Writer, run: str, pairs: bool, on_change: Callable[[], None]) -> None:
-        self._writer, self._run, self._pairs, self._on_change = writer, run, pairs, on_change
+    def __init__(
+        self, writer: Writer, author: str, run: str, pairs: bool, on_change: Callable[[], None]
+    ) -> None:
+        self._writer, self._author, self._run, self._pairs = writer, author, run, pairs
+        self._on_change = on_change
         self._session: Session | None = None
         self._waiting: Verdict | None = None
         """A verdict that no database took yet."""
@@ -86,6 +91,9 @@ class Judging:
                 )
 
     async def _press(self, key: str, turn: int) -> None:
+        if not may(Right.LABEL):
+            await self._stop()
+            return
         async with self._lock:
             if turn != self._turn or self._session is None or self._waiting is not None:
                 return  # it was pressed for what is not shown any more
@@ -101,8 +109,19 @@ class Judging:
             await self._go_on(session)
         self._on_change()
 
+    async def _stop(self) -> None:
+        """The person's right was taken away: give back what is claimed, and take no key."""
+        await self.leave()
+        self._place.clear()
+        self._keys.show([], self._turn, 0)
+        self._notice.text = TAKEN_AWAY
+        self._notice.set_visibility(True)
+
     async def _beat(self) -> None:
         """Go on where something is left to do: a verdict that waits, claims to renew, an empty queue."""
+        if not may(Right.LABEL):
+            await self._stop()
+            return
         if self._lock.locked():
             return
         async with self._lock:
@@ -123,7 +142,7 @@ class Judging:
 
     async def _open(self) -> None:
         try:
-            self._session = await self._writer.open(self._run, self._pairs)
+            self._session = await self._writer.open(self._author, self._run, self._pairs)
         except NotFound:
             return  # the page around says so
         await self._next(self._session)

@@ -15,6 +15,7 @@ from trinity_db.errors import DatabaseUnavailable, NotFound, TrinityError
 from trinity_db.page.answers import PAUSES, Answers
 from trinity_db.page.elements import Cell, Pulse, said
 from trinity_db.page.reader import Reader
+from trinity_db.page.rights import Right, visitor
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +64,24 @@ def frame(title: str, here: str = "") -> ui.element:
                 link = said("a", name, href=place)
                 if name == here:
                     link.props["aria-current"] = "page"
+        _tell_visitor()
         toggle = said("button", "◐", "quiet", type="button", title=THEMES, aria_label=THEMES)
         toggle.on("click", js_handler=TOGGLE)
     content = said("div", "", "page", id_="content", tabindex="-1")
     with content:
         said("h1", title)
     return content
+
+
+def _tell_visitor() -> None:
+    """Who the visitor is, and what the visitor may do."""
+    you = visitor()
+    rights = [right.word for right in Right if you.may(right)]
+    with said("span", "", "visitor", title=f"You may {', '.join(rights)}."):
+        if you.name:
+            said("span", you.name, "name")
+            said("span", " · ")
+        said("span", *rights[-1:])
 
 
 def missing() -> None:

@@ -191,6 +191,25 @@ def steps(database: Database, experience_id: int) -> list[DictRow]:
         return tx.execute(query("page_steps"), {"id": experience_id, "limit": MEMBERS}).fetchall()
 
 
+def sources(database: Database) -> dict[str, list[str]]:
+    """The names of what a new run can learn from: tasksets, and data sets, newest first."""
+    found: dict[str, list[str]] = {"taskset": [], "data": []}
+    with database.transaction() as tx:
+        for row in tx.execute(query("page_sources")):
+            found[row["kind"]].append(row["name"])
+    return found
+
+
+def kept(database: Database, name: str) -> runs.Run:
+    """A run with the configuration that the store keeps.
+
+    Raises:
+        NotFound: there is no such run.
+    """
+    with database.transaction() as tx:
+        return runs.find(tx, name)
+
+
 @dataclass(frozen=True)
 class Catalogue:
     """What statements can be about."""

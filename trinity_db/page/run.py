@@ -15,7 +15,10 @@ from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, said
 from trinity_db.page.events import Events
 from trinity_db.page.flow import Balance, Flow
 from trinity_db.page.layout import Look
+from trinity_db.page.manager import Manager
+from trinity_db.page.managing import Managing
 from trinity_db.page.reader import Reader
+from trinity_db.page.rights import Right, may
 
 TABLED = {"run", "workers", "drops", "experiences", "rewards", "rates", "waiting"}
 """What stands in a part of its own, or in the head."""
@@ -27,19 +30,19 @@ LINKS = (("Its experiences", "experiences"), ("Its tasks", "tasks"), ("Its evalu
 NO_CURVES = "No step was trained yet. Curves appear with the first one: is the trainer alive?"
 
 
-def register(reader: Reader) -> None:
+def register(reader: Reader, manager: Manager | None) -> None:
     """Add the page."""
     answers = Answers(reader)
 
     @ui.page("/run/{name:path}", response_timeout=layout.RESPONSE_SECONDS)
     async def run_page(name: str) -> None:
         with layout.frame(f"Run {name}"):
-            page = _Run(answers, layout.text(name))
+            page = _Run(answers, layout.text(name), manager if may(Right.MANAGE) else None)
             await page.look.look()
 
 
 class _Run:
-    def __init__(self, answers: Answers, name: str) -> None:
+    def __init__(self, answers: Answers, name: str, manager: Manager | None) -> None:
         read = partial(questions.run_in_full, name=name)
         self.look = Look(answers, read, self.show, self.empty, follows=True)
         self._name = name
@@ -51,6 +54,7 @@ class _Run:
                     said("a", words, "button", href=layout.place(place, run=name)) for words, place in LINKS
                 ]
             self._of_policy = links[1:]  # a data set has none
+            self._managing = None if manager is None else Managing(manager, name, self.look.soon)
             layout.heading("Alerts")
             self._alerts = Alerts()
             self._flow = Flow(name)
@@ -80,6 +84,8 @@ class _Run:
         is_data = run["kind"] != "train"
         for part in (self._training, *self._of_roles, *self._of_policy):
             part.set_visibility(not is_data)
+        if self._managing is not None and not is_data:
+            self._managing.show(run)
         facts = [Fact("state", "data set" if is_data else status.state(run))]
         self._facts.show([*facts, *(Fact(name, text or "") for name, text in said_of.items())])
         drawn = any(name in run["curves"] for chart in CHARTS for name in chart.metrics)

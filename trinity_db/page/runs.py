@@ -13,7 +13,9 @@ from trinity_db.page.answers import Answers
 from trinity_db.page.comparison import MAX_RUNS
 from trinity_db.page.elements import Cell, Column, Rows, said
 from trinity_db.page.layout import Look
+from trinity_db.page.manager import Manager
 from trinity_db.page.reader import Reader
+from trinity_db.page.rights import Right, may
 
 COLUMNS = (
     Column("run"),
@@ -37,13 +39,16 @@ EMPTY = (
 CHOOSER = "compare"
 
 
-def register(reader: Reader) -> None:
+def register(reader: Reader, manager: Manager | None) -> None:
     """Add the page."""
     answers = Answers(reader)
 
     @ui.page("/", response_timeout=layout.RESPONSE_SECONDS)
     async def runs_page() -> None:
         with layout.frame("Runs", "Runs"):
+            if manager is not None and may(Right.MANAGE):
+                with said("p", "", "more begin"):
+                    said("a", "Start a run", "button", href="/start")
             page = _Runs(answers)
             await page.look.look()
 

@@ -1,17 +1,16 @@
-"""Listens on this machine, and answers until Ctrl-C."""
+"""Answers browsers until Ctrl-C."""
 
 import logging
-import secrets
-import socket
+import os
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 from nicegui import ui
 
 from trinity_db.database import Database
-from trinity_db.errors import ConfigError
 from trinity_db.page import (
     compare,
     doctor,
@@ -20,58 +19,75 @@ from trinity_db.page import (
     experiences,
     group,
     layout,
+    prolong,
     run,
     runs,
     similar,
+    sockets,
     sql,
+    start,
     task,
     tasks,
     verdicts,
 )
-from trinity_db.page.access import KEY_BYTES, Access
+from trinity_db.page.access import Access, Visitors
+from trinity_db.page.launching import Launcher
+from trinity_db.page.listening import Listening
+from trinity_db.page.manager import Manager
+from trinity_db.page.origin import Origin
 from trinity_db.page.reader import Reader
 from trinity_db.page.writer import Writer
 
-HOST = "127.0.0.1"
+NICE = 10  # the roles of a run on this machine come first
 LEAVE_SECONDS = 2  # for answers that are under way at the end
 MESSAGES = 50  # that are kept for a browser that lost its connection for a moment
-PAGES = (
-    *(runs, run, compare, experiences, group, experience, similar),
-    *(tasks, task, evaluation, sql, doctor),
-)
+PAGES = (compare, experiences, group, experience, similar, tasks, task, evaluation, sql, doctor)
+MANAGED = (runs, run, start, prolong)
 
 
-def serve(database: Database, writer: Writer | None, port: int, announce: Callable[[str], None]) -> None:
+def serve(
+    database: Database,
+    writer: Writer | None,
+    visitors: Visitors,
+    listening: Listening,
+    announce: Callable[[Origin], None],
+) -> None:
     """Serve the page on a store until SIGINT or SIGTERM.
 
     Args:
         database: by which the page reads.
-        writer: stores verdicts; None: the page only reads.
-        port: to listen on; 0: any that is free.
-        announce: is told the address, with the key, once browsers can open it.
+        writer: stores verdicts and stops runs; None: the page only reads.
+        visitors: who may come.
+        announce: is told where browsers find the page, once they can.
 
     Raises:
-        ConfigError: the port is taken.
+        ConfigError: the port is taken, or the machine has no such address.
         KeyboardInterrupt: at the end.
     """
-    with closing(_listen(port)) as listener, closing(Reader(database)) as reader:
-        port = listener.getsockname()[1]
-        key = secrets.token_urlsafe(KEY_BYTES)
+    # Before this process makes way for others: what it starts does not.
+    manager = None if writer is None else Manager(writer, Launcher(Path.cwd()))
+    os.nice(NICE)
+    with closing(listening.open()) as listener, closing(Reader(database)) as reader:
+        origin = listening.origin(listener.getsockname()[1])
         config = uvicorn.Config(
-            Access(_application(reader, writer), key, port),
+            Access(_application(reader, writer, manager), visitors, origin),
             ws="wsproto",  # as NiceGUI's own server
             log_level=logging.WARNING,  # a line for each request would hold the key
             timeout_graceful_shutdown=LEAVE_SECONDS,
             server_header=False,
+            ssl_certfile=listening.certificate,
+            ssl_keyfile=listening.private_key,
         )
-        announce(f"http://{HOST}:{port}/?key={key}")
+        announce(origin)
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _application(reader: Reader, writer: Writer | None) -> FastAPI:
+def _application(reader: Reader, writer: Writer | None, manager: Manager | None) -> FastAPI:
     layout.dress()
     for page in PAGES:
         page.register(reader)
+    for managed in MANAGED:
+        managed.register(reader, manager)
     verdicts.register(reader, writer)
     application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     ui.run_with(
@@ -84,18 +100,5 @@ def _application(reader: Reader, writer: Writer | None) -> FastAPI:
         message_history_length=MESSAGES,
         show_welcome_message=False,
     )
+    sockets.guard()
     return application
-
-
-def _listen(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"Port {port} of {HOST} cannot be used ({error.strerror}): give another by --port, or --port 0."
-        ) from error
-    return listener

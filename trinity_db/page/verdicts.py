@@ -13,9 +13,12 @@ from trinity_db.page.judging import Judging
 from trinity_db.page.layout import Look
 from trinity_db.page.people import Agreement, Queue
 from trinity_db.page.reader import Reader
+from trinity_db.page.rights import Right, may, visitor
 from trinity_db.page.writer import Writer
 
 ONLY_READS = "This page only reads. Give verdicts here with: trinity-db page --by YOUR_NAME"
+MAY_NOT = "You may look here. To give verdicts you need the right to label, in the file of people."
+TOO_LATE = "The page was started when no one had the right to label: start it again to give verdicts."
 EMPTY = "There are no runs in this store yet.\ntrinity-db demo makes one in two minutes."
 SIDES = {1: "first is better", -1: "second is better", 0: "tie"}
 QUEUES = ("rows", "pairs")
@@ -27,8 +30,8 @@ def register(reader: Reader, writer: Writer | None) -> None:
     @ui.page("/verdicts", response_timeout=layout.RESPONSE_SECONDS)
     async def verdicts_page() -> None:
         with layout.frame("Verdicts", "Verdicts"):
-            if writer is None:
-                said("p", ONLY_READS, "explained")
+            if refusal := _refusal(writer):
+                said("p", refusal, "explained")
             page = _Queues(reader)
             await page.look.look()
 
@@ -38,8 +41,17 @@ def register(reader: Reader, writer: Writer | None) -> None:
             if queue not in QUEUES:
                 said("p", "A queue is rows or pairs.", "notice", role="alert")
                 return
-            page = _Queue(reader, writer, layout.text(name), queue == "pairs")
+            allowed = writer if may(Right.LABEL) else None
+            page = _Queue(reader, allowed, layout.text(name), queue == "pairs")
             await page.look.look()
+
+
+def _refusal(writer: Writer | None) -> str | None:
+    """Why the visitor may give no verdicts; None: the visitor may."""
+    you = visitor()
+    if not you.may(Right.LABEL):
+        return ONLY_READS if you.name is None else MAY_NOT
+    return TOO_LATE if writer is None else None
 
 
 class _Queues:
@@ -69,11 +81,11 @@ class _Queues:
 
 
 class _Queue:
-    """The queue of a run, rows or pairs, for the person of the page if it has one."""
+    """The queue of a run, rows or pairs; with a writer for the visitor to judge."""
 
     def __init__(self, reader: Reader, writer: Writer | None, run: str, pairs: bool) -> None:
         self._writer, self._run, self._pairs = writer, run, pairs
-        author = None if writer is None else writer.author
+        self._author = author = None if writer is None else visitor().name
         read = people.queue(run, author, pairs)
         self.look = Look(reader, read, self.show, self.gone, follows=True)
         self._content = said("div")
@@ -86,8 +98,8 @@ class _Queue:
                     )
                     if (queue == "pairs") == pairs:
                         link.props["aria-current"] = "page"
-            if writer is None:
-                said("p", ONLY_READS, "explained")
+            if refusal := _refusal(writer):
+                said("p", refusal, "explained")
             self._judged = said("div")
             layout.heading("Progress")
             self._facts = Facts()
@@ -102,10 +114,10 @@ class _Queue:
         layout.later(self._agreed.look)
 
     def show(self, queue: Queue) -> None:
-        if self._writer is not None and self._judging is None:
+        if self._writer is not None and self._author is not None and self._judging is None:
             with self._judged:
-                self._judging = Judging(self._writer, self._run, self._pairs, self.look.soon)
-        self._facts.show(_facts(queue, self._writer, self._pairs))
+                self._judging = Judging(self._writer, self._author, self._run, self._pairs, self.look.soon)
+        self._facts.show(_facts(queue, self._author, self._pairs))
         self._drawn.text = "" if queue.drawn is None else drawn(queue.drawn, self._run)
         self._people.show([_person(row) for row in queue.people])
 
@@ -136,12 +148,12 @@ def _counted(number: int) -> str:
     return f"{number:,} or more" if number == people.COUNTED else f"{number:,}"
 
 
-def _facts(queue: Queue, writer: Writer | None, pairs: bool) -> list[Fact]:
+def _facts(queue: Queue, author: str | None, pairs: bool) -> list[Fact]:
     progress, kind = queue.progress, "pairs" if pairs else "rows"
     waiting = f"{_counted(progress.open)} {kind}"
     mine = []
-    if writer is not None:
-        mine = [Fact("you", writer.author), Fact("your verdicts", f"{_counted(progress.given)} on {kind}")]
+    if author is not None:
+        mine = [Fact("you", author), Fact("your verdicts", f"{_counted(progress.given)} on {kind}")]
         waiting = f"{_counted(progress.waiting)} of {waiting}"
     unasked = f"{_counted(queue.unasked)} {kind}" if queue.unasked else ""
     return [*mine, Fact("wait for you" if mine else "wait", waiting), Fact("not asked yet", unasked)]

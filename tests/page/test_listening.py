@@ -1,0 +1,160 @@
+"""Where the page listens and where browsers find it: what is taken, and what is refused in one line."""
+
+import re
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import CommandLine
+from trinity_db.errors import ConfigError
+from trinity_db.page.listening import Listening
+from trinity_db.page.origin import Origin
+
+
+def certificate(folder: Path, *more: str) -> tuple[Path, Path]:
+    """A certificate and its key, made for 127.0.0.2."""
+    made, key = folder / "page.crt", folder / "page.key"
+    names = ["-subj", "/CN=page", "-addext", "subjectAltName=IP:127.0.0.2"]
+    command: list[str | Path] = [
+        "openssl",
+        "req",
+        "-new",
+        "-x509",
+        "-days",
+        "2",
+        *names,
+        "-keyout",
+        key,
+        "-out",
+        made,
+    ]
+    subprocess.run([*command, *(more or ["-nodes"])], check=True, capture_output=True)
+    return made, key
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("https://page.example.org", "https://page.example.org"),
+        ("https://Page.Example.org:443/", "https://page.example.org"),
+        ("https://page.example.org:8443", "https://page.example.org:8443"),
+        ("http://10.0.0.7:80", "http://10.0.0.7"),
+        ("http://[2001:DB8:0::1]:8411", "http://[2001:db8::1]:8411"),
+    ],
+)
+def test_an_address_is_read_as_browsers_write_it(given: str, origin: str) -> None:
+    assert str(Origin.read(given)) == origin
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "page.example.org", "ftp://page.example.org", "https://", "https://a/b", "https://a/?b"),
+        *("https://ann@page.example.org", "https://a:99999", "https://127.1", "https://ä.example.org"),
+        *("https://a b", "https://[::1"),
+    ],
+)
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape("write what browsers open")):
+        Origin.read(given)
+
+
+@pytest.mark.parametrize(
+    ("address", "asked", "refused"),
+    [
+        (
+            "https://page.example.org",
+            ["page.example.org", "page.example.org:443"],
+            ["page.example.org:80", "127.0.0.1:8411", "localhost", "example.org", "x.page.example.org", ""],
+        ),
+        ("http://127.0.0.2:8411", ["127.0.0.2:8411"], ["127.0.0.2", "127.0.0.1:8411", "127.0.0.2:84110"]),
+        ("http://127.0.0.1:8411", ["127.0.0.1:8411", "localhost:9000"], ["127.0.0.2:8411", "elsewhere"]),
+    ],
+)
+def test_a_page_answers_by_its_own_name_alone(address: str, asked: list[str], refused: list[str]) -> None:
+    origin = Origin.read(address)
+    assert [host for host in (*asked, *refused) if origin.is_asked(host)] == asked
+
+
+def test_other_sites_schemes_and_ports_are_another_origin() -> None:
+    public = Origin.read("https://page.example.org")
+    host = "page.example.org"
+    assert public.is_from("https://page.example.org", host)
+    assert public.is_from("https://page.example.org", f"{host}:443")
+    for other in ("http://page.example.org", "https://page.example.org:8443", "https://example.org", "null"):
+        assert not public.is_from(other, host)
+    assert not public.is_from("https://page.example.org", "elsewhere.example")
+    tunnel = Origin.read("http://127.0.0.1:8411")
+    assert tunnel.is_from("http://localhost:9000", "localhost:9000")
+    assert not tunnel.is_from("http://localhost:9001", "localhost:9000")
+
+
+def test_keys_that_would_travel_unencrypted_are_warned_of() -> None:
+    encrypted = Origin.read("https://page.example.org")
+    assert Listening("192.0.2.7", 8411).warning is not None
+    assert Listening("0.0.0.0", 8411, Origin.read("http://page.example.org")).warning is not None
+    assert Listening("0.0.0.0", 8411, encrypted).warning is None
+    assert Listening("127.0.0.2", 8411).warning is None
+    assert Listening("::1", 8411).warning is None
+
+
+def test_a_name_and_an_address_of_either_kind_can_be_listened_on() -> None:
+    for host, shown in (("localhost", "localhost"), ("::1", "[::1]"), ("127.0.0.2", "127.0.0.2")):
+        listening = Listening(host)
+        with closing(listening.open()) as listener:
+            port = listener.getsockname()[1]
+            assert str(listening.origin(port)) == f"http://{shown}:{port}"
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("192.0.2.7", "this machine has no such address"), ("page.invalid", "no machine has this name")],
+)
+def test_an_address_of_another_machine_cannot_be_listened_on(host: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"--host {host}: {reason}"):
+        Listening(host).open()
+
+
+REFUSED = {
+    "nothing but a host": ("--host 127.0.0.2", "--host is for people by name: write a file"),
+    "nothing but an address": ("--address https://a.example.org", "--address is for people by name"),
+    "nothing but a new key": ("--new-key ann", "--new-key is for people by name"),
+    "by and people": ("--people {people} --by ann", "--by is for you alone: with --people, write your name"),
+    "every address": ("--people {people} --host 0.0.0.0", "say by --address what browsers open"),
+    "every address of IPv6": ("--people {people} --host ::", "say by --address what browsers open"),
+    "no address": ("--people {people} --address page.example.org", "write what browsers open"),
+    "no host": ("--people {people} --host a/b", "--host a/b: give a name or an address of this machine"),
+    "a certificate alone": ("--people {people} --certificate {people}", "belong together: give both"),
+    "no certificate": ("--people {people} --certificate none --private-key none", "none: cannot be read"),
+    "another file": (
+        "--people {people} --certificate {people} --private-key {people}",
+        "are no pair in PEM",
+    ),
+    "an address without TLS": (
+        "--people {people} --address http://a.example.org --certificate {certificate} --private-key {key}",
+        "begin --address with https://",
+    ),
+    "a new key for no port": ("--people {people} --port 0 --new-key ann", "give the page's --port"),
+    "a new key for no one": ("--people {people} --new-key anne", "has no 'anne'; did you mean 'ann'?"),
+    "no file": ("--people none.yaml", "none.yaml: no such"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_options_that_cannot_be_followed_are_refused(
+    command_line: CommandLine, tmp_path: Path, case: str
+) -> None:
+    arguments, reason = REFUSED[case]
+    people = tmp_path / "people.yaml"
+    people.write_text("ann: look\n")
+    made, key = certificate(tmp_path) if "{key}" in arguments else (None, None)
+    given = arguments.format(people=people, certificate=made, key=key)
+    assert reason in command_line("page", *given.split()).complaint
+
+
+def test_a_key_with_a_passphrase_is_refused_without_a_question(tmp_path: Path) -> None:
+    made, key = certificate(tmp_path, "-passout", "pass:secret")
+    with pytest.raises(ConfigError, match="has a passphrase; give a key without one"):
+        Listening(certificate=made, private_key=key)

@@ -1,0 +1,103 @@
+"""A configuration that a visitor may change, check, and start as a run."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from nicegui import ui
+
+from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.page import layout
+from trinity_db.page.elements import Draft, said
+from trinity_db.page.launching import Started, command_of
+from trinity_db.page.manager import Manager
+from trinity_db.settings import MAX_BYTES
+
+ACTIONS = (("check", "Check", False), ("start", "Start", True))
+EXPLAINED = (
+    "Change what you like; nothing happens before you press Start. The file is then written into {folder}, "
+    "where the page was started, and no other file is written over."
+)
+COPY = "() => navigator.clipboard?.writeText(document.getElementById('command').textContent)"
+LOOK_SECONDS = 1.0  # between two looks at a run that starts
+
+
+class Drafting:
+    """The file, the command line that it stands for, and what became of the last press of a button."""
+
+    def __init__(self, manager: Manager, text: str, change: bool) -> None:
+        self._manager, self._change = manager, change
+        self._started: Started | None = None
+        layout.heading("The file", EXPLAINED.format(folder=manager.folder))
+        self._draft = Draft(text, MAX_BYTES, ACTIONS, self._act)
+        self._notice = said("p", "", "notice lines", role="alert")
+        self._notice.set_visibility(False)
+        self._progress = said("p", "", "explained lines", role="status")
+        with said("p", "", "more"):
+            said("span", "On the command line:")
+            self._command = said("code", "", "command", id_="command")
+            said("button", "Copy", type="button").on("click", js_handler=COPY)
+        self._clock = ui.timer(LOOK_SECONDS, self._look, active=False)
+        with suppress(TrinityError):  # a text without a name is told when a button is pressed
+            self._tell_command(manager.file_of(text))
+        layout.later(self._draft.listen)
+
+    async def _act(self, name: str, text: str) -> None:
+        verb: Callable[[str], Awaitable[None]] = self._start if name == "start" else self._check
+        text = layout.text(text)
+        self._notice.set_visibility(False)
+        self._draft.work(True)
+        try:
+            self._tell_command(await asyncio.to_thread(self._manager.file_of, text))
+            await verb(text)
+        except TrinityError as error:
+            self._fail(str(error))
+
+    async def _check(self, text: str) -> None:
+        self._progress.text = "It is checked. This takes seconds."
+        if mistakes := await self._manager.check(text):
+            self._fail("\n".join(mistakes))
+            return
+        self._progress.text = "Nothing is wrong."
+        self._draft.work(False)
+
+    async def _start(self, text: str) -> None:
+        self._progress.text = "It starts."
+        self._started = await self._manager.start(text, self._change)
+        self._command.text = self._started.command
+        self._clock.activate()
+
+    async def _look(self) -> None:
+        """Go to the run once it works, or tell why it ended."""
+        started = self._started
+        if started is None:
+            return
+        code = started.code  # before the store is asked: a short run may be over already
+        words = started.last_words()
+        try:
+            works = code is None and await self._manager.is_at_work(started.run)
+        except DatabaseUnavailable:
+            return
+        except TrinityError as error:
+            self._clock.deactivate()
+            self._fail(str(error))
+            return
+        if works or code == 0:
+            self._clock.deactivate()
+            ui.navigate.to(layout.place("run", started.run))
+        elif code is not None:
+            self._clock.deactivate()
+            self._fail(f"It ended with exit code {code}. {words}\nIts log: {started.log}")
+        else:
+            self._progress.text = f"It starts. {words.splitlines()[-1] if words else ''}"
+
+    def _tell_command(self, file: Path) -> None:
+        words = command_of(file, self._change)
+        self._command.text = f"trinity-db {' '.join(words)}"
+
+    def _fail(self, text: str) -> None:
+        self._draft.work(False)
+        self._progress.text = ""
+        self._notice.text = layout.cut(text)
+        self._notice.set_visibility(True)

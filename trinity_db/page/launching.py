@@ -1,0 +1,200 @@
+"""Starts runs on the machine of the page, each as a process of its own that outlives the page.
+
+The files of runs are written into one folder, that in which the page was started. Commands work there too, as
+if a person had typed them.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import SEEK_END
+from os.path import lexists
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+
+import yaml
+
+from trinity_db import starting
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.inspection.words import printable
+from trinity_db.settings import MAX_BYTES, home
+from trinity_db.yaml_text import one_line, parsed
+
+CHECK_SECONDS = 120.0  # it may load torch, on a busy machine
+FILES = 100  # of one run; after that a person looks into the folder
+NEWEST = 3  # files of a run that are read: a long one takes a second
+WORDS = 2_000  # bytes at the end of a log: what people read of an error
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run that was started here."""
+
+    run: str
+    command: str
+    """As a person would type it."""
+    log: Path
+    begins: int
+    """Where in the log its words begin: the log keeps those of earlier starts."""
+    process: "subprocess.Popen[bytes]"
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it is there."""
+        return self.process.poll()
+
+    def last_words(self) -> str:
+        """The end of what it said; nothing if its log is gone."""
+        try:
+            with self.log.open("rb") as log:
+                end = log.seek(0, SEEK_END)
+                log.seek(max(self.begins, end - WORDS))
+                said = log.read(WORDS).decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return printable(said).strip()
+
+
+class Launcher:
+    """Checks configurations and starts runs.
+
+    Processes get the priority that this had when it was made: on Linux each thread has its own, so the page
+    may lower that of its other threads afterwards.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: dict[str, Started] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="launcher")
+        self._thread.submit(int).result()  # the thread begins now
+
+    def check(self, text: str) -> list[str]:
+        """What `trinity-db config check` finds wrong, a line for each mistake. It takes seconds.
+
+        Raises:
+            TrinityError: it takes too long, or the text is no configuration of a run with a name.
+        """
+        name = name_of(text)
+        with TemporaryDirectory(prefix="trinity-db-check-") as folder:
+            path = Path(folder) / f"{name}.yaml"
+            path.write_text(text, encoding="utf-8")
+            try:
+                done = subprocess.run(
+                    _program(["config", "check", str(path)]),
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    timeout=CHECK_SECONDS,
+                )
+            except subprocess.TimeoutExpired:
+                raise TrinityError(
+                    f"The check took longer than {CHECK_SECONDS:.0f} s and was ended."
+                ) from None
+        lines = done.stderr.decode("utf-8", "replace").replace(str(path), path.name).splitlines()
+        found = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+        return [printable(line) for line in found] if done.returncode else []
+
+    def start(self, text: str, change: bool) -> Started:
+        """Write a configuration into a file that was not there, and start its run.
+
+        Args:
+            change: whether the run exists and goes on with this configuration.
+
+        Raises:
+            ConfigError: the run was started here and is there still, or the text has no name of a run.
+            TrinityError: the file or the process cannot be made.
+        """
+        return self._thread.submit(self._start, text, change).result()
+
+    def started(self, run: str) -> Started | None:
+        """The last start of a run here."""
+        return self._started.get(run)
+
+    def file_of(self, text: str) -> Path:
+        """The file in which a configuration would stand: the run's own, if there is no other text in it.
+
+        Raises:
+            ConfigError: the text has no name of a run, or the run has too many files.
+        """
+        name = name_of(text)
+        for path in self._paths(name):
+            if not lexists(path) or _holds(path, text):
+                return path
+        raise ConfigError(f"{self.folder} has {FILES} files of run '{name}': remove some.")
+
+    def files_of(self, run: str) -> list[Path]:
+        """The newest files that may describe a run, the newest first."""
+        return [path for path in self._paths(run) if path.is_file()][: -NEWEST - 1 : -1]
+
+    def _paths(self, run: str) -> Iterator[Path]:
+        """The names that files of a run have here. That of a run has no folder in it."""
+        starting.check_name(run)
+        for number in range(1, FILES + 1):
+            yield self.folder / (f"{run}.yaml" if number == 1 else f"{run}-{number}.yaml")
+
+    def _start(self, text: str, change: bool) -> Started:
+        path = self.file_of(text)
+        name = name_of(text)
+        before = self._started.get(name)
+        if before is not None and before.code is None:
+            raise ConfigError(f"Run '{name}' was started here and is at work: stop it first.")
+        if not lexists(path):
+            starting.write(text, path)
+        arguments = command_of(path, change)
+        log = home() / "logs" / name / "run.log"
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as out:
+                begins = out.tell()  # before the process writes at the same place
+                process = subprocess.Popen(
+                    _program(arguments),
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise TrinityError(f"Run '{name}' cannot be started: {error}") from error
+        # Its end is taken note of at once, so that no zombie stays.
+        Thread(target=process.wait, name=f"wait for {name}", daemon=True).start()
+        started = Started(name, f"trinity-db {' '.join(arguments)}", log, begins, process)
+        self._started[name] = started
+        return started
+
+
+def command_of(path: Path, change: bool) -> list[str]:
+    """The words after `trinity-db` that start the run of a file. Names of runs need no quotes."""
+    return ["run", path.name, *(["--change"] if change else [])]
+
+
+def name_of(text: str) -> str:
+    """The name of the run that a configuration describes.
+
+    Raises:
+        ConfigError: it has none that a run can have, or is too long, or no YAML.
+    """
+    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
+        raise ConfigError(f"The file is longer than {MAX_BYTES // 1024} KiB.")
+    try:
+        content = parsed(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The file is not YAML: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ConfigError("The file must hold keys and values, for example 'name: first-run'.")
+    return starting.check_name(content.get("name"))
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False
+
+
+def _program(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "trinity_db", *arguments]

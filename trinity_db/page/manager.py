@@ -1,0 +1,118 @@
+"""What visitors who may manage do with runs. Each of its verbs refuses all other visitors."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from trinity_db.database import Transaction
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.page.launching import Launcher, Started, name_of
+from trinity_db.page.rights import Right, may
+from trinity_db.page.threads import Threads
+from trinity_db.service import LEASE_SECONDS
+from trinity_db.store import runs, stopping, workers
+from trinity_db.store.stopping import Asked
+from trinity_db.store.workers import Worker
+
+Result = TypeVar("Result")
+
+REFUSED = "You may not start, stop or prolong runs here: this takes the right to manage."
+
+
+class Manager:
+    """Starts runs on this machine, and stops them wherever they are."""
+
+    def __init__(self, threads: Threads, launcher: Launcher) -> None:
+        self._threads, self._launcher = threads, launcher
+        self._turn = asyncio.Lock()  # a check loads much: one at a time
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of runs are written."""
+        return self._launcher.folder
+
+    def file_of(self, text: str) -> Path:
+        """As `Launcher.file_of`."""
+        return self._launcher.file_of(text)
+
+    def files_of(self, run: str) -> list[Path]:
+        """As `Launcher.files_of`."""
+        return self._launcher.files_of(run)
+
+    def started(self, run: str) -> Started | None:
+        """The last start of a run on this page."""
+        return self._launcher.started(run)
+
+    async def check(self, text: str) -> list[str]:
+        """What is wrong with a configuration, a line for each mistake.
+
+        Raises:
+            TrinityError: the visitor may not ask, or as `Launcher.check`.
+        """
+        _refuse_others()
+        async with self._turn:
+            return await asyncio.to_thread(self._launcher.check, text)
+
+    async def start(self, text: str, change: bool) -> Started:
+        """Start the run of a configuration.
+
+        Raises:
+            TrinityError: the visitor may not, the run is at work, or as `Launcher.start`.
+        """
+        _refuse_others()
+        name = await asyncio.to_thread(name_of, text)  # a second of a long text
+        if await self.is_at_work(name):
+            raise ConfigError(f"Run '{name}' is at work: stop it first.")
+        return await asyncio.to_thread(self._launcher.start, text, change)
+
+    async def is_at_work(self, name: str) -> bool:
+        """Whether a run is there and a worker of it is alive."""
+
+        def look(tx: Transaction) -> bool:
+            if name not in runs.names(tx):
+                return False
+            found = workers.running(tx, runs.find(tx, name).id, LEASE_SECONDS)
+            return any(worker.is_alive for worker in found)
+
+        return await self._threads.run(partial(self._decide, look))
+
+    async def stop(self, name: str) -> Asked:
+        """Ask all workers of a run to stop. If none is alive, end the command that this page started for it.
+
+        Such a command prepares the run, or waits to start its roles again.
+
+        Raises:
+            TrinityError: the visitor may not, there is no such run, or nothing of it is alive.
+        """
+        _refuse_others()
+        started = self._launcher.started(name)
+        is_there = started is not None and started.code is None
+
+        def ask(tx: Transaction) -> Asked:
+            run = runs.find(tx, name)
+            return stopping.ask(tx, run, LEASE_SECONDS, must_work=not is_there)
+
+        asked = await self._threads.run(partial(self._decide, ask))
+        if started is not None and not asked.workers:
+            started.process.terminate()
+        return asked
+
+    async def still_at_work(self, name: str, asked_at: datetime) -> list[Worker]:
+        """The workers of a run that were asked to stop and have not yet."""
+
+        def look(tx: Transaction) -> list[Worker]:
+            return stopping.at_work(tx, runs.find(tx, name), asked_at, LEASE_SECONDS)
+
+        return await self._threads.run(partial(self._decide, look))
+
+    def _decide(self, verb: Callable[[Transaction], Result]) -> Result:
+        with self._threads.database.transaction() as tx:
+            return verb(tx)
+
+
+def _refuse_others() -> None:
+    if not may(Right.MANAGE):
+        raise TrinityError(REFUSED)

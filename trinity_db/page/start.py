@@ -1,0 +1,126 @@
+"""Start a run: what for, from which model and tasks, the main keys; below, the file that says it."""
+
+import textwrap
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import yaml
+from nicegui import ui
+
+from trinity_db import keys, starting
+from trinity_db.configuration import RunConfig
+from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.page import layout, questions
+from trinity_db.page.drafting import Drafting
+from trinity_db.page.elements import said
+from trinity_db.page.forms import explained_choice, explained_field, hidden
+from trinity_db.page.manager import REFUSED, Manager
+from trinity_db.page.reader import Reader
+from trinity_db.page.rights import Right, may
+from trinity_db.yaml_text import one_line, parsed
+
+PURPOSES = {"grpo": "tasks and a reward", "dpo": "pairs", "agent": "a workflow of your own"}
+NAME = "Name of the run: letters, digits, '.', '_' and '-'."
+MODEL = (
+    "Folder of a causal language model in Hugging Face format, on this machine. Empty: a small model with "
+    "random weights, to try things out."
+)
+
+
+def register(reader: Reader, manager: Manager | None) -> None:
+    """Add the page."""
+
+    @ui.page("/start", response_timeout=layout.RESPONSE_SECONDS)
+    async def start_page() -> None:
+        with layout.frame("Start a run"):
+            if manager is None or not may(Right.MANAGE):
+                said("p", REFUSED, "notice", role="alert")
+                return
+            given = {
+                name: layout.text(value) for name, value in ui.context.client.request.query_params.items()
+            }
+            look = layout.once(reader, questions.sources, partial(_build, manager, given))
+            await look.look()
+
+
+def _build(manager: Manager, given: Mapping[str, str], found: Mapping[str, list[str]]) -> None:
+    purpose = given.get("for", "grpo")
+    if purpose not in PURPOSES:
+        said("p", f"A run is for one of {', '.join(PURPOSES)}.", "notice", role="alert")
+        return
+    with said("p", "", "explained"):
+        for one, words in PURPOSES.items():
+            link = said("a", f"{one}: {words}", href=layout.place("start", **{"for": one}))
+            link.style("margin-right: 0.9rem")
+            if one == purpose:
+                link.props["aria-current"] = "page"
+    said("p", textwrap.dedent(f"        {starting.CONTENTS[purpose][0]}"), "empty")
+    shown = _first_values(purpose, found) | {name: value.strip() for name, value in given.items()}
+    _form(purpose, shown, found)
+    try:
+        text = starting.text(purpose, shown["name"], _values(purpose, shown, found))
+    except TrinityError as error:
+        said("p", str(error), "notice", role="alert")
+        return
+    Drafting(manager, text, change=False)
+
+
+def _first_values(purpose: str, found: Mapping[str, list[str]]) -> dict[str, str]:
+    """What stands in the fields of a form that no one has filled in."""
+    values = {key: _written(value) for key, value in starting.asked(purpose).items()}
+    values |= {key: names[0] for key, names in found.items() if key in values and names}
+    return {"name": f"my-{purpose}", "model": "", **values}
+
+
+def _form(purpose: str, shown: Mapping[str, str], found: Mapping[str, list[str]]) -> None:
+    """A plain form, whose fields become the link."""
+    place = {"action": "/start", "method": "get", "aria_label": "What the file says"}
+    with said("form", "", "filters meant", **place):
+        hidden("for", purpose)
+        explained_field("name", NAME, shown["name"])
+        explained_field("model", MODEL, shown["model"])
+        for key in starting.asked(purpose):
+            if found.get(key):
+                explained_choice(key, _text_of(key), found[key], shown[key])
+            else:
+                explained_field(key, _text_of(key), shown[key])
+        with said("p", "", "more"):
+            said("button", "Write the file", "main", type="submit")
+            said("span", "What you changed in the file below by hand is lost then.")
+
+
+def _values(purpose: str, shown: Mapping[str, str], found: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The values of the form, as the file has them. A name of the store is a text, whatever it looks like.
+
+    Raises:
+        ConfigError: a value is no YAML.
+    """
+    values: dict[str, Any] = {}
+    for key in starting.asked(purpose):
+        if shown[key] in found.get(key, ()):
+            values[key] = [shown[key]] if key == "data" else shown[key]
+        elif shown[key]:
+            values[key] = _read(key, shown[key])
+    if shown["model"]:
+        values |= {"model.path": shown["model"], "model.scratch": starting.Off({})}
+    return values
+
+
+def _read(key: str, text: str) -> Any:
+    try:
+        return parsed(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: {one_line(error)}") from error
+
+
+def _written(value: Any) -> str:
+    """A value as it stands in a file."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+
+
+def _text_of(key: str) -> str:
+    """What a key means, and which values it takes."""
+    meaning = keys.find(RunConfig, key)[0]
+    kind = "" if meaning.kind == "section" else f" ({meaning.kind})"
+    return f"{meaning.text}{kind}"
