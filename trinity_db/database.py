@@ -34,6 +34,7 @@ IDLE = TransactionStatus.IDLE
 BETWEEN = (IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)  # no statement is on its way
 
 CONNECT_SECONDS = 10  # a server on another continent answers in less
+SILENT_SECONDS = 30.0  # after which a command gives up a network that says nothing
 RETRY_SECONDS = (0.1, 5.0)  # first and longest pause; a server restarts in about a second
 GIVE_UP_SECONDS = 0.1  # how soon a pause ends when no caller waits for its end any more
 
@@ -134,7 +135,9 @@ class Database:
         """A connection. An embedded server that crashed is started for it, one that was stopped is not."""
         options["application_name"] = self.session_name
         if self._silence_seconds is not None:
-            options |= _notice_silence(self._silence_seconds)
+            # TCP doubles its pauses: after a cut of 10 s a connection may say nothing for another 15, and its
+            # heartbeat would come too late. A new one does not wait.
+            options |= _notice_silence(self._silence_seconds / 3)
         try:
             connection = connect(self.url, **options)
         except DatabaseUnavailable:
@@ -204,6 +207,9 @@ def retry(decide: Callable[[], Result], give_up: Callable[[], bool] = lambda: Fa
 def connect(url: str, autocommit: bool = False, **options: Any) -> Transaction:
     """Open a connection, and see whether a pooler is between.
 
+    It breaks when the network says nothing for `SILENT_SECONDS`. TCP itself waits for a quarter of an hour,
+    or for two hours where the server has heard the question and its answer is lost.
+
     Raises:
         DatabaseUnavailable: no database answers.
         TrinityError: the address is none, or the pooler keeps no transaction on one session.
@@ -214,7 +220,7 @@ def connect(url: str, autocommit: bool = False, **options: Any) -> Transaction:
             row_factory=dict_row,
             autocommit=True,
             connect_timeout=CONNECT_SECONDS,
-            **{"application_name": "trinity-db"} | options,
+            **{"application_name": "trinity-db"} | _notice_silence(SILENT_SECONDS) | options,
         )
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(
@@ -303,7 +309,7 @@ def in_our_words(connection: psycopg.Connection[Any]) -> Iterator[None]:
         raise
 
 
-def _notice_silence(seconds: float) -> dict[str, int]:
+def _notice_silence(seconds: float) -> dict[str, Any]:
     """libpq's settings with which a network that says nothing for so long counts as gone."""
     return {
         "keepalives_idle": max(1, round(seconds / 3)),

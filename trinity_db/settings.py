@@ -119,8 +119,8 @@ def load(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> S
     return validate(model, overridden(model, content_of(path), overrides), str(path))
 
 
-def content_of(path: Path) -> dict[str, Any]:
-    """What a YAML file holds.
+def content_of(path: Path, example: str = "name: first-run") -> dict[str, Any]:
+    """What a YAML file holds; the example is a line of such a file.
 
     Raises:
         ConfigError: there is no such file, or it is not YAML with keys and values.
@@ -134,7 +134,7 @@ def content_of(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: is not YAML: {one_line(error)}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold keys and values, for example 'name: first-run'.")
+        raise ConfigError(f"{path}: must hold keys and values, for example '{example}'.")
     return content
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("tests.chaos.promises")
+
 SHORT_MINUTES = 1.5
 SUMMARIES = pytest.StashKey[list[dict[str, Any]]]()
 

@@ -21,6 +21,8 @@ class Member:
     """One process of the crew."""
 
     role: str
+    store: Store
+    """Through which it was started."""
     process: Process
     started_at: float
     """Seconds since the epoch."""
@@ -61,7 +63,8 @@ class Member:
 class Crew:
     """The processes that work or worked on a run."""
 
-    store: Store
+    seats: list[tuple[str, Store]]
+    """The role of each place, and the store through which its processes are started."""
     config: Path
     environment: dict[str, str]
     say: Callable[[str], None]
@@ -72,20 +75,20 @@ class Crew:
 
     def start(self) -> None:
         """Fill every place."""
-        self.places = [self._start(role) for role in ROLES]
+        self.places = [self._start(role, store) for role, store in self.seats]
 
     def refill(self) -> None:
         """Start another process in the place of each that has ended."""
         for place, member in enumerate(self.places):
             if not member.process.running:
                 self._bury(member)
-                self.places[place] = self._start(member.role)
+                self.places[place] = self._start(*self.seats[place])
 
     def replace(self, member: Member) -> Member:
         """Start another process in the place of one that is frozen."""
         member.replaced = True
         place = self.places.index(member)
-        self.places[place] = self._start(member.role)
+        self.places[place] = self._start(*self.seats[place])
         return self.places[place]
 
     def candidates(self, role: str) -> list[Member]:
@@ -106,10 +109,10 @@ class Crew:
             if member.frozen:
                 member.thaw()
 
-    def _start(self, role: str) -> Member:
+    def _start(self, role: str, store: Store) -> Member:
         started_at = time.time()
-        process = self.store.start(role, self.config, **self.environment)
-        member = Member(role, process, started_at)
+        process = store.start(role, self.config, **self.environment)
+        member = Member(role, store, process, started_at)
         self.members.append(member)
         self.say(f"started {member.name}")
         return member

@@ -13,7 +13,7 @@ from typing import Any
 from tests.acceptance.command import Store, reversals
 from tests.chaos import workflow
 from tests.chaos.aftermath import Aftermath
-from tests.chaos.crew import Crew
+from tests.chaos.crew import ROLES, Crew
 from tests.chaos.driver import POOLER, Driver, plan
 from tests.pooler import Pooler
 from trinity_db import opening
@@ -96,7 +96,7 @@ def go_through(
     trainer = RUN["trainer"] | cadence
     config = store.config("chaos", **(RUN | {"max_staleness": variant.max_staleness, "trainer": trainer}))
     environment = {workflow.JOURNAL: str(journal), SUPERVISOR: str(os.getpid())}
-    crew = Crew(store, config, environment, say)
+    crew = Crew([(role, store) for role in ROLES], config, environment, say)
     driver = Driver(store, cluster, crew, say, pooler)
     try:
         crew.start()
