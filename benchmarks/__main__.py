@@ -18,7 +18,7 @@ from trinity_db.errors import TrinityError
 
 MEASURES = (
     *("ingest", "draw", "claims", "offline", "archive", "loop", "restart", "hour", "trainer", "explore"),
-    *("publish", "rescore", "page", "modes", "selection"),
+    *("publish", "weights", "rescore", "page", "fleet", "modes", "selection"),
 )
 """Modules of this package with a function `run(context) -> list[Result]`."""
 TEMPORARY = Path(tempfile.gettempdir())
