@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from trinity_db import keys, signatures
 from trinity_db.cli import app
-from trinity_db.cli.configuration import PER_PROCESS, RunConfig
+from trinity_db.configuration import PER_PROCESS, RunConfig
 from trinity_db.page import examples
 from trinity_db.processors.lists import LISTS, List
 from trinity_db.schema.base import Base
