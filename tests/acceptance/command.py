@@ -24,6 +24,8 @@ from tests.postgres import new_database
 from tests.waiting import WAIT_SECONDS, wait_until
 
 COMMAND = Path(sys.executable).with_name("trinity-db")
+# Starts a command that finds the folder empty which is named first. It needs the right to make namespaces.
+WITHOUT = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # a port of its own
 
 MODEL = {
@@ -73,6 +75,11 @@ class Process:
         return self._process.poll() is None
 
     @property
+    def output(self) -> str:
+        """What it has written to stdout so far."""
+        return self._output.read_text()
+
+    @property
     def errors(self) -> str:
         """What it has written to stderr so far."""
         return self._errors.read_text()
@@ -83,7 +90,7 @@ class Process:
     def wait(self, timeout: float = END_SECONDS) -> Ended:
         """Wait for its end; TimeoutExpired when it does not come."""
         code = self._process.wait(timeout)
-        return Ended(code, self._output.read_text(), self._errors.read_text())
+        return Ended(code, self.output, self.errors)
 
     def kill(self) -> Ended:
         """End it as a power cut would."""
@@ -107,6 +114,8 @@ class Store:
 
     url: str
     folder: Path
+    leads_to: tuple[str, ...] = ()
+    """What comes before each command, where it is to run on another host."""
     environment: dict[str, str] = field(init=False)
     _processes: list[Process] = field(default_factory=list)
 
@@ -127,6 +136,11 @@ class Store:
         """Start a command."""
         return self._start([COMMAND, *arguments], environment)
 
+    def start_elsewhere(self, *arguments: str | Path, **environment: str) -> Process:
+        """Start a command that has a home of its own and finds this one empty, as another machine would."""
+        home = {"TRINITY_DB_HOME": str(self.folder / "elsewhere")}
+        return self._start([*WITHOUT, self.home, COMMAND, *arguments], home | environment)
+
     def start_ranks(self, count: int, *arguments: str | Path) -> Process:
         """Start it by torchrun, as several processes."""
         return self._start([*TORCHRUN, "--nproc-per-node", str(count), "-m", "trinity_db", *arguments], {})
@@ -134,7 +148,7 @@ class Store:
     def _start(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> Process:
         folder = self.folder / f"command-{next(_numbers)}"
         folder.mkdir()
-        process = Process(command, {**self.environment, **environment}, folder)
+        process = Process([*self.leads_to, *command], {**self.environment, **environment}, folder)
         self._processes.append(process)
         return process
 

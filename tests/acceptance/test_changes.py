@@ -130,7 +130,7 @@ def test_a_run_that_is_served_does_not_change_and_names_its_workers(store: Store
     )
     ended = store.run("train", config, "--set", "trainer.steps=9", "--change")
     assert ended.code == 1
-    assert f"pid {train.pid}): stop them, then change" in ended.error_lines[0]
+    assert f"pid {train.pid}): trinity-db stop " in ended.error_lines[0]
     train.clear_away()
     changed = store.start("train", config, "--set", "trainer.steps=9", "--change")
     store.wait_for("SELECT config #>> '{trainer,steps}' = '9' FROM run WHERE name = 'served'", changed)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import kubernetes_validate
 import psycopg
@@ -19,15 +20,17 @@ import yaml
 
 from tests.acceptance.command import COMMAND, Process, Store, reversals, reversing
 from tests.postgres import cluster_15, discard, start
+from tests.waiting import wait_until
 from trinity_db.embedded.accounts import server_account
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ROLE = DEPLOY / "role.sh"
+READER = f"page_{os.getpid()}"
 PASSWORD = "h%nt:er @/2"  # what a URL would have to quote
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 ACCESS = """
 local all all trust
-hostssl all trinity 127.0.0.1/32 scram-sha-256
+hostssl all all 127.0.0.1/32 scram-sha-256
 """
 RUN = "(SELECT id FROM run WHERE name = 'preempted')"
 AT_WORK = f"SELECT count(*) > 10 FROM rollout WHERE run_id = {RUN}"
@@ -109,7 +112,7 @@ def test_each_service_of_compose_does_its_part_of_a_run(store: Store, tmp_path: 
     """All end well when the run is finished, so `compose up` ends."""
     services: dict[str, Any] = COMPOSE["services"]
     assert {name for name in services if "command" in services[name]} - {"store"} == {
-        *("prepare", "trainer", "processor", "explorer"),
+        *("prepare", "trainer", "processor", "explorer", "page"),
     }
     given = services["trainer"]["environment"]
     assert given == {
@@ -133,6 +136,37 @@ def test_each_service_of_compose_does_its_part_of_a_run(store: Store, tmp_path: 
     assert store.value("SELECT state::text FROM run WHERE name = 'composed'") == "finished"
 
 
+def test_the_page_of_compose_is_open_to_people_by_the_port_of_this_machine(
+    store: Store, tmp_path: Path
+) -> None:
+    service = COMPOSE["services"]["page"]
+    assert service["ports"] == ["127.0.0.1:8411:8411"], "other machines do not reach it"
+    assert service["profiles"] == ["page"], "`compose up` ends with the run"
+    assert service["environment"]["TRINITY_DB_READ_URL"] == "${PAGE_READ_URL:-}"
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    command = [re.sub(r"\$\{PAGE_ADDRESS:-(.*):8411\}", rf"\1:{port}", one) for one in service["command"]]
+    made = store.run("db", "roles", "--login", READER, "--as", "reader")
+    assert made.code == 0, made.stderr
+    environment = environment_of(store, TRINITY_DB_READ_URL=made.stdout.strip())
+    folder = tmp_path / "page"
+    folder.mkdir()
+    (folder / "people.yaml").write_text("ann: manage\n")
+    page = Process([ROLE, *command, "--port", str(port)], environment, folder)
+    try:
+        wait_until(lambda: "Ctrl-C ends it." in page.output or not page.running, "the page is served")
+        found = re.search(rf"For ann: (http://127\.0\.0\.1:{port}/\S+)", page.output)
+        assert found is not None, page.errors
+        with build_opener(HTTPCookieProcessor()).open(found[1]) as answer:
+            assert "You may look, label, manage." in answer.read().decode()
+        page.signal(signal.SIGTERM)
+        assert page.wait().code == 143
+    finally:
+        page.clear_away()
+        with closing(psycopg.connect(store.url, autocommit=True)) as owner:
+            owner.execute(f"DROP ROLE {READER}")
+
+
 def test_a_job_that_is_told_to_stop_gives_its_leases_back_and_is_queued_again(
     store: Store, job: dict[str, str], tmp_path: Path
 ) -> None:
@@ -147,6 +181,22 @@ def test_a_job_that_is_told_to_stop_gives_its_leases_back_and_is_queued_again(
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
     assert store.value(HELD) == 0
     assert store.value(UNSTOPPED) == 0
+
+
+def test_a_job_whose_run_is_stopped_is_not_queued_again(
+    store: Store, job: dict[str, str], tmp_path: Path
+) -> None:
+    config = store.config("asked", **reversing(steps=1, batch_size=4) | {"max_staleness": None})
+    explorer = role(config, tmp_path / "job", "explore", "run.yaml", "--groups", "1000000", **job)
+    try:
+        store.wait_for(AT_WORK.replace("preempted", "asked"), explorer)
+        stopped = store.run("stop", "asked")
+        assert stopped.code == 0, stopped.stderr
+        assert explorer.wait().code == 0
+    finally:
+        explorer.clear_away()
+    assert not (tmp_path / "asked").exists()
+    assert store.value(HELD.replace("preempted", "asked")) == 0
 
 
 def test_a_job_with_a_wrong_configuration_is_not_queued_again(

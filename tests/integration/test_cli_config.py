@@ -9,9 +9,9 @@ import pytest
 from tests.command_line import CommandLine
 from tests.postgres import by_login
 from tests.rows import Scene, demonstration, import_records, labelled, preference, task
-from trinity_db import settings
-from trinity_db.cli import changing, launch, starting
-from trinity_db.cli.configuration import RunConfig
+from trinity_db import settings, starting
+from trinity_db.cli import changing, launch
+from trinity_db.configuration import RunConfig
 from trinity_db.imports.dataset import open_writer
 from trinity_db.store import runs
 from trinity_db.trainer.recipes import RECIPES, LabelsConfig

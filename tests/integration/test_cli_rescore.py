@@ -11,7 +11,7 @@ from tests.command_line import CommandLine, Done
 from tests.rows import Scene, demonstration, import_records
 from tests.steps import process
 from tests.unit.test_reward_model import build as build_reward_model
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.database import Database
 from trinity_db.models.folder_digest import digest
 

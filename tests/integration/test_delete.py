@@ -98,7 +98,7 @@ def test_a_run_that_is_served_stays_and_its_workers_are_named(
 ) -> None:
     code, _ = delete(scene, "run", "--yes")
     assert "alive (explore on" in code
-    assert "stop them, then delete it" in code
+    assert "trinity-db stop run, then delete it" in code
     assert scene.value("SELECT count(*) FROM trinity.run WHERE deleting_at IS NULL") == 1
 
 

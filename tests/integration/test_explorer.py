@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
@@ -18,10 +19,11 @@ from tests.explorers import Explorers, publish, stored
 from tests.postgres import cluster_18, discard, start
 from tests.rows import Scene, members
 from tests.waiting import WAIT_SECONDS, until
-from trinity_db.database import Database
+from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer import service
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.evaluating import Look
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.waiting import EmptyPlaces
 from trinity_db.explorer.workflow import Workflow
@@ -232,6 +234,58 @@ def test_a_run_that_is_finished_ends_attempts_that_would_not_end(explorer: Explo
     assert explorer(workflow, concurrency=2).work()
     assert time.monotonic() - began < 30 * POLL_SECONDS
     assert rollouts(scene) == [(0, 1, "finished")]
+
+
+def test_news_make_an_explorer_without_a_free_place_ask_the_store_nothing(
+    explorer: Explorers, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a run of many explorers news come with each write of each of them."""
+    monkeypatch.setattr(service, "POLL_SECONDS", 600.0)
+    looks: list[object] = []
+    asked: list[int] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        await policy.sample([1, 2])
+        if not asked:
+            asked.append(len(looks))
+            for _ in range(20):
+                role.wake()
+                for _ in range(20):  # turns of the event loop, in which it would begin to ask
+                    await asyncio.sleep(0)
+                await role._store.run(lambda: None)  # behind what it asked
+            asked.append(len(looks))
+
+    role = explorer(workflow, groups=1, concurrency=2)
+    look = role._look
+
+    def counted(tx: Transaction) -> Look:
+        looks.append(tx)
+        return look(tx)
+
+    monkeypatch.setattr(role, "_look", counted)
+    assert role.work()
+    assert asked == [1, 1]
+    assert len(looks) > 1, "it looks again once there is room"
+
+
+def test_an_explorer_at_work_has_two_connections(explorer: Explorers, scene: Scene, handlers: None) -> None:
+    """One to beat and to hear news, one of the thread that speaks to the store."""
+    sessions = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'trinity-db worker%'"
+    )
+    found: list[int] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        await policy.sample([1, 2])
+        if not found:
+            await until(lambda: any(one.name == "pulse" for one in threading.enumerate()), "it beats")
+            await until(lambda: stored(scene, sessions) == [(2,)], "there are two")
+            found.append(2)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    explorer(workflow, groups=1).serve()
+    assert found == [2]
 
 
 def test_a_stop_ends_also_while_there_is_no_database(

@@ -13,7 +13,8 @@ from trinity_db.database import Database, connect
 from trinity_db.errors import TrinityError
 from trinity_db.privileges import make_login, open_to_roles
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import groups
+from trinity_db.service import LEASE_SECONDS
+from trinity_db.store import groups, stopping, workers
 
 MINE, THEIRS, TRAINER = LOGINS = [f"{whose}_{os.getpid()}" for whose in ("mine", "theirs", "trainer")]
 ROLLOUT = "INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, state, worker_id) VALUES "
@@ -196,3 +197,12 @@ def test_a_trainer_gives_adopted_rows_their_arrays(scene: Scene, logins: None) -
     with closing(Database(by_login(scene.database.url, TRAINER))) as database:
         replace(adopting, database=database).encode()
     assert scene.rows(COUNTS) == [(0, 2, 1, 1)]
+
+
+def test_a_trainer_s_login_asks_a_run_to_stop_and_an_explorer_s_does_not(scene: Scene, two: Two) -> None:
+    with pytest.raises(TrinityError, match="permission denied"), two.mine.database.transaction() as tx:
+        stopping.ask(tx, scene.run, LEASE_SECONDS)
+    with closing(Database(by_login(scene.database.url, TRAINER))) as database, database.transaction() as tx:
+        stopping.ask(tx, scene.run, LEASE_SECONDS)
+    with two.mine.database.transaction() as tx:
+        assert workers.beat(tx, two.mine.explorer).is_to_stop

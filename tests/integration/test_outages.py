@@ -308,11 +308,19 @@ def test_a_transaction_that_stands_still_for_longer_than_a_lease_is_ended(
         stand_still(database)
 
 
-def test_a_role_s_session_notices_a_silent_network_within_its_lease(database_url: str) -> None:
-    with closing(Database(database_url, 30.0)) as database, database.transaction() as tx:
+@pytest.mark.parametrize(("lease_seconds", "noticed_seconds"), [(30.0, 10.0), (None, 30.0)])
+def test_a_silent_network_is_noticed(
+    database_url: str, lease_seconds: float | None, noticed_seconds: float
+) -> None:
+    """By a role in time for its next heartbeat, by a command before a person gives up."""
+    with closing(Database(database_url, lease_seconds)) as database, database.transaction() as tx:
         sent = {option.keyword.decode(): option.val for option in tx.pgconn.info}
-        assert sent["tcp_user_timeout"] == b"30000"
-        assert sum(int(sent[f"keepalives_{name}"] or 0) for name in ("idle", "interval")) <= 30
+        assert sent["tcp_user_timeout"] == b"%d" % (1000 * noticed_seconds)
+        assert sum(int(sent[f"keepalives_{name}"] or 0) for name in ("idle", "interval")) <= noticed_seconds
+
+
+def test_the_server_ends_a_role_s_session_that_stands_still(database_url: str) -> None:
+    with closing(Database(database_url, 30.0)) as database, database.transaction() as tx:
         row = tx.execute("SHOW idle_in_transaction_session_timeout").fetchone()
         assert row == {"idle_in_transaction_session_timeout": "30s"}
     with closing(Database(database_url)) as database, database.transaction() as tx:

@@ -13,7 +13,7 @@ from tests.steps import processors
 from trinity_db.errors import TrinityError
 from trinity_db.processors import changed_files, service
 from trinity_db.processors.service import Processors
-from trinity_db.store import processing, rewards, runs
+from trinity_db.store import processing, rewards, runs, workers
 
 FAILURES_IN_A_ROW = 4
 STATES = "SELECT state::text, count(*) FROM trinity.experience GROUP BY 1 ORDER BY 1"
@@ -93,6 +93,7 @@ def test_processors_of_a_run_over_imported_rows_archive_them_and_end_with_it(
     assert not role.is_done()
     with run.database.transaction() as tx:
         runs.finish(tx, run.run.id)
+        workers.stop(tx, run.explorer)
     assert role.is_done()
     assert run.rows(ARCHIVED) == [(4, 4)]
 

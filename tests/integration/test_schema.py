@@ -119,6 +119,10 @@ REFUSED = [
         "UPDATE trinity.policy_version SET checkpoint = 'version-000000', withdrawn_at = now()",
     ),
     (
+        "policy_version_weights_are_kept_check",
+        "UPDATE trinity.policy_version SET checkpoint = NULL, weights = 's3://bucket/version'",
+    ),
+    (
         "policy_version_checkpoint_has_weights_check",
         "UPDATE trinity.policy_version SET checkpoint = NULL, resume_from = 'checkpoint', resume_hash = ''",
     ),

@@ -29,6 +29,7 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.store import payloads, processing, runs, scores, workers
 from trinity_db.store.groups import Pace
 from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.learner.starting_scores import StartingScores
 from trinity_db.trainer.rows import precompute
 from trinity_db.trainer.service import Trainer
 from trinity_db.trainer.setup import TrainerSetup
@@ -281,16 +282,16 @@ def test_a_reference_that_is_killed_in_between_is_asked_about_the_rest_alone(
     comparison: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    say = FrozenModel.scores
+    say = StartingScores.of
 
-    def counted(model: FrozenModel, rows: Sequence[Payload]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def counted(model: StartingScores, rows: Sequence[Payload]) -> list[tuple[int, NDArray[np.float32]]]:
         if sum(asked) == 8:
             raise Killed
         asked.append(len(rows))
-        yield from say(model, rows)
+        return say(model, rows)
 
     monkeypatch.setattr(precompute, "CHUNK_ROWS", 4)
-    monkeypatch.setattr(FrozenModel, "scores", counted)
+    monkeypatch.setattr(StartingScores, "of", counted)
     stored, live = comparison.open("stored"), comparison.open("live")
     with pytest.raises(Killed):
         comparison.trainer(stored, "precomputed").start()
@@ -316,7 +317,7 @@ def test_a_model_that_has_said_all_is_not_loaded_again(
     comparison.trainer(run, "precomputed").start()
     before = comparison.scene.rows("SELECT experience_id, created_at FROM trinity.score ORDER BY 1")
     assert len(before) == 12
-    monkeypatch.setattr(precompute, "FrozenModel", None)
+    monkeypatch.setattr(StartingScores, "__init__", None)
     again = comparison.trainer(run, "precomputed")
     again.start()
     assert comparison.scene.rows("SELECT experience_id, created_at FROM trinity.score ORDER BY 1") == before
@@ -327,14 +328,15 @@ def test_a_trainer_that_was_replaced_stores_nothing_of_what_it_asked(
     comparison: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = comparison.open("stored")
-    trainer, say = comparison.trainer(run, "precomputed"), FrozenModel.scores
+    trainer, say = comparison.trainer(run, "precomputed"), StartingScores.of
 
-    def overtaken(model: FrozenModel, rows: Sequence[Payload]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        yield from say(model, rows)
+    def overtaken(model: StartingScores, rows: Sequence[Payload]) -> list[tuple[int, NDArray[np.float32]]]:
+        found = say(model, rows)
         with comparison.scene.database.transaction() as tx:
             workers.stop(tx, trainer.worker_id)
+        return found
 
-    monkeypatch.setattr(FrozenModel, "scores", overtaken)
+    monkeypatch.setattr(StartingScores, "of", overtaken)
     with pytest.raises(LeaseLost):
         trainer.start()
     assert comparison.scene.values(SCORED, "reference") == []

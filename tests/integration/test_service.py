@@ -19,6 +19,7 @@ from trinity_db.store import runs, workers
 from trinity_db.store.metrics import record_metrics
 
 ROUNDS = 3
+MANY = 100  # news
 
 
 class Probe(Service):
@@ -154,6 +155,34 @@ class Waking(Probe):
         return True
 
 
+class HardOfHearing(Probe):
+    """A role that many workers have, so that news of all of them come together."""
+
+    deaf_seconds = 1.0
+
+    def __init__(self, database: Database, run: runs.Run) -> None:
+        super().__init__(database, run)
+        self.woken = 0
+
+    def wake(self) -> None:
+        super().wake()
+        self.woken += not self.stopping
+
+    def work(self) -> bool:
+        wait_until(lambda: self.announced() and self.woken > 0, "it hears")
+        for _ in range(MANY):
+            self.announced()
+        heard = self.woken
+        wait_until(lambda: self.woken > heard, "it hears of the last ones too")
+        self.stop()
+        return True
+
+    def announced(self) -> bool:
+        with self.database.transaction() as tx:
+            runs.announce(tx, self.run.id)
+        return True
+
+
 class Patient(Probe):
     """A role that works until it is told to end."""
 
@@ -217,6 +246,12 @@ def test_the_server_knows_whose_the_sessions_of_a_role_are(run: tuple[Database, 
     role = Signed(*run)
     role.serve()
     assert role.cut
+
+
+def test_news_that_come_together_wake_a_role_of_many_workers_once(run: tuple[Database, runs.Run]) -> None:
+    role = HardOfHearing(*run)
+    role.serve()
+    assert 2 <= role.woken < MANY / 2
 
 
 def test_a_role_ends_when_its_pulse_does(

@@ -15,7 +15,7 @@ from tests.rows import (
     wait_until_blocked,
 )
 from trinity_db.cli import changing
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, LeaseLost
 from trinity_db.schema.states import WorkerRole
@@ -154,7 +154,9 @@ def test_the_error_says_how_a_run_goes_on_that_began_before_a_default_changed(li
 
 def test_nothing_changes_while_workers_are_alive(live: Scene) -> None:
     trained(live)
-    with pytest.raises(ConfigError, match=r"alive \(explore on \S+, pid \d+; .*\): stop them, then change"):
+    with pytest.raises(
+        ConfigError, match=r"alive \(explore on \S+, pid \d+; .*\): trinity-db stop \S+, then"
+    ):
         joined(live.database, online(max_staleness=3), asked_for=True)
 
 

@@ -17,7 +17,7 @@ from benchmarks.modes.workloads import (
     Mode,
     Workload,
 )
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 
 
 def outcome(seconds: list[float], rewards: list[float]) -> Outcome:

@@ -12,9 +12,9 @@ import yaml
 
 from tests.command_line import CommandLine
 from tests.json_schema import accepts
-from trinity_db import keys, settings
-from trinity_db.cli import explained, json_schema, starting
-from trinity_db.cli.configuration import RunConfig
+from trinity_db import keys, settings, starting
+from trinity_db.cli import explained, json_schema
+from trinity_db.configuration import RunConfig
 from trinity_db.errors import NotFound
 from trinity_db.settings import rule
 from trinity_db.trainer.recipes import RECIPES
@@ -79,8 +79,28 @@ def test_a_file_that_exists_is_not_touched(run: CommandLine) -> None:
 
 def test_a_name_that_no_run_can_have_is_refused(run: CommandLine) -> None:
     done = run("new", "--for", "grpo", "--name", "no/name", "--output", "new.yaml")
-    assert str(done.code).startswith("error: --name")
+    assert str(done.code).startswith("error: name 'no/name': take up to 100 letters")
     assert not Path("new.yaml").exists()
+
+
+def test_values_that_are_given_stand_in_a_starting_file() -> None:
+    given = {"model.path": "models/one", "model.scratch": starting.Off({}), "trainer.steps": 7}
+    text = starting.text("grpo", "begun", given)
+    content = yaml.safe_load(text)
+    assert (content["model"], content["trainer"]["steps"]) == ({"path": "models/one"}, 7)
+    assert starting.asked("grpo")["trainer.steps"] == 100
+    assert set(starting.asked("dpo")) > {"data", "algorithm", "trainer.epochs"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_file_written_from_a_stored_configuration_is_that_configuration(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    if "algorithm" not in content:
+        pytest.skip("no configuration of a run")
+    stored = RunConfig.model_validate(content).stored()
+    written = yaml.safe_dump(RunConfig.written(stored))
+    assert RunConfig.model_validate(yaml.safe_load(written)).stored() == stored
+    assert len(written.splitlines()) < 80
 
 
 # explain

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.recipes import recipe
-from trinity_db.cli.configuration import PER_PROCESS, RunConfig
 from trinity_db.config import ModelConfig
+from trinity_db.configuration import PER_PROCESS, RunConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.processors.config import ProcessorsConfig
@@ -90,6 +90,7 @@ OTHERS: dict[str, Any] = {
     "processors.archive": {},
     "processors.claim_size": 1,
     "processors.max_attempts": 1,
+    "ray": {"place_seconds": 5},
     "trainer.checkpoints": "elsewhere",
     "trainer.checkpoint_every": 7,
     "trainer.checkpoint_minutes": 2.5,
@@ -105,6 +106,7 @@ OTHERS: dict[str, Any] = {
     "trainer.micro_batch_tokens": 1,
     "trainer.gradient_checkpointing": True,
     "trainer.compile": True,
+    "trainer.weights": "s3://bucket/prefix",
 }
 BESIDE: dict[str, dict[str, Any]] = {"trainer.offload": {"sharding": "full"}, "trainer.publish": {"lora": {}}}
 """Keys of the same section that a key needs."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from docs import generate
 from trinity_db import settings
 from trinity_db.cli import app
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.page import examples
 from trinity_db.schema.states import ExperienceState
 from trinity_db.trainer.recipes import RECIPES

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from tests.recipes import recipe
 from trinity_db import settings
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.errors import ConfigError
 from trinity_db.settings import Settings
 from trinity_db.trainer.config import PrioritizedConfig, SynchronisedReference

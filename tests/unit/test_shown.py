@@ -16,7 +16,7 @@ import yaml
 from tests.documents import LINKED, ROOT, Block, blocks, inline_commands, of_page
 from trinity_db import settings
 from trinity_db.cli import app
-from trinity_db.cli.configuration import RunConfig
+from trinity_db.configuration import RunConfig
 from trinity_db.explorer import engines, workflow
 from trinity_db.processors import lists
 from trinity_db.processors.judging.rubric import Rubric
