@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from trinity_db.archive import Writer
-from trinity_db.database import Database, Transaction
+from trinity_db.database import Database
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.processors.config import ArchiveConfig
-from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import payloads, runs, workers
+from trinity_db.store import payloads, runs
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +57,7 @@ class Archiver:
             return False
 
     def finish(self, worker_id: int) -> bool:
-        """Archive all that is left; False while more comes, as from explorers that hear of a run's end.
-
-        If another process is the archiver, it finishes.
+        """Archive all that is left; False while more comes. If another process is the archiver, it finishes.
 
         Raises:
             TrinityError: the archive cannot be used; what is not archived stays in Postgres.
@@ -77,14 +74,7 @@ class Archiver:
         if self._writer is None:
             return True
         with self._database.transaction() as tx:
-            if runs.is_finished(tx, self._run.id) and self._has_explorers(tx):
-                return False
             return not payloads.archivable(tx, self._run.id, self._floor, 1, MAX_BYTES).ids
-
-    def _has_explorers(self, tx: Transaction) -> bool:
-        """Whether an explorer is alive. It writes what ends before it hears of the run's end."""
-        found = workers.running(tx, self._run.id, LEASE_SECONDS)
-        return any(worker.role == WorkerRole.EXPLORE and worker.is_alive for worker in found)
 
     def _round(self, worker_id: int, at_least: int) -> bool:
         """Move payloads if there are at least so many, or if they fill one append."""

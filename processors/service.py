@@ -24,8 +24,8 @@ from trinity_db.processors.scan_position import ScanPosition, Sweep
 from trinity_db.processors.step import Step
 from trinity_db.processors.synthesis import Synthesizer
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.service import Service
-from trinity_db.store import evaluations, processing, runs, settling
+from trinity_db.service import LEASE_SECONDS, Service
+from trinity_db.store import evaluations, processing, runs, settling, workers
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +156,19 @@ class Processors(Service):
             is_done = is_done and (self._prioritiser is None or self._prioritiser.is_done())
             is_done = is_done and (self._synthesizer is None or self._synthesizer.is_done())
         else:
-            is_done = super().is_done()
+            is_done = super().is_done() and (self._archiver is None or self._has_judged_last_rows())
         return is_done and (self._archiver is None or self._archiver.finish(self.worker_id))
+
+    def _has_judged_last_rows(self) -> bool:
+        """Whether no explorer is left, and no row to judge of those that the last one wrote.
+
+        An explorer writes what ends before it hears of the run's end, and the archive takes judged rows alone.
+        """
+        with self.database.transaction() as tx:
+            found = workers.running(tx, self.run.id, LEASE_SECONDS)
+        if any(worker.role == WorkerRole.EXPLORE and worker.is_alive for worker in found):
+            return False
+        return not self.work()
 
     def _stage(self, stage: processing.Stage, steps: Sequence[Step], first_try: int) -> _Stage:
         slow = [step for step in steps if step.is_async]

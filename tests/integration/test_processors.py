@@ -98,6 +98,25 @@ def test_processors_of_a_run_over_imported_rows_archive_them_and_end_with_it(
     assert run.rows(ARCHIVED) == [(4, 4)]
 
 
+def test_rows_that_an_explorer_writes_while_the_run_ends_are_judged_and_archived(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(tmp_path / "lance"))
+    role = processors(scene, {"archive": {}})
+    explore(scene, "1.0", "2.0")
+    drain(role)
+    with scene.database.transaction() as tx:
+        runs.finish(tx, scene.run.id)
+    assert not role.is_done(), "an explorer may write more"
+    explore(scene, "3.0", "4.0")  # after the last round of the processors
+    with scene.database.transaction() as tx:
+        workers.stop(tx, scene.explorer)
+    assert not role.is_done()
+    drain(role)
+    assert role.is_done()
+    assert scene.rows(ARCHIVED) == [(4, 4)]
+
+
 PROCESSING = "SELECT processor, processor_version, outcome::text, step FROM trinity.processing ORDER BY id"
 LISTS = "SELECT processor, version, steps FROM trinity.step_list ORDER BY processor, version"
 
