@@ -162,7 +162,7 @@ class Processors(Service):
     def _has_judged_last_rows(self) -> bool:
         """Whether no explorer is left, and no row to judge of those that the last one wrote.
 
-        An explorer writes what ends before it hears of the run's end, and the archive takes judged rows alone.
+        An explorer writes what ends before it hears of the run's end, and the archive takes judged rows.
         """
         with self.database.transaction() as tx:
             found = workers.running(tx, self.run.id, LEASE_SECONDS)

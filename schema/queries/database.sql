@@ -24,6 +24,7 @@ SELECT set_config('plan_cache_mode', 'force_generic_plan', %(is_local)s), set_co
 FROM unnest(ARRAY['enable_seqscan', 'enable_mergejoin', 'enable_hashjoin', 'jit']) AS s (name)
 
 -- name: limit_statements
--- For one transaction that answers a person: ends a statement that takes longer. No such statement gains as much from
--- compilation as that costs.
-SELECT set_config('statement_timeout', %(seconds)s::float8 * 1000 || 'ms', true), set_config('jit', 'off', true)
+-- For one transaction that answers a person: ends a statement that takes longer, and keeps it on one core, since a run
+-- works on the others. No such statement gains as much from compilation as that costs.
+SELECT set_config('statement_timeout', %(seconds)s::float8 * 1000 || 'ms', true),
+       set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)

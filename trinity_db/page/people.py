@@ -12,7 +12,7 @@ from trinity_db.store import reviews, runs
 
 COUNTED = 5_000  # rows, pairs or verdicts are counted up to here: about 0.2 s
 DRAWN = 2_000  # of a person's verdicts, whose batches are looked for: about 0.1 s
-VERDICTS = 10_000  # the newest, of which the page says who gave them: about 0.1 s
+VERDICTS = 10_000  # the newest; the page says who gave these: about 0.1 s
 SHOWN = 50  # people, questions, or disputes
 
 

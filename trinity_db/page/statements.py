@@ -26,6 +26,7 @@ from trinity_db.inspection.formats import NUMBERS, Column, csv_lines
 from trinity_db.inspection.words import cell
 from trinity_db.page.reader import STATEMENT_SECONDS
 from trinity_db.privileges import refuse_writer
+from trinity_db.schema.queries import query
 
 AT_ONCE = 4  # statements, each with a connection; a reader's login has 20
 DOWNLOADS = 2  # at a time, besides
@@ -138,7 +139,7 @@ class Running:
         return Refused(statements.explain(error, self.text, HINTS), place)
 
     def _rows(self, connection: Transaction) -> Iterator[Sequence[Any]]:
-        """The rows of the session's unnamed statement, of which TRAVEL at most are held here."""
+        """The rows of the session's unnamed statement. At most TRAVEL of them are held here."""
         end = time.monotonic() + STATEMENT_SECONDS + GRACE_SECONDS
         connection.pgconn.send_query_prepared(b"", [])
         if psycopg.capabilities.has_stream_chunked():
@@ -243,8 +244,7 @@ class Statements:
 def _begin(connection: Transaction) -> None:
     connection.execute("BEGIN READ ONLY")
     connection.execute("SET LOCAL search_path TO trinity, public")
-    milliseconds = f"{1000 * STATEMENT_SECONDS:.0f}"
-    connection.execute("SELECT set_config('statement_timeout', %s, true)", [milliseconds])
+    connection.execute(query("limit_statements"), {"seconds": STATEMENT_SECONDS})
 
 
 def _cancel(connection: Transaction) -> None:
