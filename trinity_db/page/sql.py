@@ -8,8 +8,8 @@ import asyncio
 import io
 from base64 import b64encode
 from collections.abc import AsyncIterator, Generator
-from contextlib import suppress
 from functools import partial
+from threading import Lock
 from urllib.parse import quote
 
 from fastapi import Response
@@ -191,17 +191,22 @@ def _picture(answer: Answer) -> str:
 
 async def _sent(first: str, rest: Generator[str]) -> AsyncIterator[str]:
     """The parts of a download. Its statement is ended if the visitor goes."""
+    turn = Lock()  # the visitor may go while a thread waits for the next part
+
+    def read() -> str | None:
+        with turn:
+            return next(rest, None)
+
+    def end() -> None:
+        with turn:
+            rest.close()
+
     try:
         yield first
-        while (part := await asyncio.to_thread(next, rest, None)) is not None:
+        while (part := await asyncio.to_thread(read)) is not None:
             yield part
     finally:
-        asyncio.get_running_loop().run_in_executor(None, _end, rest)
-
-
-def _end(parts: Generator[str]) -> None:
-    with suppress(ValueError):  # a thread reads the next part just now, and drops the rest with it
-        parts.close()
+        asyncio.get_running_loop().run_in_executor(None, end)
 
 
 def _catalogue(found: Catalogue) -> None:
