@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from trinity_db.config import ForwardConfig
 from trinity_db.settings import Change, Kept, Settings
@@ -22,6 +22,7 @@ from trinity_db.trainer.recipes import (
     RewardModelConfig,
     SupervisedConfig,
 )
+from trinity_db.weights import bucket
 
 AlgorithmConfig = Annotated[
     Annotated[PolicyGradientConfig, Tag("policy_gradient")]
@@ -353,6 +354,13 @@ class TrainerConfig(ForwardConfig):
     s3://bucket/prefix (also gs://, az://, file:///folder). Explorers that do not see the folder of
     checkpoints fetch it from there. Credentials come from the environment. May change during a run. None:
     all machines see the folder."""
+
+    @field_validator("weights", mode="before")  # other mistakes repeat the value
+    @classmethod
+    def the_object_store_has_an_address(cls, weights: Any) -> Any:
+        if isinstance(weights, str):
+            bucket.check(weights)
+        return weights
 
     @property
     def updates(self) -> int:

@@ -1,6 +1,7 @@
 """Versions in an object store, on a real S3 server: put, fetched, broken, mended and deleted."""
 
 import json
+import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -167,6 +168,31 @@ def test_a_broken_chain_is_never_loaded(objects: ObjectStore, versions: Path, da
         cache.fetch(address, digest)
     assert cached() == []
     assert list(home().glob("weights/*/*.tmp")) == []
+
+
+def test_a_disk_that_is_full_is_said_in_a_line_that_stays_the_same(
+    objects: ObjectStore, versions: Path
+) -> None:
+    first, second = uploaded(opened(objects), versions, 0, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def said(address: str, digest: str) -> str:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+        try:
+            with pytest.raises(
+                TrinityError, match=r"weights/run-\w+ cannot be written: .* Free space"
+            ) as raised:
+                cache.fetch(address, digest)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    said(*first)
+    cache.fetch(*first)
+    assert said(*second) == said(*second), "an explorer says it once"
+    assert list(home().glob("weights/*/*.tmp")) == []
+    assert folder_digest.digest(cache.fetch(*second)) == second[1]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../outside", "a/../../outside", ""])

@@ -220,7 +220,7 @@ def clear(prefix: str, identity: dict[str, Any]) -> bool:
 
 
 def check(url: str) -> None:
-    """Find out whether a trainer can write to an object store, before its run has a name.
+    """Find out whether a trainer can put, list and delete objects, before its run has a name.
 
     Raises:
         ConfigError: the address is wrong.
@@ -230,6 +230,7 @@ def check(url: str) -> None:
     bucket, name = Bucket(url), f"check-{uuid4().hex[:8]}"
     try:
         bucket.put(name, b"")
+        bucket.names(name)
         bucket.delete([name])
     except TrinityError as error:
         raise ConfigError(f"trainer.weights: {error}") from error

@@ -6,8 +6,9 @@ keeps, and bills, without listing it.
 
 import importlib
 import os
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,19 @@ REQUEST_SECONDS = 120  # of one request; the largest object has PART_BYTES, so a
 CONNECT_SECONDS = 5
 RETRIES = 3  # by the library, of one request, within RETRY_SECONDS
 RETRY_SECONDS = 10
+CONTAINERS = ("abfs", "abfss")  # these name a container before the @
 PART_BYTES = 32 << 20  # of an object: several are on their way at a time, each in memory
+
+# What the library says of an answer: its status, and then the document of a server that speaks S3.
+ANSWER = re.compile(
+    r"status code: (?P<status>\d+ [^:]*)(:.*?<Code>(?P<code>[^<]*)</Code>(.*?<Message>(?P<text>[^<]*))?)?",
+    re.DOTALL,
+)
+TIMES = re.compile(r" in [\d.]+(ns|µs|ms|s)(?=[ ,])")  # two failures of one kind must read the same
+CREDENTIALS = "Check the credentials and the region in the environment, and their rights."
+NO_CREDENTIALS = "169.254.169.254"  # where the library asks for credentials if the environment has none
+# What the library takes for failures that may pass, in lists of objects too: statuses, and codes of S3.
+REFUSALS = re.compile(r"(301|401|403)\b|400\b.*, (ExpiredToken|InvalidToken|AuthorizationHeaderMalformed)\b")
 
 
 class Unreachable(TrinityError):
@@ -46,10 +59,15 @@ class Bucket:
     """
 
     def __init__(self, url: str) -> None:
-        check(url)
+        try:
+            check(url)
+        except ValueError as error:
+            raise ConfigError(f"trainer.weights: {error}") from error
         self.url = url.rstrip("/")
         self._library = _library()
-        options = {"mkdir": True} if urlsplit(url).scheme == "file" else _options()
+        # Folders of a file:// address go with the last file in them, as prefixes of other stores do.
+        is_folder = urlsplit(url).scheme == "file"
+        options = {"mkdir": True, "automatic_cleanup": True} if is_folder else _options()
         try:
             self._store = self._library.store.from_url(self.url, **options)
         except (self._library.exceptions.BaseError, ValueError, TypeError, OSError) as error:
@@ -89,7 +107,7 @@ class Bucket:
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects. Those that are gone already are no error."""
         for name in names:  # one by one: not every store takes several in a request
-            with self._in_our_words(name):
+            with suppress(Missing), self._in_our_words(name):
                 self._library.delete(self._store, name)
 
     @contextmanager
@@ -98,16 +116,21 @@ class Bucket:
         what = f"{self.url}/{name}"
         try:
             yield
-        except (known.NotFoundError, FileNotFoundError) as error:
-            if "NoSuchBucket" in str(error):
-                raise Refused(f"{what}: there is no such bucket.") from error
-            raise Missing(f"{what}: there is no such object.") from error
         except known.AlreadyExistsError as error:
             raise _Exists(what) from error
-        except (known.PermissionDeniedError, known.UnauthenticatedError) as error:
-            raise Refused(f"{what}: the object store refuses it: {_line(error)}") from error
         except (known.BaseError, OSError) as error:
-            raise Unreachable(f"{what}: the object store fails: {_line(error)}") from error
+            said = _line(error)
+            if "NoSuchBucket" in said:
+                raise Refused(f"{what}: there is no such bucket; make it, or name another.") from error
+            if isinstance(error, known.NotFoundError | FileNotFoundError):
+                raise Missing(f"{what}: there is no such object.") from error
+            if NO_CREDENTIALS in said:
+                raise Unreachable(f"{what}: the environment has no credentials: {said}") from error
+            if isinstance(error, known.PermissionDeniedError | known.UnauthenticatedError):
+                raise Refused(f"{what}: the object store refuses it: {said}. {CREDENTIALS}") from error
+            if REFUSALS.match(said) or "configured region" in said:
+                raise Refused(f"{what}: the object store refuses it: {said}. {CREDENTIALS}") from error
+            raise Unreachable(f"{what}: the object store fails: {said}") from error
 
 
 class _Exists(TrinityError):
@@ -128,21 +151,26 @@ def _options() -> dict[str, Any]:
 
 
 def check(url: str) -> None:
-    """Refuse an address that holds a secret: rows of the store repeat it.
+    """Refuse an address that holds a secret: rows of the store repeat it, and so do messages.
 
     Raises:
-        ConfigError: it does, or is none.
+        ValueError: it does, or is none. The message does not repeat it.
     """
-    parts = urlsplit(url)
-    if not parts.scheme or "://" not in url:
-        raise ConfigError(
-            f"trainer.weights: {url!r:.200} is no address of an object store, as s3://bucket/prefix is."
-        )
-    if parts.password or parts.query or parts.fragment:
-        raise ConfigError(
-            "trainer.weights: the address holds a password or a key, and rows of the store would repeat it; "
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
+    login, is_login, _ = parts.netloc.rpartition("@")
+    if parts.scheme in CONTAINERS and ":" not in login:
+        is_login = ""
+    if is_login or parts.query or parts.fragment:
+        raise ValueError(
+            "the address holds a password or a key, and rows of the store would repeat it; "
             "put it into the variables of the environment that the object store's library reads."
         )
+    is_place = "://" in url and (parts.netloc or parts.scheme == "file") and parts.scheme != "memory"
+    if not is_place or not url.isprintable() or url != url.strip():
+        raise ValueError("this is no address of an object store, as s3://bucket/prefix is.")
 
 
 def _library() -> Any:
@@ -155,7 +183,12 @@ def _library() -> Any:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what the library says, which goes on with the request and all its causes."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[
-        :300
-    ]
+    """What the server answered, or else the first line of what the library says.
+
+    The library goes on with the request and all its causes.
+    """
+    if (answer := ANSWER.search(str(error))) is not None and NO_CREDENTIALS not in str(error):
+        said = [answer["status"].strip(), answer["code"], (answer["text"] or "").strip().rstrip(".")]
+        return " ".join(", ".join(filter(None, said)).split())[:300]
+    lines = (line.strip() for line in str(error).splitlines() if line.strip())
+    return TIMES.sub("", next(lines, type(error).__name__))[:300]

@@ -7,6 +7,7 @@ any time by hand; it is fetched again.
 
 import fcntl
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.settings import home
 from trinity_db.weights import delta, manifest
@@ -37,18 +39,31 @@ def fetch(weights: str, expected: str) -> Path:
         Broken: objects are missing or damaged.
         Unreachable, Refused: as `Bucket.get`.
         ConfigError, MissingExtra: as `Bucket`.
-        OSError: the files cannot be written here.
+        TrinityError: the files cannot be written here.
     """
     url, _, version = weights.rstrip("/").rpartition("/")
     place = home() / "weights" / url.rpartition("/")[2]
     if not manifest.NAME.fullmatch(version) or place.name in ("", ".", ".."):
         raise Broken(f"{weights!r:.300}: is the address of no version.")
     bucket = Bucket(url)
-    place.mkdir(parents=True, exist_ok=True)
-    with _alone(place):
-        for left in place.glob("*.tmp"):  # of a process that was killed: this one is alone
-            shutil.rmtree(left, ignore_errors=True)
-        return _Fetching(bucket, place).folder(version, expected)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with _alone(place):
+            for left in place.glob("*.tmp"):  # of a process that was killed: this one is alone
+                shutil.rmtree(left, ignore_errors=True)
+            return _Fetching(bucket, place).folder(version, expected)
+    except OSError as error:
+        raise TrinityError(
+            f"{place} cannot be written: {_cause(error)}. Free space there, mend its rights, or name another "
+            "home with TRINITY_DB_HOME."
+        ) from error
+
+
+def _cause(error: OSError) -> str:
+    """Without names of temporary files: a failure that comes again reads the same."""
+    if isinstance(error, shutil.Error):  # of a copy: it lists each file
+        return re.sub(r"\[Errno \d+\] |:? '.*", "", str(error.args[0][0][2]))
+    return error.strerror or str(error)
 
 
 class _Fetching:
