@@ -20,7 +20,7 @@ class Answering(ThreadingHTTPServer):
     daemon_threads = True
     status = 503
     body = ""
-    methods = ("GET", "PUT", "POST")  # an object is deleted by POST
+    methods: tuple[str, ...] = ("GET", "PUT", "POST")  # an object is deleted by POST
 
 
 class _Handler(BaseHTTPRequestHandler):
