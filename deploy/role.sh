@@ -17,13 +17,12 @@ trap 'stopped=yes; [ -z "$role" ] || kill -TERM "$role"' TERM
 trinity-db "$@" &
 role=$!
 [ -z "$stopped" ] || kill -TERM "$role"
+while kill -0 "$role" 2>/dev/null; do # each signal ends a wait, and the role is still at work
+    wait "$role"
+done
 wait "$role"
 code=$?
-if [ -n "$stopped" ]; then # the signal ended the wait, and the role is still at work
-    wait "$role"
-    code=$?
-    [ "$code" -ne 0 ] || code=143
-fi
+[ -z "$stopped" ] || [ "$code" -ne 0 ] || code=143
 
 if [ -n "${SLURM_JOB_ID:-}" ] && [ "$code" -ne 0 ]; then
     # What fails in its first minute, as a wrong configuration does, would fail again.

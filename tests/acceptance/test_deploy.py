@@ -183,6 +183,27 @@ def test_a_job_that_is_told_to_stop_gives_its_leases_back_and_is_queued_again(
     assert store.value(UNSTOPPED) == 0
 
 
+def test_a_script_that_is_told_twice_waits_for_its_role(tmp_path: Path) -> None:
+    """As by a node that goes down while it drains. A container whose script ends first kills the role."""
+    told, command = tmp_path / "told", tmp_path / "trinity-db"
+    command.write_text(
+        f"#!/bin/bash\ntrap 'echo told >> {told}' TERM\necho started >> {told}\n"
+        f"until [ -e {tmp_path}/done ]; do sleep 0.05; done\necho ended >> {told}\n"
+    )
+    command.chmod(0o755)
+    script = Process([ROLE, "explore"], {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}, tmp_path)
+    try:
+        for number in (1, 2):
+            wait_until(lambda: told.exists() and len(told.read_text().split()) == number, "it is at work")
+            script.signal(signal.SIGTERM)
+        wait_until(lambda: told.read_text().split() == ["started", "told", "told"], "it is told twice")
+        (tmp_path / "done").touch()
+        assert script.wait().code == 143
+        assert told.read_text().split() == ["started", "told", "told", "ended"]
+    finally:
+        script.clear_away()
+
+
 def test_a_job_whose_run_is_stopped_is_not_queued_again(
     store: Store, job: dict[str, str], tmp_path: Path
 ) -> None:
@@ -240,6 +261,7 @@ def test_the_image_is_made_of_files_and_extras_that_there_are() -> None:
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     [wanted] = re.findall(r"/source\[([a-z,]+)\]", (DEPLOY / "Dockerfile").read_text())
     assert set(wanted.split(",")) <= extras.keys()
+    assert "object-store" in wanted.split(","), "pods of several nodes fetch versions by it"
     kept = (DEPLOY / "Dockerfile.dockerignore").read_text()
     for path in re.findall("^!(.*)$", kept, flags=re.MULTILINE):
         assert (root / path).exists(), path
