@@ -18,7 +18,8 @@ from trinity_db.errors import TrinityError
 
 MEASURES = (
     *("ingest", "draw", "claims", "offline", "archive", "loop", "restart", "hour", "trainer", "explore"),
-    *("publish", "weights", "rescore", "page", "fleet", "modes", "selection"),
+    *("publish", "weights", "rescore", "page", "fleet", "deletion", "partitions"),
+    *("modes", "selection"),
 )
 """Modules of this package with a function `run(context) -> list[Result]`."""
 TEMPORARY = Path(tempfile.gettempdir())
