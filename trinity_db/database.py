@@ -52,7 +52,8 @@ REMEDIES = {
     "53200": "it has no memory left; give it more, or start fewer processes, and start again",
     "53400": "one of its own limits is reached; raise it, and start again",
     "58030": "it cannot use its files; mend its disk, and start again",
-    "25006": "it is read-only; name the primary server in TRINITY_DB_URL, or let it take writes again",
+    "25006": "it is read-only; name the primary server in TRINITY_DB_URL and a login that may write, or let "
+    "it take writes again",
 }
 
 

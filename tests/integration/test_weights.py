@@ -195,6 +195,17 @@ def test_a_disk_that_is_full_is_said_in_a_line_that_stays_the_same(
     assert folder_digest.digest(cache.fetch(*second)) == second[1]
 
 
+def test_a_machine_that_finds_nothing_of_the_run_does_not_call_it_broken(
+    objects: ObjectStore, versions: Path, tmp_path: Path
+) -> None:
+    """As without the mount of a folder. The trainer would upload one version after the other again."""
+    folder = tmp_path / "objects"
+    ((address, digest),) = uploaded(Uploads(f"file://{folder}", IDENTITY, "run"), versions, 0)
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(Refused, match="this machine finds nothing of the run there; mount the folder"):
+        cache.fetch(address, digest)
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../outside", "a/../../outside", ""])
 def test_a_manifest_names_no_file_outside_of_its_version(path: str, objects: ObjectStore) -> None:
     bucket = Bucket(f"{objects.address}/run-1")
@@ -484,3 +495,20 @@ def test_a_deleted_run_takes_its_objects_along(
         tx.execute("UPDATE trinity.worker SET stopped_at = now() WHERE stopped_at IS NULL")
     assert command_line("delete", scene.run.name, "--yes").code == 0
     assert objects.names() == ["run-00000000/run.json"]
+
+
+def test_objects_that_cannot_be_deleted_with_their_run_are_named(
+    scene: Scene,
+    apart: run_files.RunFiles,
+    objects: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    command_line: CommandLine,
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.worker SET stopped_at = now() WHERE stopped_at IS NULL")
+    objects.go_away()
+    done = command_line("delete", scene.run.name, "--yes")
+    assert done.code == 0
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("Kept: objects below s3://")]
+    assert said.endswith(". Delete them there")

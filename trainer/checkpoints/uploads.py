@@ -23,13 +23,12 @@ from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.trainer.checkpoints import writing
 from trinity_db.weights import delta, manifest
 from trinity_db.weights.bucket import PART_BYTES, Bucket, Missing, Unreachable
-from trinity_db.weights.manifest import File, Manifest
+from trinity_db.weights.manifest import OWNER_FILE, File, Manifest
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-OWNER_FILE = "run.json"
 WHOLE_EVERY = 10  # versions: one that an explorer fetches first needs the deltas since the last whole one
 AT_A_TIME = 4  # objects, with 32 MB in memory each
 PATIENCE_SECONDS = 300.0  # that an object store may be away before a version is given up

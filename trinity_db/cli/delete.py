@@ -130,7 +130,7 @@ def _delete_objects(run: "Run", instance: "Instance", checkpoints: "Sequence[Pol
             if not uploads.clear(place, identity):
                 kept.append(f"{place}, which does not name this run as its owner")
         except TrinityError as error:
-            kept.append(f"{place}: {error}")
+            kept.append(f"objects below {place}: {str(error).rstrip('.')}. Delete them there")
     return kept
 
 

@@ -19,8 +19,8 @@ from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.settings import home
 from trinity_db.weights import delta, manifest
-from trinity_db.weights.bucket import Bucket, Missing
-from trinity_db.weights.manifest import Broken, File, Manifest
+from trinity_db.weights.bucket import Bucket, Missing, Refused
+from trinity_db.weights.manifest import OWNER_FILE, Broken, File, Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ def fetch(weights: str, expected: str) -> Path:
 
     Raises:
         Broken: objects are missing or damaged.
-        Unreachable, Refused: as `Bucket.get`.
+        Unreachable: as `Bucket.get`.
+        Refused: as `Bucket.get`, or this machine finds nothing of the run.
         ConfigError, MissingExtra: as `Bucket`.
         TrinityError: the files cannot be written here.
     """
@@ -52,10 +53,25 @@ def fetch(weights: str, expected: str) -> Path:
             for left in place.glob("*.tmp"):  # of a process that was killed: this one is alone
                 shutil.rmtree(left, ignore_errors=True)
             return _Fetching(bucket, place).folder(version, expected)
+    except Broken as error:
+        if isinstance(error.__cause__, Missing):
+            _check_owner(bucket)
+        raise
     except OSError as error:
         raise TrinityError(
             f"{place} cannot be written: {_cause(error)}. Free space there, mend its rights, or name another "
             "home with TRINITY_DB_HOME."
+        ) from error
+
+
+def _check_owner(bucket: Bucket) -> None:
+    """Raise Refused if the run has nothing there: the trainer would upload a version again in vain."""
+    try:
+        bucket.get(OWNER_FILE)
+    except Missing as error:
+        raise Refused(
+            f"{bucket.url}: this machine finds nothing of the run there; mount the folder, or name the "
+            "server that the trainer names."
         ) from error
 
 

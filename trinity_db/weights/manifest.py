@@ -16,6 +16,7 @@ from trinity_db.weights import delta
 from trinity_db.weights.bucket import PART_BYTES, Bucket, Missing
 
 FILE = "manifest.json"
+OWNER_FILE = "run.json"
 FORMAT = "trinity-db weights 1"
 NAME = re.compile(r"version-(\d{6,})-[0-9a-f]{8}")
 MAX_CHAIN = 1000  # bases below one another; a chain that names itself ends here
