@@ -12,7 +12,7 @@ from trinity_db.functions import describe_error
 from trinity_db.processors.results import Reading, dropped, failed
 from trinity_db.processors.step import Drop, NotAnswered, Step
 from trinity_db.schema.states import Outcome
-from trinity_db.store.processing import ARRAYS, Verdict
+from trinity_db.store.processing import ARRAYS, PACKED, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,8 @@ def _until(stopping: Callable[[], bool], rows: Iterable[Row]) -> Iterator[Row]:
 def _decoded(columns: Columns) -> Columns:
     payload = arrays.decode(columns["codec"], columns["data"], columns["num_tokens"])
     found = {name: getattr(payload, name) for name in ARRAYS if name != "payload"}
-    return {**columns, **found, "payload": payload}
+    rest = {name: value for name, value in columns.items() if name not in PACKED}
+    return {**rest, **found, "payload": payload}
 
 
 def _ask(step: Step, reading: Reading, rows: Iterable[Row]) -> Iterator[Row]:

@@ -60,6 +60,10 @@ class ScanPosition:
                 found = claim(0)
         else:
             found = claim(max(self._next - NEAR, 0)) or claim(max(self._next - FAR, 0))
+        self.advance(found)
+        return found
+
+    def advance(self, found: Sequence[DictRow]) -> None:
+        """Look just ahead of these rows the next time."""
         if found:
             self._next = max(row["id"] for row in found) + 1
-        return found

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 from psycopg.rows import DictRow
 
@@ -41,9 +42,11 @@ class _Stage:
     """Of its list."""
     steps: Sequence[Step]
     first_try: int
-    """Claims of a row that comes here for the first time and was never given back: one a stage so far."""
+    """Claims of a row that comes here for the first time and was never given back."""
     flow: Flow | None
     """Its asynchronous steps at work; None if it has none. `steps` are the others, which come before them."""
+    then: "_Stage | None" = None
+    """The next stage, where it judges a row that passes here at once, under the same lease."""
     position: ScanPosition = field(default_factory=ScanPosition)
     failures_in_a_row: int = 0
 
@@ -77,6 +80,8 @@ class Processors(Service):
             for first_try, stage in enumerate(stages(steps), 1)
             if only is None or stage.processor == processing.SCORE.processor
         ]
+        if all(of.flow is None for of in self._stages):
+            _join(self._stages)
         self._prioritiser = None
         if steps[PROCESSOR] and only is None:
             self._prioritiser = Prioritiser(
@@ -183,15 +188,40 @@ class Processors(Service):
         if not size:
             return bool(ended)
         claimed = of.position.look(partial(self._claim, of.stage, size))
+        if of.then is not None:
+            of.then.position.advance(claimed)  # evaluations write rows for it at the same time
         reading = LISTS[of.stage.processor].reading
         rows = (Row(row, self._first_verdict(of.stage, row)) for row in claimed)
         judged = list(judge(rows, of.steps, reading, lambda: self.stopping))
         if of.flow is not None:
             of.flow.take([row for row in judged if row.passes])
             self._finish(of, [row for row in judged if not row.passes])
+        elif of.then is not None:
+            self._judge_on(of, of.then, judged)
         else:
             self._finish(of, judged)
         return bool(ended or judged)
+
+    def _judge_on(self, of: _Stage, then: _Stage, judged: Sequence[Row]) -> None:
+        """Judge rows that passed by the next list too, so that each moves once.
+
+        Not those that came back without a verdict: each list has them alone, so that a row which kills this
+        process is given up by the list that it breaks.
+        """
+        passed: dict[int, Row] = {}
+        if not self.stopping:
+            passed = {row.verdict.id: row for row in judged if row.passes and not row.columns["unanswered"]}
+        rows = [
+            replace(row, verdict=processing.Verdict(id, row.verdict.attempt)) for id, row in passed.items()
+        ]
+        ended = list(judge(rows, then.steps, LISTS[then.stage.processor].reading, lambda: self.stopping))
+        before = processing.Passed(of.stage, [passed[row.verdict.id].verdict for row in ended])
+        gone_on = {row.verdict.id for row in ended}
+        others = [row for row in judged if row.verdict.id not in gone_on]
+        if any(row.passes for row in others):
+            then.position.hasten()
+        self._finish(of, others)
+        self._finish(then, ended, before)
 
     def _first_verdict(self, stage: processing.Stage, row: DictRow) -> processing.Verdict:
         given_up = processing.give_up(stage, row, self._config.max_attempts)
@@ -204,14 +234,14 @@ class Processors(Service):
                 tx, stage, self.run.id, self.worker_id, size, max_attempts, after, self._only is not None
             )
 
-    def _finish(self, of: _Stage, rows: Sequence[Row]) -> None:
+    def _finish(self, of: _Stage, rows: Sequence[Row], before: processing.Passed | None = None) -> None:
         if not rows:
             return
         verdicts = [row.verdict for row in rows]
         self._judged_groups.update(row.columns["group_id"] for row in rows)
         stage, max_attempts = of.stage, self._config.max_attempts
         with self.database.transaction() as tx:
-            held = processing.finish(tx, stage, self.run.id, self.worker_id, verdicts, max_attempts)
+            held = processing.finish(tx, stage, self.run.id, self.worker_id, verdicts, max_attempts, before)
         lost = len(verdicts) - len(held)
         if lost:
             logger.warning(
@@ -283,6 +313,14 @@ class Processors(Service):
 
     def _archive(self) -> bool:
         return self._archiver is not None and self._archiver.work(self.worker_id)
+
+
+def _join(stages: Sequence[_Stage]) -> None:
+    """Let each stage pass its rows on to the next under the same lease."""
+    for of, then in pairwise(stages):
+        of.then, then.first_try = then, of.first_try
+        columns = dict.fromkeys((*of.stage.columns, *then.stage.columns))
+        of.stage = replace(of.stage, columns=tuple(columns))
 
 
 def _rules(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, Integer, Text
+from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, Integer, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from trinity_db.schema.base import CURRENT_XACT, TRANSACTION, Base, Id, Now
@@ -65,8 +65,9 @@ class RewardEvent(Base):
         # Postgres sorts NaN above Infinity, so this refuses it too.
         CheckConstraint("value > '-Infinity' AND value < 'Infinity'", "value_finite"),
         CheckConstraint("weight > '-Infinity' AND weight < 'Infinity'", "weight_finite"),
-        Index(None, "rollout_id", "name", "id"),
-        Index(None, "experience_id", "name", "id"),
+        # Each event is about one thing, so it has an entry in one of them.
+        Index(None, "rollout_id", "name", "id", postgresql_where=text("rollout_id IS NOT NULL")),
+        Index(None, "experience_id", "name", "id", postgresql_where=text("experience_id IS NOT NULL")),
         # A copy takes an event along with the row that it is about. An event about a data set's row may have
         # come by way of another run, which adopted the row.
         {"info": {"goes_with": ("rollout_id", "experience_id")}},

@@ -87,6 +87,27 @@ def test_a_stop_keeps_what_is_judged_and_gives_the_rest_back(store: Store) -> No
     assert counts(store) == {"ready": 3}
 
 
+def test_a_processor_that_is_killed_between_its_lists_leaves_its_rows_to_the_next(store: Store) -> None:
+    config = configure(store, "slow")
+    explore(store, 1.0, 2.0, 3.0)
+    processors = store.start("process", config)
+    wait_until((store.folder / "judging").exists, "the first row is being judged")
+    processors.signal(signal.SIGKILL)
+    processors.wait()
+    assert store.rows("SELECT state::text, count(*) FROM experience GROUP BY 1") == [
+        {"state": "raw", "count": 3}
+    ]
+    (store.folder / "gate").touch()
+    assert store.run("process", config, "--drain").code == 0
+    assert counts(store) == {"ready": 3}
+    assert store.rows(
+        "SELECT processor, attempt, outcome::text, count(*) FROM processing GROUP BY 1, 2, 3 ORDER BY 1"
+    ) == [
+        {"processor": "clean", "attempt": 2, "outcome": "passed", "count": 3},
+        {"processor": "score", "attempt": 3, "outcome": "passed", "count": 3},
+    ]
+
+
 def test_a_row_that_kills_its_processor_is_dropped_and_the_others_go_on(store: Store) -> None:
     config = configure(store, "deadly")
     explore(store, 1.0, 666.0, 0.0)
@@ -95,8 +116,9 @@ def test_a_row_that_kills_its_processor_is_dropped_and_the_others_go_on(store: S
     while not codes or codes[-1]:
         codes.append(store.run("process", config, "--drain").code)
         assert len(codes) < 10, "it is never given up"
-    # Twice with its neighbours, once alone; a neighbour in front of it had its turn alone in between.
-    assert codes == [139, 139, 139, 0]
+    # Once by both lists. Then by score steps: twice with neighbours, once alone; a neighbour in front of it
+    # had its turn alone in between.
+    assert codes == [139, 139, 139, 139, 0]
     assert counts(store) == {"dropped": 1, "ready": 4}
     assert store.rows('SELECT stage, reason, detail FROM "drop"') == [
         {

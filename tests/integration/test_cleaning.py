@@ -51,8 +51,8 @@ def test_what_steps_find_in_rows_that_they_pass_is_recorded_with_the_row(scene: 
     [group] = scene.claim(1, group_size=2)
     scene.write([rollout(group, 0, "1"), rollout(group, 1, "")])
     process(scene, {"clean": ["not_empty", f"{__file__}:noted"], "group": {"min_size": 1}})
-    statement = "SELECT outcome::text, detail FROM trinity.processing WHERE processor = 'clean' ORDER BY id"
-    found = scene.rows(statement)
+    statement = "SELECT outcome::text, detail FROM trinity.processing WHERE processor = 'clean' "
+    found = scene.rows(statement + "ORDER BY experience_id")
     assert found == [("passed", {f"{__file__}:noted": {"letters": 0}}), ("dropped", None)]
 
 

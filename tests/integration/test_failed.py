@@ -172,7 +172,7 @@ def test_a_judge_that_is_still_broken_has_one_attempt_more(scene: Scene, judge: 
     attempts = (
         "SELECT attempt FROM trinity.processing WHERE processor = 'score' ORDER BY experience_id, attempt"
     )
-    assert scene.values(attempts) == [2, 3, 2, 3]
+    assert scene.values(attempts) == [1, 2, 1, 2]
     assert (
         scene.rows(
             "SELECT run, stage, error LIKE '%%ZeroDivisionError%%', obstacle FROM trinity.failure_view"

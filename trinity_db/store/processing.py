@@ -98,6 +98,14 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Passed:
+    """What the stage before said of rows that it passed on under the same lease."""
+
+    stage: Stage
+    verdicts: Sequence[Verdict]
+
+
+@dataclass(frozen=True)
 class Drop:
     """Why one row will not be trained on."""
 
@@ -170,23 +178,39 @@ def record_steps(tx: Transaction, run_id: int, processor: str, steps: Sequence[M
 
 
 def finish(
-    tx: Transaction, stage: Stage, run_id: int, worker_id: int, verdicts: Sequence[Verdict], max_attempts: int
+    tx: Transaction,
+    stage: Stage,
+    run_id: int,
+    worker_id: int,
+    verdicts: Sequence[Verdict],
+    max_attempts: int,
+    before: Passed | None = None,
 ) -> set[int]:
     """Move claimed rows by their verdicts; returns the ids that were still this worker's.
 
     A row that failed is given back, or, at its last attempt, dropped with its error (a dead
     letter). A row whose lease was lost is left as it is: its verdict is recorded as refused and
     changes nothing. It announces nothing: the caller's next turns take the rows on, and announce groups.
+
+    Args:
+        before: the rows are still in the state of this earlier stage, which passed each of them. They move
+            once, past both stages; a row that failed is given back to `stage`.
     """
+    state = before.stage.state if before is not None else stage.state
+    give_back = query("release_held")
+    if before is not None:
+        give_back = query("pass_rows", state=state, next_state=stage.state)
     rewards.lock(tx, [event for verdict in verdicts for event in verdict.events])  # groups before rows
     held = _hold(tx, worker_id, verdicts)
     with tx.pipeline():  # one round trip for all that needs no answer
+        if before is not None:
+            _record(tx, before.stage, before.verdicts, held)
         _record(tx, stage, verdicts, held)
         judged = _bury(tx, stage, [verdict for verdict in verdicts if verdict.id in held], max_attempts)
         for statement, outcome in (
-            (query("pass_rows", state=stage.state, next_state=stage.next_state), Outcome.PASSED),
+            (query("pass_rows", state=state, next_state=stage.next_state), Outcome.PASSED),
             (query("drop_held"), Outcome.DROPPED),
-            (query("release_held"), Outcome.FAILED),
+            (give_back, Outcome.FAILED),
         ):
             if chosen := [verdict.id for verdict in judged if verdict.outcome == outcome]:
                 tx.execute(statement, {"ids": chosen})
