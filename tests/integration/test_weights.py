@@ -1,8 +1,11 @@
 """Versions in an object store, on a real S3 server: put, fetched, broken, mended and deleted."""
 
 import json
+import os
 import resource
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -204,6 +207,24 @@ def test_a_machine_that_finds_nothing_of_the_run_does_not_call_it_broken(
     folder.rename(tmp_path / "elsewhere")
     with pytest.raises(Refused, match="this machine finds nothing of the run there; mount the folder"):
         cache.fetch(address, digest)
+
+
+def test_a_process_that_ends_does_not_wait_for_objects(
+    objects: ObjectStore, versions: Path, tmp_path: Path
+) -> None:
+    """As an explorer that is told to stop while it fetches a model that takes minutes."""
+    folder = tmp_path / "objects"
+    ((address, digest),) = uploaded(Uploads(f"file://{folder}", IDENTITY, "run"), versions, 0)
+    (weights,) = folder.rglob("model.safetensors.00000")
+    weights.unlink()
+    os.mkfifo(weights)  # that gives no answer
+    begun = f"any(Path({str(home())!r}).glob('weights/*/*.tmp/model.safetensors'))"
+    script = (
+        "import threading\nfrom pathlib import Path\nfrom trinity_db.weights import cache\n"
+        f"fetch = threading.Thread(target=cache.fetch, args=({address!r}, {digest!r}), daemon=True)\n"
+        f"fetch.start()\nwhile not {begun}: assert fetch.is_alive()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../outside", "a/../../outside", ""])

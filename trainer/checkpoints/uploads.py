@@ -12,7 +12,6 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from uuid import uuid4
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.trainer.checkpoints import writing
-from trinity_db.weights import delta, manifest
+from trinity_db.weights import at_once, delta, manifest
 from trinity_db.weights.bucket import PART_BYTES, Bucket, Missing, Unreachable
 from trinity_db.weights.manifest import OWNER_FILE, File, Manifest
 
@@ -185,13 +184,7 @@ class Uploads:
                 block = content.read(PART_BYTES)
             _patiently(lambda: self._bucket.put(names[number], block))
 
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
-            try:
-                for _ in pool.map(put, range(len(names))):
-                    pass
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        at_once.do(put, range(len(names)), AT_A_TIME)
         return file
 
 

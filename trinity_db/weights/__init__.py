@@ -3,6 +3,7 @@
 bucket      puts, gets, lists and deletes objects; says what failed in our words
 manifest    what a version in the store is made of
 delta       what changed between two files, and how to apply it
+at_once     several requests at a time
 cache       the versions that this machine has fetched
 
 The objects of a run lie under one name, which says the run and its store:

@@ -9,8 +9,7 @@ import fcntl
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -18,7 +17,7 @@ from uuid import uuid4
 from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.settings import home
-from trinity_db.weights import delta, manifest
+from trinity_db.weights import at_once, delta, manifest
 from trinity_db.weights.bucket import Bucket, Missing, Refused
 from trinity_db.weights.manifest import OWNER_FILE, Broken, File, Manifest
 
@@ -195,7 +194,7 @@ class _Fetching:
 
         target.write_bytes(b"")
         try:
-            _all_at_once(get, range(len(names)))
+            at_once.do(get, range(len(names)), AT_A_TIME)
         except Missing as error:
             raise Broken(str(error)) from error
 
@@ -206,17 +205,6 @@ class _Fetching:
         for path in found[KEPT:]:
             if not path.name.startswith("version-000000-"):
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _all_at_once(work: Callable[[int], None], numbers: Sequence[int]) -> None:
-    """Do a piece of work for each number, several at a time; the first error ends the others that wait."""
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        try:
-            for _ in pool.map(work, numbers):
-                pass
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 @contextmanager
