@@ -13,6 +13,8 @@ from trinity_db.errors import ConfigError, MissingExtra, TrinityError
 LOCAL = "local"
 """The address of a cluster that is started on this machine, and ends with its driver."""
 CONNECT_SECONDS = 5.0  # Ray itself tries an address for two minutes, and then ends the process
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How HTTP/2, and so gRPC, begins: a preface and a frame of settings, which the server answers alike."""
 STORE_BYTES = (
     100 << 20
 )  # of a local cluster's object store, which nothing of ours goes through; Ray's least is 75 MB
@@ -24,7 +26,7 @@ def check(address: str) -> None:
     Raises:
         MissingExtra: Ray is not installed.
         ConfigError: it is no address, or other machines could not reach the store.
-        TrinityError: nothing answers there.
+        TrinityError: no cluster answers there.
     """
     if find_spec("ray") is None:
         raise MissingExtra("ray", "ray")
@@ -41,12 +43,17 @@ def check(address: str) -> None:
             f"the cluster reach in TRINITY_DB_URL, or take --ray {LOCAL}."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        speaks = _speaks_grpc(host.strip("[]"), int(port))
     except OSError as error:
         raise TrinityError(
             f"--ray {address}: no cluster answers ({error}); start one by `ray start --head`, or take "
             f"--ray {LOCAL}."
         ) from error
+    if not speaks:
+        raise TrinityError(
+            f"--ray {address}: what answers is no cluster; take the address that `ray start --head` prints, "
+            "not that of the dashboard."
+        )
 
 
 @contextmanager
@@ -91,6 +98,15 @@ def shortage(needs: Mapping[str, float]) -> str:
         f"{max(0.0, free.get(name, 0)):g} {name} free of {totals.get(name, 0):g}" for name in short
     )
     return f"the cluster has {said}"
+
+
+def _speaks_grpc(host: str, port: int) -> bool:
+    """Whether a server of gRPC answers, as a cluster's head is. One that speaks TLS is not asked."""
+    with socket.create_connection((host, port), CONNECT_SECONDS) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return True
+        connection.sendall(GREETING)
+        return connection.recv(4)[3:] == b"\x04"  # the first frame has settings
 
 
 def first_line(error: BaseException) -> str:
