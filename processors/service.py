@@ -165,15 +165,16 @@ class Processors(Service):
         return is_done and (self._archiver is None or self._archiver.finish(self.worker_id))
 
     def _has_judged_last_rows(self) -> bool:
-        """Whether no explorer is left, and no row to judge of those that the last one wrote.
+        """Whether no explorer is left, and no row to judge: the archive takes judged rows alone.
 
-        An explorer writes what ends before it hears of the run's end, and the archive takes judged rows.
+        An explorer writes what ends before it hears of the run's end. Rows may be with asynchronous steps or
+        with another processor, and one that failed comes back.
         """
         with self.database.transaction() as tx:
             found = workers.running(tx, self.run.id, LEASE_SECONDS)
-        if any(worker.role == WorkerRole.EXPLORE and worker.is_alive for worker in found):
-            return False
-        return not self.work()
+            if any(worker.role == WorkerRole.EXPLORE and worker.is_alive for worker in found):
+                return False
+            return processing.all_judged(tx, self.run.id)
 
     def _stage(self, stage: processing.Stage, steps: Sequence[Step], first_try: int) -> _Stage:
         slow = [step for step in steps if step.is_async]

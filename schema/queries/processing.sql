@@ -170,6 +170,13 @@ SELECT (SELECT count(*) FROM trinity.experience e
      + (SELECT count(*) FROM trinity.experience e
         WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NOT NULL) AS rows
 
+-- name: all_judged
+-- Whether no row of a run waits for a verdict of clean or score, and no processor has one in hand.
+SELECT NOT EXISTS (SELECT FROM trinity.experience e
+                   WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NULL)
+   AND NOT EXISTS (SELECT FROM trinity.experience e
+                   WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NOT NULL) AS all_judged
+
 -- name: take_pairings
 -- Takes the oldest changes of groups in which no processor has looked for pairs yet, and skips those that another
 -- processor looks at right now. They are deleted in the transaction that writes the pairs, and come back if that is

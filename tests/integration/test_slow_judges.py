@@ -10,7 +10,7 @@ from tests.rows import Scene, rollout
 from tests.steps import processors
 from tests.waiting import wait_until
 from trinity_db.processors.service import Processors
-from trinity_db.store import workers
+from trinity_db.store import runs, workers
 
 JUDGE = """
 import asyncio
@@ -148,3 +148,28 @@ def test_a_stop_keeps_the_verdicts_that_are_there(scene: Scene, start: Start, tm
     role.release()
     assert scene.rows(STATES) == [("clean", 4), ("scored", 1)]
     assert role.held() == []
+
+
+def test_rows_that_a_judge_thinks_about_when_the_run_ends_are_archived(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(tmp_path / "lance"))
+    (tmp_path / "judge.py").write_text(JUDGE)
+    judge = {"name": f"{tmp_path}/judge.py:gated", "limits": {"in_flight": 2}}
+    role = processors(scene, {"score": [judge], "archive": {}})
+    other = processors(scene, {"score": [judge], "archive": {}})
+    other.worker_id = scene.new_worker(other.role)
+    explore(scene, "1", "2")
+    work(role)
+    with scene.database.transaction() as tx:
+        runs.finish(tx, scene.run.id)
+        workers.stop(tx, scene.explorer)
+    assert not role.is_done()
+    assert not other.is_done(), "it would be the archiver, and these rows are with the first"
+    for gate in ("gate1", "gate2"):
+        (tmp_path / gate).touch()
+    wait_until(lambda: role.work() or scene.rows(STATES) != [("clean", 2)], "both are judged")
+    work(role)
+    assert role.is_done()
+    assert scene.value("SELECT count(archive_row) FROM trinity.payload") == 2
+    role._stages[1].flow.close()  # type: ignore[union-attr]

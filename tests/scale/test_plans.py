@@ -138,7 +138,7 @@ STATEMENTS = (
     "read_claimed to clean", "read_claimed to score", "hold_rows", "pass_rows to clean", "pass_rows to score",
     "drop_held", "release_held", "record_processing", "count_failures",
     "pick_groups", "settle_groups", "drop_unselected", "ready_members", "drop_members", "count_unprocessed",
-    "count_pace", "claim_abandoned_groups", "hold_groups", "count_settled",
+    "all_judged", "count_pace", "claim_abandoned_groups", "hold_groups", "count_settled",
     "woken_members", "read_passes", "tasks_at", "harder_tasks", "start_groups",
     "find_tasks", "find_prompt", "undigested_tasks",
     "lock_groups", "lock_new_copies", "lock_rewarded", "refresh_rewards", "refresh_groups",

@@ -268,6 +268,13 @@ def count_unprocessed(tx: Transaction, run_id: int, requires_reward: str | None 
     return int(row["rows"])
 
 
+def all_judged(tx: Transaction, run_id: int) -> bool:
+    """Whether no row is to be cleaned or scored, and no processor has one in hand."""
+    row = tx.execute(query("all_judged"), {"run_id": run_id}).fetchone()
+    assert row is not None
+    return bool(row["all_judged"])
+
+
 def _hold(tx: Transaction, worker_id: int, verdicts: Sequence[Verdict]) -> set[int]:
     values = {"ids": [verdict.id for verdict in verdicts], "worker_id": worker_id}
     attempts = {verdict.id: verdict.attempt for verdict in verdicts}
