@@ -20,19 +20,25 @@ import pathlib, sys
 lives = pathlib.Path(sys.argv[1])
 lives.write_text(lives.read_text() + "x")
 print("error: " + sys.argv[2].format(life=len(lives.read_text())), file=sys.stderr)
-sys.exit(int(sys.argv[3]))
+sys.exit(0 if len(lives.read_text()) == int(sys.argv[4]) else int(sys.argv[3]))
 """
 
 
 class Mortal:
-    """A supervised role that says a line and ends, after what counts as a long life."""
+    """A supervised role that says a line and ends, after what counts as a long life.
 
-    def __init__(self, scene: Scene, folder: Path, says: str, code: int = 1) -> None:
+    Args:
+        until: the life that ends well; 0: none does.
+    """
+
+    def __init__(
+        self, scene: Scene, folder: Path, says: str, code: int = 1, name: str = "train", until: int = 0
+    ) -> None:
         self._scene = scene
         self._lives = folder / "lives"
         self._lives.touch()
-        arguments = ["-S", "-c", ROLE, str(self._lives), says, str(code)]
-        child = Process("train", arguments, folder / "train.log")
+        arguments = ["-S", "-c", ROLE, str(self._lives), says, str(code), str(until)]
+        child = Process(name, arguments, folder / f"{name}.log")
         self._supervisor = Supervisor(scene.database, scene.run, [child])
 
     @property
@@ -95,3 +101,32 @@ def test_a_role_of_a_run_that_goes_on_is_started_again(scene: Scene, tmp_path: P
     role = Mortal(scene, tmp_path, "an accident")
     role.supervise(train)
     assert role.lives > LIVES
+
+
+def test_processors_that_fail_to_archive_a_finished_run_are_not_passed_over(
+    scene: Scene, tmp_path: Path
+) -> None:
+    with scene.database.transaction() as tx:
+        runs.finish(tx, scene.run.id)
+    role = Mortal(scene, tmp_path, "the archive cannot be written", name="process")
+    with pytest.raises(TrinityError, match="process ends again and again: error: the archive cannot be"):
+        role.supervise()
+    assert role.lives == LIVES
+
+
+def test_other_roles_of_a_finished_run_stay_dead(scene: Scene, tmp_path: Path) -> None:
+    with scene.database.transaction() as tx:
+        runs.finish(tx, scene.run.id)
+    role = Mortal(scene, tmp_path, "the engine dies as it ends", name="explore")
+    role.supervise()
+    assert role.lives == 1
+
+
+def test_processors_of_a_finished_run_that_are_killed_go_on_with_the_archive(
+    scene: Scene, tmp_path: Path
+) -> None:
+    with scene.database.transaction() as tx:
+        runs.finish(tx, scene.run.id)
+    role = Mortal(scene, tmp_path, "killed", name="process", until=2)
+    role.supervise()
+    assert role.lives == 2

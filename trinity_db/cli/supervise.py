@@ -206,17 +206,23 @@ class Supervisor:
             finished = is_trained and not evaluations.are_open(tx, self._run.id)
             step = _last_step(tx, self._run.id) if dead else 0
             is_asked = stopping.asked_at(tx, self._run.id) != self._asked_before
-        if finished and all(child in dead or child.is_waiting for child in self._children):
+        to_revive = [child for child in dead if self._is_needed(child, is_trained, finished)]
+        if finished and not to_revive and all(child in dead or child.is_waiting for child in self._children):
             return True
         if is_asked:
             logger.info("the run was asked to stop: stopping all roles")
             self._is_asked_to_stop = True
         if self._signals or is_asked:
             return True
-        for child in dead:
-            if not finished and (child.name != "train" or not is_trained):
-                self._revive(child, step)
+        for child in to_revive:
+            self._revive(child, step)
         return False
+
+    def _is_needed(self, child: Child, is_trained: bool, finished: bool) -> bool:
+        """Whether a role that has ended has work left. Processors archive after all others have ended."""
+        if child.name == "train":
+            return not is_trained
+        return not finished or (child.name == "process" and child.code != 0)
 
     def _revive(self, child: Child, step: int) -> None:
         code, words, lives = child.code, child.words, self._lives[child.name]
