@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from trinity_db.settings import Settings
 
+LEAST = 0.0001  # of a core, a GPU or another resource
 Amount = Annotated[float, Field(gt=0, le=1e6)]
 
 
@@ -27,7 +28,13 @@ class ResourcesConfig(Settings):
     def ray_can_count_them(self) -> Self:
         if self.gpus is not None and self.gpus > 1 and self.gpus % 1:
             raise ValueError(f"gpus is {self.gpus:g}: take a whole number, or a share below 1")
+        amounts = {"cpus": self.cpus, "gpus": self.gpus, **self.resources}
+        for name, amount in amounts.items():
+            if amount and amount < LEAST:
+                raise ValueError(f"{name} is {amount:g}: Ray counts no less than {LEAST:g}")
         for name in self.resources:
+            if not name.strip():
+                raise ValueError("resources: a name is empty")
             if name in ("CPU", "GPU", "memory", "object_store_memory"):
                 raise ValueError(f"resources: {name} is Ray's own; use cpus and gpus")
         return self
