@@ -25,11 +25,14 @@ class Process:
     folder: Path | None = None
     """The folder that it works in. None: that of the process which starts it."""
     _process: "subprocess.Popen[bytes] | None" = field(init=False, default=None)
+    _log_begin: int = field(init=False, default=0)
+    """Bytes of the log when it was last started."""
 
     def start(self) -> None:
         """Start it in its own session, so that only its supervisor gets a Ctrl-C, and passes it on."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
+            self._log_begin = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, *self.arguments, *self.once],
                 stdin=subprocess.DEVNULL,
@@ -64,9 +67,15 @@ class Process:
 
     @property
     def words(self) -> str:
-        """The last line of its log."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        """The last error of its log since its start, or else the last line.
+
+        The role of another supervisor of the run, which this one cannot replace, may write to the same log.
+        """
+        with self.log.open("rb") as log:
+            log.seek(self._log_begin)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["it said nothing"])[-1]
 
     def end(self) -> None:
         """Ask it to end: it finishes what it has in hand, and gives its leases back."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import Scene
+from tests.waiting import wait_until
 from trinity_db.cli import supervise
 from trinity_db.cli.supervise import Supervisor
 from trinity_db.errors import TrinityError
@@ -130,3 +131,25 @@ def test_processors_of_a_finished_run_that_are_killed_go_on_with_the_archive(
     role = Mortal(scene, tmp_path, "killed", name="process", until=2)
     role.supervise()
     assert role.lives == 2
+
+
+TALKED_OVER = """
+import sys
+log = open(sys.argv[1], "a")
+print("error: there is a worker already", file=sys.stderr, flush=True)
+print("INFO step 7", file=log, flush=True)
+sys.exit(1)
+"""
+
+
+def test_the_words_of_a_role_are_its_error_although_another_writes_to_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("error: of an earlier life\n")
+    role = Process("train", ["-S", "-c", TALKED_OVER, str(log)], log)
+    role.start()
+    wait_until(lambda: not role.is_alive, "it has ended")
+    assert role.words == "error: there is a worker already"
+    silent = Process("train", ["-S", "-c", "pass"], log)
+    silent.start()
+    wait_until(lambda: not silent.is_alive, "it has ended")
+    assert silent.words == "it said nothing"
