@@ -15,7 +15,12 @@ from trinity_db.process import Process
 from trinity_db.ray import cluster
 from trinity_db.ray.actor import LOST, Actor
 
-LIVES = "import time\nprint('works', flush=True)\nwhile True:\n    time.sleep(0.05)"
+# It ends with the actor that started it, as a role does.
+LIVES = """import os, time
+parent = os.getppid()
+print('works', flush=True)
+while os.getppid() == parent:
+    time.sleep(0.05)"""
 DIES = "import sys\nprint('error: no luck', flush=True)\nsys.exit(3)"
 PLACE_SECONDS = 20.0  # an actor takes 2 s to start, on a busy machine ten times as long
 
@@ -123,7 +128,7 @@ def test_a_role_is_ended_at_once(machines: Machines, make: Made) -> None:
     machines.add(0, brief=1)
     role = make(
         "train",
-        LIVES.replace("import time", "import signal, time\nsignal.signal(15, signal.SIG_IGN)"),
+        LIVES.replace("import os, time", "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)"),
         "brief",
     )
     role.start()
