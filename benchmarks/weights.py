@@ -19,7 +19,8 @@ from benchmarks.measure import OURS, Result, figure
 from tests.object_store import new_object_store
 from trinity_db.models import folder_digest
 from trinity_db.models.weights_file import WeightsFile
-from trinity_db.trainer.checkpoints.uploads import Uploads
+from trinity_db.trainer.checkpoints.patience import Patience
+from trinity_db.trainer.checkpoints.uploads import Uploads, Versions
 from trinity_db.weights import cache, manifest
 from trinity_db.weights.bucket import Bucket
 
@@ -43,7 +44,7 @@ def _measured(context: Context, name: str, scratch: Path) -> list[Result]:
     values: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with new_object_store() as server:
         os.environ.update(server.environment, TRINITY_DB_HOME=str(scratch / "home"))
-        uploads = Uploads(server.address, IDENTITY, "run")
+        uploads = Uploads(server.address, IDENTITY, "run", Patience(lambda: False)).versions
         folders = _versions(scratch / "checkpoints", SIZES[name], context.repetitions + 1)
         for number, (folder, digest) in enumerate(folders):
             delta = _by_store(uploads, number, folder, digest, is_whole=number == 0)
@@ -86,7 +87,7 @@ def _versions(place: Path, size: int, count: int) -> list[tuple[Path, str]]:
 
 
 def _by_store(
-    uploads: Uploads, number: int, folder: Path, digest: str, *, is_whole: bool
+    uploads: Versions, number: int, folder: Path, digest: str, *, is_whole: bool
 ) -> dict[str, float]:
     """Upload a version and fetch it, as an explorer does that has the version before."""
     begun = time.perf_counter()

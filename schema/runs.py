@@ -209,6 +209,14 @@ class PolicyVersion(Base):
     resume_hash: Mapped[str | None] = mapped_column(
         Text, comment="Hash of the checkpoint's files; NULL if this version never had one"
     )
+    resume_address: Mapped[str | None] = mapped_column(
+        Text,
+        comment=(
+            "Address of the same checkpoint in an object store, for a trainer on another machine; NULL if "
+            "it is in the folder alone, or once it was removed"
+        ),
+        info=LOCAL,
+    )
     withdrawn_at: Mapped[datetime | None] = mapped_column(
         comment="Time at which the run went back behind it; NULL while it is on the run's line"
     )
@@ -233,6 +241,8 @@ class PolicyVersion(Base):
             "resume_from IS NULL OR checkpoint IS NOT NULL AND resume_hash IS NOT NULL",
             "checkpoint_has_weights",
         ),
+        # The objects go once no version names the checkpoint: a trainer would ask for what is not there.
+        CheckConstraint("resume_address IS NULL OR resume_from IS NOT NULL", "uploaded_is_kept"),
     )
 
 

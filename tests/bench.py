@@ -25,6 +25,7 @@ def settings(
     checkpoint_minutes: float | None = None,
     sharding: Literal["none", "full"] = "none",
     publish: Literal["adapter", "merged"] | None = None,
+    weights: str | None = None,
 ) -> TrainerConfig:
     return TrainerConfig(
         epochs=2,
@@ -37,6 +38,7 @@ def settings(
         sharding=sharding,
         lora=lora,
         publish=publish,
+        weights=weights,
     )
 
 
@@ -71,6 +73,8 @@ class Bench:
     def __init__(self, scene: Scene, checkpoints: Path) -> None:
         self._scene = scene
         self.checkpoints = checkpoints
+        self.weights: str | None = None
+        """The object store of the next trainers."""
         import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(8)])
         self.run = self.open("imitation")
 
@@ -102,6 +106,7 @@ class Bench:
                 checkpoint_minutes,
                 sharding,
                 publish,
+                self.weights,
             ),
             recipe("sft", loss=loss),
             self.checkpoints,

@@ -352,8 +352,9 @@ class TrainerConfig(ForwardConfig):
     weights: Annotated[str | None, Change.PER_PROCESS] = Field(None, min_length=1, max_length=1000)
     """Object store to which each version is uploaded too, before explorers hear of it, such as
     s3://bucket/prefix (also gs://, az://, file:///folder). Explorers that do not see the folder of
-    checkpoints fetch it from there. Credentials come from the environment. May change during a run. None:
-    all machines see the folder."""
+    checkpoints fetch it from there. Checkpoints are uploaded beside the next steps, one at a time: see
+    checkpoint_every for how often. A trainer on another machine goes on from the newest one there.
+    Credentials come from the environment. May change during a run. None: all machines see the folder."""
 
     @field_validator("weights", mode="before")  # other mistakes repeat the value
     @classmethod

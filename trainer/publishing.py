@@ -4,6 +4,7 @@ Threads write the files of a version and of a checkpoint while the trainer makes
 safe, the trainer records them in the store, and deletes those that are no longer kept.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,10 +18,14 @@ from trinity_db.store import policies
 from trinity_db.trainer.checkpoints import run_files
 from trinity_db.trainer.checkpoints import version as versions
 from trinity_db.trainer.checkpoints.folder import Publication
+from trinity_db.trainer.checkpoints.patience import GivenUp
 from trinity_db.trainer.checkpoints.writing import Writing
 from trinity_db.trainer.hold import Hold
 from trinity_db.trainer.lead_follow import Leader, Saving
 from trinity_db.trainer.setup import TrainerSetup
+from trinity_db.trainer.uploading import Uploading
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Publisher:
     Args:
         hold: of the trainer. It says which version is the newest, and a publication changes that.
         files: the run's own folder of checkpoints, and its objects.
-        step: the step of the checkpoint that the learner went on from.
+        policy: the version that the learner went on from.
         total_steps: steps of the whole run.
     """
 
@@ -63,7 +68,7 @@ class Publisher:
         learner: Leader,
         tokenizer: Any,
         *,
-        step: int,
+        policy: policies.PolicyVersion,
         total_steps: int,
     ) -> None:
         self._hold = hold
@@ -74,14 +79,17 @@ class Publisher:
         self._tokenizer = tokenizer
         self._total_steps = total_steps
         self._unrecorded: _Unrecorded | None = None
-        self._recorded_step = step
+        self._recorded_step = policy.step
         """The step of the newest version that the store knows."""
-        self._begun_step = step
+        self._begun_step = policy.step
         """The step of the newest version, recorded or not."""
         self._unsaved: _Unsaved | None = None
-        self._checkpoint_step = step
+        self._checkpoint_step = policy.step
         """The step of the latest checkpoint, recorded or not."""
         self._checkpoint_at = time.monotonic()
+        self._uploading = Uploading(hold, files)
+        if policy.resumed is not None:
+            self._uploading.add(policy.version, policy.resumed)
 
     @property
     def is_writing(self) -> bool:
@@ -117,6 +125,7 @@ class Publisher:
             is_published = self._learner.steps_done == self._recorded_step
             self._begin_checkpoint(self._hold.mark.version if is_published else self._begin())
             self.record_checkpoint()
+        self._uploading.finish(self._learner.steps_done)
         run_files.sweep(self._files)
 
     def record(self) -> bool:
@@ -155,7 +164,8 @@ class Publisher:
         self._hold.retry(partial(self._record_checkpoint, self._unsaved), self._learner.steps_done)
 
     def record_checkpoint_if_written(self) -> None:
-        """Record a checkpoint whose files are safe. All ranks are between two steps."""
+        """Record a checkpoint whose files are safe, or are uploaded. All ranks are between two steps."""
+        self._uploading.record_if_uploaded(self._learner.steps_done)
         if self._unsaved is not None and self._unsaved.saving.has_ended:
             self.record_checkpoint()
 
@@ -167,6 +177,7 @@ class Publisher:
         if self._unsaved is not None:
             self._unsaved.saving.wait()
             self._unsaved = None
+        self._uploading.abandon()
 
     def _checkpoint_is_due(self) -> bool:
         """Whether to save a checkpoint with the version of now."""
@@ -195,9 +206,13 @@ class Publisher:
 
     def _upload(self, version: int, folder: Path, kept: Sequence[str], digest: str) -> None:
         """Upload a version whose files are safe, in the thread that wrote them, and delete older objects."""
-        if self._files.uploads is not None:
-            self._files.uploads.upload(version, folder, digest)
-            self._files.uploads.sweep(kept)
+        if self._files.uploads is None:
+            return
+        try:
+            self._files.uploads.versions.upload(version, folder, digest)
+            self._files.uploads.versions.sweep(kept)
+        except GivenUp as error:  # it is published with its folder alone
+            logger.warning("version %d is not uploaded: %s The next start here uploads it.", version, error)
 
     def _begin_checkpoint(self, version: int) -> None:
         """Begin to write a checkpoint of a version with the weights of now. None is unrecorded."""
@@ -210,7 +225,7 @@ class Publisher:
         hold = self._hold
         digest = new.writing.digest()
         uploads = self._files.uploads
-        weights = None if uploads is None else uploads.address(new.version)
+        weights = None if uploads is None else uploads.versions.address(new.version)
         policy = policies.PolicyVersion(new.version, new.step, new.folder, digest, weights=weights)
         done = replace(hold.mark, version=policy.version)
         with hold.database.transaction() as tx:
@@ -236,6 +251,7 @@ class Publisher:
             self._folder.delete(old, files)
         self._folder.acknowledge_checkpoint(new.version, new.hash)
         self._unsaved = None  # last, as for a version
+        self._uploading.add(new.version, saved)
 
     def _prune(self, tx: Transaction, unsaved: _Unsaved | None) -> list[tuple[int, Path]]:
         """Forget what is no longer kept. Return versions, and the folders to delete after the transaction."""
@@ -247,4 +263,5 @@ class Publisher:
             kept.keep_every,
             kept.keep_best,
             saving=None if unsaved is None else unsaved.version,
+            uploading=self._uploading.version,
         )

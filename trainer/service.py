@@ -9,6 +9,7 @@ import logging
 import math
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from trinity_db.models import context_length, load_tokenizer
 from trinity_db.models.adapter_folder import Base
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import batches, draws, evaluations, offline, runs, scores
+from trinity_db.store import batches, draws, evaluations, offline, policies, runs, scores
 from trinity_db.store.metrics import outcomes_of, record_metrics
 from trinity_db.trainer import lead_follow
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.checkpoints import lost_versions, recovery, run_files, starting_model
+from trinity_db.trainer.checkpoints.patience import GivenUp
 from trinity_db.trainer.distribution.ranks import ALONE, Ranks
 from trinity_db.trainer.held_out import HeldOut
 from trinity_db.trainer.hold import Hold
@@ -75,7 +77,9 @@ class Trainer(Service):
         setup = self._setup
         setup.check()
         weights = setup.trainer.weights
-        files = run_files.own_folder(self.database, self.run, self.worker_id, setup.checkpoints, weights)
+        files = run_files.own_folder(
+            self.database, self.run, self.worker_id, setup.checkpoints, weights, lambda: self.stopping
+        )
         lost = run_files.clear_leftovers(files)
         starting_model.publish_first_version(files, setup.model, setup.seed)
         policy = recovery.recover(files, setup.allowed, lost, self._lost_weights)
@@ -105,7 +109,14 @@ class Trainer(Service):
         logger.info("computes on %s, %d ranks", self._learner.policy.forward.computing, self._ranks.size)
         if setup.trainer.sharding == "full" and self._ranks.size == 1:
             logger.warning("trainer.sharding: full has no effect with one rank, and neither has offload")
-        self._begin(files, tokenizer, policy.step)
+        self._begin(files, tokenizer, policy)
+
+    def serve(self) -> None:
+        """Work as every role does. If it is told to stop while it waits for the object store, end at once."""
+        try:
+            super().serve()
+        except GivenUp as error:
+            logger.warning("%s Nothing more was asked of the object store, as the trainer is to stop.", error)
 
     def work(self) -> bool:
         """Take one step. Return False if no batch can be drawn now, or if the run has ended."""
@@ -131,8 +142,8 @@ class Trainer(Service):
         """Publish and save the steps that no checkpoint includes, so that the next start repeats none."""
         self._publisher.publish_rest()
 
-    def _begin(self, files: run_files.RunFiles, tokenizer: Any, step: int) -> None:
-        """Begin to work with a new learner, which goes on from the checkpoint of a step."""
+    def _begin(self, files: run_files.RunFiles, tokenizer: Any, policy: policies.PolicyVersion) -> None:
+        """Begin to work with a new learner, which goes on from the checkpoint of a version."""
         setup = self._setup
         self._files = files
         self._publisher = Publisher(
@@ -141,7 +152,7 @@ class Trainer(Service):
             setup,
             self._learner,
             tokenizer,
-            step=step,
+            policy=policy,
             total_steps=self._length.steps,
         )
         self._held_out = HeldOut(
@@ -211,7 +222,8 @@ class Trainer(Service):
         if batch is None:
             if self._publisher.record():
                 return True
-            run_files.upload_broken(self._files)
+            with suppress(GivenUp):  # the next start mends it
+                run_files.upload_broken(self._files)
             self._is_exhausted = not self._setup.is_online
             return False
         try:

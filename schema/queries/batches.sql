@@ -90,7 +90,8 @@ WHERE p.id = held.id AND p.state = 'leased'
 
 -- name: withdraw_later_versions
 -- Withdraws the versions after this one. They include batches that are given back, so no explorer may load them.
-UPDATE trinity.policy_version p SET checkpoint = NULL, weights = NULL, resume_from = NULL, withdrawn_at = now()
+UPDATE trinity.policy_version p
+SET checkpoint = NULL, weights = NULL, resume_from = NULL, resume_address = NULL, withdrawn_at = now()
 WHERE p.run_id = %(run_id)s AND p.version > %(version)s AND p.withdrawn_at IS NULL
 
 -- name: open_batches

@@ -40,9 +40,16 @@ UPDATE trinity.policy_version p SET resume_from = %(resume_from)s, resume_hash =
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint IS NOT NULL
   AND (p.resume_hash IS NULL OR p.resume_hash = %(resume_hash)s)
 
+-- name: record_upload
+-- Records where a checkpoint is in an object store, once all of it is there. One that was withdrawn or pruned meanwhile
+-- gets no address. Harmless when repeated.
+UPDATE trinity.policy_version p SET resume_address = %(resume_address)s
+WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.resume_hash = %(resume_hash)s
+  AND p.resume_from IS NOT NULL
+
 -- name: versions_with_checkpoint
 -- Versions whose weights were not pruned, newest first.
-SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights
+SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights, p.resume_address
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
 ORDER BY p.version DESC
@@ -71,9 +78,11 @@ FOR NO KEY UPDATE
 -- Forgets files before they are deleted: all checkpoints but the newest few, and the weights of all versions but the
 -- newest few and those with a kept checkpoint. Version 0 stays, since runs start anew from it and are compared with it.
 -- The weights stay of a version that another run started from, and of one whose evaluation is not finished. Those of
--- `saving` stay too, as its checkpoint is being written. On request those of every so many steps stay, and those of the
--- step that has the best value of a metric; `direction` is 1 if a high value is good, and -1 if a low one is. A value
--- that is infinite or not a number is no best one, and neither is one that a withdrawn version of that step had.
+-- `saving` stay too, as its checkpoint is being written. The checkpoint of `uploading` stays until it is in the object
+-- store, and the newest one there until a newer one is: so one can be fetched at any time after the first. On request the
+-- weights of every so many steps stay, and those of the step that has the best value of a metric; `direction` is 1 if a
+-- high value is good, and -1 if a low one is. A value that is infinite or not a number is no best one, and neither is one
+-- that a withdrawn version of that step had.
 WITH best AS MATERIALIZED (
     SELECT p.version
     FROM trinity.policy_version p
@@ -90,7 +99,10 @@ WITH best AS MATERIALIZED (
 kept AS MATERIALIZED (
     SELECT p.version, p.checkpoint, p.resume_from,
            p.resume_from IS NOT NULL
-           AND row_number() OVER (PARTITION BY p.resume_from IS NULL ORDER BY p.version DESC) <= %(keep)s AS resumes,
+           AND (row_number() OVER (PARTITION BY p.resume_from IS NULL ORDER BY p.version DESC) <= %(keep)s
+                OR (p.version = %(uploading)s::integer) IS TRUE
+                OR p.resume_address IS NOT NULL
+                   AND row_number() OVER (PARTITION BY p.resume_address IS NULL ORDER BY p.version DESC) = 1) AS resumes,
            row_number() OVER (ORDER BY p.version DESC) <= %(keep)s
            OR (p.version = %(saving)s::integer) IS TRUE
            OR (p.step %% %(every)s::integer = 0) IS TRUE
@@ -103,7 +115,7 @@ kept AS MATERIALIZED (
 )
 UPDATE trinity.policy_version p
 SET checkpoint = CASE WHEN kept.stays THEN p.checkpoint END, weights = CASE WHEN kept.stays THEN p.weights END,
-    resume_from = NULL
+    resume_from = NULL, resume_address = NULL
 FROM kept
 WHERE p.run_id = %(run_id)s AND p.version = kept.version
   AND NOT kept.resumes AND (NOT kept.stays OR kept.resume_from IS NOT NULL)
@@ -125,7 +137,7 @@ WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = 
 
 -- name: broken_weights
 -- Versions of which explorers that work found objects missing or damaged, and whose files the trainer has.
-SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights
+SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights, p.resume_address
 FROM (SELECT DISTINCT w.broken_weights AS weights FROM trinity.worker w
       WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL AND w.broken_weights IS NOT NULL) w
 CROSS JOIN LATERAL (SELECT * FROM trinity.policy_version p

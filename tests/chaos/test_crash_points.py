@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -89,11 +89,15 @@ def killed(
         yield lives
 
 
-def live(store: Store, *options: str) -> Lives:
-    """Live until a life ends by itself."""
-    config = store.config("run", **RUN)
+def live(store: Store, *options: str, run: dict[str, Any] = RUN, once: Sequence[str] = ()) -> Lives:
+    """Live until a life ends by itself.
+
+    Args:
+        once: options of the command.
+    """
+    config = store.config("run", **run)
     ended = subprocess.run(
-        [sys.executable, crash_at.__file__, *options, "train", config],
+        [sys.executable, crash_at.__file__, *options, "train", config, *once],
         stdout=subprocess.PIPE,
         env=store.environment | {"PYTHONPATH": os.getcwd()},
         text=True,

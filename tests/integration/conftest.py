@@ -9,11 +9,13 @@ import pytest
 
 from tests.echo import Echo
 from tests.explorers import Explore, Explorers, Says, publish
+from tests.object_store import ObjectStore, new_object_store
 from tests.postgres import new_database
 from tests.rows import Scene
 from trinity_db.database import Database
 from trinity_db.explorer.service import Explorer
 from trinity_db.explorer.workflow import Workflow
+from trinity_db.weights.bucket import Bucket
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,23 @@ def written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from trinity_db.trainer.checkpoints.writing import Writing
 
     monkeypatch.setattr(Writing, "has_ended", property(lambda writing: writing.wait() is None))
+
+
+@pytest.fixture(scope="module")
+def server_of_objects() -> Iterator[ObjectStore]:
+    with new_object_store() as found:
+        yield found
+
+
+@pytest.fixture
+def objects(
+    server_of_objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ObjectStore]:
+    """A server whose bucket is empty, and a home that has fetched nothing."""
+    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
+    for name, value in server_of_objects.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server_of_objects
+    server_of_objects.go_away()  # it may be away already
+    server_of_objects.come_back()
+    Bucket(server_of_objects.address).delete(server_of_objects.names())

@@ -28,33 +28,14 @@ from trinity_db.models import folder_digest
 from trinity_db.models.adapter_folder import Base, base_folder
 from trinity_db.settings import home
 from trinity_db.store import instances, policies
-from trinity_db.trainer.checkpoints import run_files, uploads
-from trinity_db.trainer.checkpoints.uploads import Uploads
+from trinity_db.trainer.checkpoints import patience, run_files, uploads
+from trinity_db.trainer.checkpoints.patience import Patience
+from trinity_db.trainer.checkpoints.uploads import Uploads, Versions
 from trinity_db.weights import cache, manifest
 from trinity_db.weights.bucket import Bucket, Refused, Unreachable
 
 WORDS = 2_000_000  # of weights in bfloat16: small files have no deltas
 IDENTITY: dict[str, Any] = {"store": "one", "run": 1}
-
-
-@pytest.fixture(scope="module")
-def server_of_objects() -> Iterator[ObjectStore]:
-    with new_object_store() as found:
-        yield found
-
-
-@pytest.fixture
-def objects(
-    server_of_objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ObjectStore]:
-    """A server whose bucket is empty, and a home that has fetched nothing."""
-    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / "home"))
-    for name, value in server_of_objects.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server_of_objects
-    server_of_objects.go_away()  # it may be away already
-    server_of_objects.come_back()
-    Bucket(server_of_objects.address).delete(server_of_objects.names())
 
 
 @pytest.fixture
@@ -73,7 +54,7 @@ def versions(tmp_path: Path) -> Path:
     return folder
 
 
-def uploaded(to: Uploads, versions: Path, *numbers: int) -> list[tuple[str, str]]:
+def uploaded(to: Versions, versions: Path, *numbers: int) -> list[tuple[str, str]]:
     """Addresses and digests of versions that are uploaded one after the other."""
     digests = {one: folder_digest.digest(versions / f"version-{one:06d}") for one in numbers}
     return [
@@ -81,8 +62,8 @@ def uploaded(to: Uploads, versions: Path, *numbers: int) -> list[tuple[str, str]
     ]
 
 
-def opened(objects: ObjectStore) -> Uploads:
-    return Uploads(objects.address, IDENTITY, "run")
+def opened(objects: ObjectStore, **identity: Any) -> Versions:
+    return Uploads(objects.address, IDENTITY | identity, "run", Patience(lambda: False)).versions
 
 
 def read(address: str) -> manifest.Manifest:
@@ -203,7 +184,9 @@ def test_a_machine_that_finds_nothing_of_the_run_does_not_call_it_broken(
 ) -> None:
     """As without the mount of a folder. The trainer would upload one version after the other again."""
     folder = tmp_path / "objects"
-    ((address, digest),) = uploaded(Uploads(f"file://{folder}", IDENTITY, "run"), versions, 0)
+    ((address, digest),) = uploaded(
+        Uploads(f"file://{folder}", IDENTITY, "run", Patience(lambda: False)).versions, versions, 0
+    )
     folder.rename(tmp_path / "elsewhere")
     with pytest.raises(Refused, match="this machine finds nothing of the run there; mount the folder"):
         cache.fetch(address, digest)
@@ -214,7 +197,9 @@ def test_a_process_that_ends_does_not_wait_for_objects(
 ) -> None:
     """As an explorer that is told to stop while it fetches a model that takes minutes."""
     folder = tmp_path / "objects"
-    ((address, digest),) = uploaded(Uploads(f"file://{folder}", IDENTITY, "run"), versions, 0)
+    ((address, digest),) = uploaded(
+        Uploads(f"file://{folder}", IDENTITY, "run", Patience(lambda: False)).versions, versions, 0
+    )
     (weights,) = folder.rglob("model.safetensors.00000")
     weights.unlink()
     os.mkfifo(weights)  # that gives no answer
@@ -256,7 +241,7 @@ def test_what_a_crash_left_goes_at_the_next_start(objects: ObjectStore, versions
 
 def test_objects_of_others_stay(objects: ObjectStore, versions: Path) -> None:
     to = opened(objects)
-    other = Uploads(objects.address, IDENTITY | {"store": "a copy"}, "run")
+    other = opened(objects, store="a copy")
     ((theirs, digest),) = uploaded(other, versions, 1)
     Bucket(objects.address).put("notes.txt", b"a person's")
     to.sweep([])
@@ -287,7 +272,7 @@ def test_an_adapter_brings_the_model_that_it_lies_on(objects: ObjectStore, versi
 def test_an_object_store_that_comes_back_gets_the_version(
     objects: ObjectStore, versions: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(uploads, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.1)
     to, found = opened(objects), list[tuple[str, str]]()
     objects.go_away()
     thread = threading.Thread(target=lambda: found.extend(uploaded(to, versions, 0)))
@@ -301,8 +286,8 @@ def test_an_object_store_that_comes_back_gets_the_version(
 def test_an_object_store_that_stays_away_ends_the_upload(
     objects: ObjectStore, versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(uploads, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.0)
     to = opened(objects)
     objects.go_away()
     with pytest.raises(TrinityError, match=r"the object store fails: .* start again") as raised:
@@ -371,7 +356,7 @@ def apart(scene: Scene, objects: ObjectStore, versions: Path) -> run_files.RunFi
     """The trainer's files, of a run whose version 0 is in the object store and in no folder seen here."""
     with scene.database.transaction() as tx:
         identity = {"store": str(instances.identify(tx).id)} | scene.run.identity
-    to = Uploads(objects.address, identity, scene.run.name)
+    to = Uploads(objects.address, identity, scene.run.name, Patience(lambda: False))
     files = run_files.own_folder(scene.database, scene.run, scene.trainer, versions.with_name("trainer"))
     files = replace(files, uploads=to)
     announce(scene, files, versions, 0)
@@ -382,7 +367,7 @@ def announce(scene: Scene, files: run_files.RunFiles, versions: Path, number: in
     """Upload a version, let the store say so, and move its folder to where only the trainer looks."""
     folder = versions / f"version-{number:06d}"
     assert files.uploads is not None
-    address = files.uploads.upload(number, folder, folder_digest.digest(folder))
+    address = files.uploads.versions.upload(number, folder, folder_digest.digest(folder))
     publish(scene, number, folder)
     policy = policies.PolicyVersion(number, number, folder, folder_digest.digest(folder), weights=address)
     with scene.database.transaction() as tx:

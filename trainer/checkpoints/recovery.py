@@ -1,6 +1,7 @@
 """Finds what a trainer starts from: the run's starting model, or the latest checkpoint that is whole.
 
-A checkpoint is whole if its files are, and those of its version's weights: explorers sample with these.
+A checkpoint is whole if its files are, and those of its version's weights: explorers sample with these. What
+is whole in an object store counts too, and is fetched.
 
 Weights and rows must agree at a start. So `recover` reopens every batch that the chosen checkpoint does not
 include, and records what a server has lost (docs/how-it-works/checkpoints.md).
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.store import batches, policies, setbacks
-from trinity_db.trainer.checkpoints import lost_versions
+from trinity_db.trainer.checkpoints import fetched, lost_versions
 from trinity_db.trainer.checkpoints.folder import Publication, is_owned_by
-from trinity_db.trainer.checkpoints.run_files import RunFiles, check_is_there
+from trinity_db.trainer.checkpoints.run_files import RunFiles, check_is_there, is_elsewhere
+from trinity_db.weights.manifest import Broken
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +137,15 @@ def _newest_whole(
         found = files.locate_all(policy)
         if isinstance(found, policies.PolicyVersion):
             return found, damaged
-        if policy.version > 0 and not allowed.from_start:
+        why = f"its checkpoint at {found} is damaged or missing"
+        try:
+            if (here := fetched.fetch_all(files, policy)) is not None:
+                return here, damaged
+        except Broken as error:
+            why += f", and cannot be fetched: {error}"
+        if policy.version > 0 and not allowed.from_start and not is_elsewhere(recorded):
             check_is_there(found.parent)
-        logger.warning("version %d: its checkpoint at %s is damaged or missing", policy.version, found)
+        logger.warning("version %d: %s", policy.version, why)
         damaged.append(policy)
     raise _nothing_whole(files)
 

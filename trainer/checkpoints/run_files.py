@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trinity_db.database import Database, Transaction
@@ -13,6 +13,7 @@ from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.store import instances, policies, runs, workers
 from trinity_db.trainer.checkpoints import writing
 from trinity_db.trainer.checkpoints.folder import Folder, claim
+from trinity_db.trainer.checkpoints.patience import Patience
 from trinity_db.trainer.checkpoints.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ class RunFiles:
     folder: Folder
     """The run's own folder: the default one, or one beside it."""
     uploads: Uploads | None = None
-    """The run's objects; None: versions are in the folder alone."""
+    """The run's objects; None: versions and checkpoints are in the folder alone."""
+    patience: Patience = field(default_factory=lambda: Patience(lambda: False))
+    """With the object store, for objects that it fetches."""
 
     def locate(self, policy: policies.PolicyVersion) -> Path | None:
         """Return the folder that holds a version's weights whole, or None.
@@ -38,6 +41,13 @@ class RunFiles:
         It is the recorded one, or a folder of the same name in this run's folders if the store was moved.
         """
         return self._whole(policy.checkpoint, policy.checkpoint_hash, folder_digest.verify)
+
+    def locate_checkpoint(self, policy: policies.PolicyVersion) -> Path | None:
+        """Return the folder that holds a version's checkpoint whole, found as by `locate`, or None."""
+        resumed = policy.resumed
+        if resumed is None:
+            return None
+        return self._whole(resumed.folder, resumed.hash, folder_digest.verify_checkpoint)
 
     def locate_all(self, policy: policies.PolicyVersion) -> policies.PolicyVersion | Path:
         """Return a version with the folders that hold its weights and its checkpoint whole.
@@ -50,9 +60,9 @@ class RunFiles:
         resumed = policy.resumed
         if resumed is None:
             return replace(policy, checkpoint=weights)
-        if resumed == policies.Checkpoint(policy.checkpoint, policy.checkpoint_hash):  # one folder for both
+        if (resumed.folder, resumed.hash) == (policy.checkpoint, policy.checkpoint_hash):  # one for both
             return replace(policy, checkpoint=weights, resumed=replace(resumed, folder=weights))
-        place = self._whole(resumed.folder, resumed.hash, folder_digest.verify_checkpoint)
+        place = self.locate_checkpoint(policy)
         if place is None:
             return resumed.folder
         return replace(policy, checkpoint=weights, resumed=replace(resumed, folder=place))
@@ -85,12 +95,18 @@ class RunFiles:
 
 
 def own_folder(
-    database: Database, run: runs.Run, worker_id: int, default: Path, weights: str | None = None
+    database: Database,
+    run: runs.Run,
+    worker_id: int,
+    default: Path,
+    weights: str | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> RunFiles:
     """Find or create the run's own folder of checkpoints. No other run and no other store writes to it.
 
     Args:
-        weights: the object store that versions are uploaded to; None: to none.
+        weights: the object store that versions and checkpoints are uploaded to; None: to none.
+        should_stop: whether to give up the object store.
 
     Raises:
         ConfigError: the default folder and the one beside it have other owners. Nothing is changed then.
@@ -100,12 +116,13 @@ def own_folder(
     with database.transaction() as tx:
         instance = instances.identify(tx)
         published = policies.with_checkpoint(tx, run.id)
-    if any(policy.checkpoint.parent == default for policy in published):
+    if any(policy.checkpoint.parent == default for policy in published) and not is_elsewhere(published):
         check_is_there(default)
     identity = {"store": str(instance.id)} | run.identity
     folder = claim(default, identity)
-    uploads = None if weights is None else Uploads(weights, identity, run.name)
-    return RunFiles(database, run, worker_id, default, folder, uploads)
+    patience = Patience(should_stop)
+    uploads = None if weights is None else Uploads(weights, identity, run.name, patience)
+    return RunFiles(database, run, worker_id, default, folder, uploads, patience)
 
 
 def clear_leftovers(files: RunFiles) -> list[int]:
@@ -141,10 +158,10 @@ def upload_missing(files: RunFiles, newest: policies.PolicyVersion) -> None:
     with files.database.transaction() as tx:
         recorded = policies.with_checkpoint(tx, files.run.id)
     for policy in reversed(recorded):
-        if policy.version in (0, newest.version) and not files.uploads.has(policy.weights):
+        if policy.version in (0, newest.version) and not files.uploads.versions.has(policy.weights):
             policy = _upload(files, policy)
         if policy.version == 0 and policy.weights is not None:
-            files.uploads.begin(policy.weights)
+            files.uploads.versions.begin(policy.weights)
     sweep(files)
 
 
@@ -164,22 +181,33 @@ def upload_broken(files: RunFiles) -> None:
             "version %d: its objects are missing or damaged, and are uploaded again", policy.version
         )
         if is_adapter(policy.checkpoint) and first is not None and first.version == 0:
-            files.uploads.begin(_upload(files, first).weights or "")
+            files.uploads.versions.begin(_upload(files, first).weights or "")
         _upload(files, policy)
 
 
 def sweep(files: RunFiles) -> None:
-    """Delete the objects of versions that are not kept. If the object store is away, a later call does it.
+    """Delete the objects of what is not kept. If the object store is away, a later call does it.
 
     Raises:
         LeaseLost: another trainer has this one's place.
     """
-    if files.uploads is None:
+    if files.uploads is None or files.patience.is_over:
         return
     with files.database.transaction() as tx:
         workers.hold_place(tx, files.worker_id)
         kept = policies.with_checkpoint(tx, files.run.id)
-    files.uploads.sweep([policy.weights for policy in kept if policy.weights is not None])
+    files.uploads.versions.sweep([policy.weights for policy in kept if policy.weights])
+    files.uploads.checkpoints.sweep(addresses(kept))
+
+
+def addresses(kept: Sequence[policies.PolicyVersion]) -> list[str]:
+    """Where the checkpoints of versions are in an object store."""
+    return [policy.resumed.address for policy in kept if policy.resumed and policy.resumed.address]
+
+
+def is_elsewhere(recorded: Sequence[policies.PolicyVersion]) -> bool:
+    """Whether a trainer may go on without the folder: there is a checkpoint in an object store."""
+    return bool(addresses(recorded))
 
 
 def _upload(files: RunFiles, policy: policies.PolicyVersion) -> policies.PolicyVersion:
@@ -191,9 +219,8 @@ def _upload(files: RunFiles, policy: policies.PolicyVersion) -> policies.PolicyV
             "version %d: %s is damaged or missing: not uploaded", policy.version, policy.checkpoint
         )
         return policy
-    uploaded = replace(
-        policy, weights=files.uploads.upload(policy.version, place, policy.checkpoint_hash, whole=True)
-    )
+    address = files.uploads.versions.upload(policy.version, place, policy.checkpoint_hash, whole=True)
+    uploaded = replace(policy, weights=address)
     with files.database.transaction() as tx:
         workers.hold_place(tx, files.worker_id)
         policies.record_weights(tx, files.run.id, uploaded)

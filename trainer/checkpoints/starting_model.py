@@ -1,5 +1,6 @@
 """Version 0 of a run: its starting model, recorded by the trainer, and found again later."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, check_source, folder_digest
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.store import policies, runs, workers
-from trinity_db.trainer.checkpoints import writing
+from trinity_db.trainer.checkpoints import fetched, writing
 from trinity_db.trainer.checkpoints.run_files import RunFiles
 from trinity_db.trainer.learner import value_head
+from trinity_db.weights.manifest import Broken
 
 
 def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> None:
@@ -35,11 +37,17 @@ def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> Non
         assert scratch is not None
         folder, digest = own, writing.write_folder(own, lambda aside: build_scratch(scratch, seed, aside))
     else:
-        folder, recorded = source
+        named, recorded, address = source
+        folder = named
+        if recorded is not None and address is not None and not os.path.isdir(named):
+            folder = _fetched(files, model, named, address, recorded)
         digest = _digest(folder, recorded, model)
         if is_adapter(folder):
             folder, digest = own, _write_merged(folder, own, model)
-    weights = files.uploads.upload(0, folder, digest) if files.uploads else None
+        elif folder != named:  # the next fetches of this machine may delete it
+            writing.copy(folder, lambda copy: folder_digest.verify(copy, digest), own)
+            folder = own
+    weights = files.uploads.versions.upload(0, folder, digest) if files.uploads else None
     with files.database.transaction() as tx:
         workers.hold_place(tx, files.worker_id)
         if model.run is not None and folder != own:
@@ -47,6 +55,16 @@ def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> Non
             if not policies.hold_checkpoint(tx, other.id, folder):
                 raise _pruned(model.run)
         policies.publish(tx, files.run.id, policies.PolicyVersion(0, 0, folder, digest, weights=weights))
+
+
+def _fetched(files: RunFiles, model: ModelConfig, named: Path, address: str, digest: str) -> Path:
+    """The other run's version on this machine, which does not have its folder."""
+    try:
+        return fetched.fetch_other(files.patience, address, digest)
+    except Broken as error:
+        raise TrinityError(
+            f"model.run: the checkpoint of '{model.run}' is not at {named}, and cannot be fetched: {error}"
+        ) from error
 
 
 def _write_merged(adapter: Path, folder: Path, model: ModelConfig) -> str:
@@ -85,7 +103,9 @@ def first_model(files: RunFiles) -> Path:
     """
     with files.database.transaction() as tx:
         oldest = policies.with_checkpoint(tx, files.run.id)[-1]
-    place = files.locate(oldest) if oldest.version == 0 else None
+    place = None
+    if oldest.version == 0:
+        place = files.locate(oldest) or fetched.fetch_first(files, oldest)
     if place is None:
         raise ConfigError(
             f"Run '{files.run.name}': its starting model has changed or is gone, and the policy is compared "
@@ -94,18 +114,21 @@ def first_model(files: RunFiles) -> Path:
     return place
 
 
-def _starting_model(tx: Transaction, model: ModelConfig) -> tuple[Path, str | None] | None:
-    """The starting model's folder, with the digest if another run recorded it; None for a scratch model."""
+def _starting_model(tx: Transaction, model: ModelConfig) -> tuple[Path, str | None, str | None] | None:
+    """The starting model's folder; None for a scratch model.
+
+    If another run recorded it, with its digest, and with its address if it is in an object store.
+    """
     if model.path is not None:
         check_source(model)
-        return model.path.expanduser().absolute(), None
+        return model.path.expanduser().absolute(), None, None
     if model.run is not None:
         other = runs.find(tx, model.run)
         # Not of a later version: the other run's trainer may withdraw it, and deletes its files then.
         policy = next((one for one in policies.with_checkpoint(tx, other.id) if one.is_start), None)
         if policy is None:
             raise ConfigError(f"model.run: run '{model.run}' has no checkpoint yet; train it first.")
-        return policy.checkpoint, policy.checkpoint_hash
+        return policy.checkpoint, policy.checkpoint_hash, policy.weights
     return None
 
 

@@ -168,6 +168,7 @@ class AdaptedModel(Lora):
         self._digest = adapter_folder.read_base(folder).digest
         self._config = _config(folder)
         settings = peft.LoraConfig.from_pretrained(str(folder))
+        settings.base_model_name_or_path = str(self.base)  # it may have moved, and peft warns of that
         super().__init__(load_model(self.base, "cpu"), settings)
         self.model.requires_grad_(False)
         self.load(folder)

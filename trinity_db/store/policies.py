@@ -15,6 +15,8 @@ class Checkpoint:
 
     folder: Path
     hash: str
+    address: str | None = None
+    """Of the same files in an object store. None: they are in the folder alone."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,17 @@ def record_checkpoint(tx: Transaction, run_id: int, version: int, checkpoint: Ch
     values = {"run_id": run_id, "version": version} | named(checkpoint)
     if not tx.execute(query("record_checkpoint"), values).rowcount:
         raise LeaseLost(f"Version {version} has no checkpoint: another trainer took the run over.")
+
+
+def record_upload(tx: Transaction, run_id: int, version: int, checkpoint: Checkpoint) -> None:
+    """Record where a checkpoint is in an object store, once all of it is there."""
+    values = {
+        "run_id": run_id,
+        "version": version,
+        "resume_hash": checkpoint.hash,
+        "resume_address": checkpoint.address,
+    }
+    tx.execute(query("record_upload"), values)
 
 
 def newest(tx: Transaction, run_id: int) -> PolicyVersion | None:
@@ -151,16 +164,18 @@ def prune(
     every: int | None = None,
     best: str | None = None,
     saving: int | None = None,
+    uploading: int | None = None,
 ) -> list[tuple[int, Path]]:
     """Forget all but the newest `keep` checkpoints with their weights, and the newest `keep` weights.
 
-    Those of version 0 stay.
+    Those of version 0 stay, and the newest checkpoint in an object store.
 
     Args:
         every: weights of versions whose step is a multiple of this stay too.
         best: a metric; the weights of the version whose step has its highest value stay too. `-metric`: its
             lowest.
         saving: a version whose checkpoint is being written; its weights stay too.
+        uploading: a version whose checkpoint is being uploaded; it stays too.
 
     Returns which versions, and the folders to delete.
     """
@@ -171,6 +186,7 @@ def prune(
         "best": best and best.removeprefix("-"),
         "direction": -1 if best and best.startswith("-") else 1,
         "saving": saving,
+        "uploading": uploading,
     }
     tx.execute(query("lock_checkpoints"), {"run_id": run_id})
     rows = tx.execute(query("prune_checkpoints"), values)
@@ -193,6 +209,7 @@ def _version(
     resume_from: str | None,
     resume_hash: str,
     weights: str | None,
+    resume_address: str | None,
 ) -> PolicyVersion:
-    resumed = None if resume_from is None else Checkpoint(Path(resume_from), resume_hash)
+    resumed = None if resume_from is None else Checkpoint(Path(resume_from), resume_hash, resume_address)
     return PolicyVersion(version, step, Path(checkpoint), checkpoint_hash, resumed, weights)

@@ -9,7 +9,7 @@ import fcntl
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -17,22 +17,22 @@ from uuid import uuid4
 from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.settings import home
-from trinity_db.weights import at_once, delta, manifest
+from trinity_db.weights import delta, fetching, manifest
 from trinity_db.weights.bucket import Bucket, Missing, Refused
-from trinity_db.weights.manifest import OWNER_FILE, Broken, File, Manifest
+from trinity_db.weights.manifest import OWNER_FILE, Broken, Manifest
 
 logger = logging.getLogger(__name__)
 
 KEPT = 3  # versions fetched last; an engine that is started again loads one that it had before
-AT_A_TIME = 4  # requests, with an object of 32 MB in memory each
 
 
-def fetch(weights: str, expected: str) -> Path:
+def fetch(weights: str, expected: str, opened: Callable[[str], Bucket] = Bucket) -> Path:
     """The folder of a version on this machine, fetched if it is not there.
 
     Args:
         weights: the address of the version.
         expected: the digest that its files must have.
+        opened: makes the bucket of an address.
 
     Raises:
         Broken: objects are missing or damaged.
@@ -41,11 +41,11 @@ def fetch(weights: str, expected: str) -> Path:
         ConfigError, MissingExtra: as `Bucket`.
         TrinityError: the files cannot be written here.
     """
-    url, _, version = weights.rstrip("/").rpartition("/")
+    url, version = manifest.split(weights)
     place = home() / "weights" / url.rpartition("/")[2]
-    if not manifest.NAME.fullmatch(version) or place.name in ("", ".", ".."):
+    if place.name in ("", ".", ".."):
         raise Broken(f"{weights!r:.300}: is the address of no version.")
-    bucket = Bucket(url)
+    bucket = opened(url)
     try:
         place.mkdir(parents=True, exist_ok=True)
         with _alone(place):
@@ -144,7 +144,7 @@ class _Fetching:
             else:
                 shutil.copytree(self._place / base, aside)
             for name in reversed(names):
-                self._change(aside, name, manifests[name])
+                fetching.make(aside, self._bucket, name, manifests[name])
             if not folder_digest.verify(aside, expected):
                 return False
             aside.rename(folder)
@@ -155,48 +155,6 @@ class _Fetching:
             raise Broken(f"{self._bucket.url}/{folder.name}: {error}") from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-
-    def _change(self, folder: Path, version: str, made: Manifest) -> None:
-        """Make a version's files of those of its base."""
-        wanted = {Path(file.path) for file in made.files}
-        for path in [path for path in folder.rglob("*") if path.is_file()]:
-            if path.relative_to(folder) not in wanted:
-                path.unlink()
-        for file in made.files:
-            target = folder / file.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if file.encoding == "whole":
-                self._get(version, file, target)
-            elif not target.is_file():
-                raise delta.Damaged(f"The base has no {file.path}.")
-            elif file.encoding == delta.ENCODING:
-                change = folder / f"{uuid4().hex}.delta"
-                self._get(version, file, change)
-                delta.apply(change, target)
-                change.unlink()
-
-    def _get(self, version: str, file: File, target: Path) -> None:
-        """Fetch the objects of a file, several at a time.
-
-        Raises:
-            Broken: one is missing or has another size.
-        """
-        names = file.names(version)
-
-        def get(number: int) -> None:
-            content = self._bucket.get(names[number])
-            start = number * file.part
-            if len(content) != min(file.part, file.stored - start):
-                raise Broken(f"{self._bucket.url}/{names[number]}: has another size than its manifest says.")
-            with target.open("r+b") as out:
-                out.seek(start)
-                out.write(content)
-
-        target.write_bytes(b"")
-        try:
-            at_once.do(get, range(len(names)), AT_A_TIME)
-        except Missing as error:
-            raise Broken(str(error)) from error
 
     def _evict(self, newest: Path) -> None:
         """Delete versions that were not used lately. Version 0 stays: adapters lie on it."""

@@ -1,7 +1,8 @@
 """What a version in an object store is made of. Its manifest is written last: until then there is no version.
 
 A version is whole, or lies on a base: the version before it, to which its deltas are applied. Bases are named
-by the names that they have beside the version, so that a run's objects may be moved together.
+by the names that they have beside the version, so that a run's objects may be moved together. A checkpoint
+has a manifest of the same form, and is always whole.
 """
 
 import json
@@ -18,7 +19,7 @@ from trinity_db.weights.bucket import PART_BYTES, Bucket, Missing
 FILE = "manifest.json"
 OWNER_FILE = "run.json"
 FORMAT = "trinity-db weights 1"
-NAME = re.compile(r"version-(\d{6,})-[0-9a-f]{8}")
+NAME = re.compile(r"(version|checkpoint)-(\d{6,})-[0-9a-f]{8}")
 MAX_CHAIN = 1000  # bases below one another; a chain that names itself ends here
 
 
@@ -69,8 +70,20 @@ class Manifest:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
 
 
+def split(address: str) -> tuple[str, str]:
+    """The address of a run's objects, and the name of a version or a checkpoint below it.
+
+    Raises:
+        Broken: it is none of ours.
+    """
+    url, _, name = address.rstrip("/").rpartition("/")
+    if not NAME.fullmatch(name):
+        raise Broken(f"{address!r:.300}: is the address of no version.")
+    return url, name
+
+
 def read(bucket: Bucket, version: str) -> Manifest:
-    """The manifest of a version.
+    """The manifest of a version or a checkpoint.
 
     Raises:
         Broken: there is none, or it cannot be read.

@@ -1,0 +1,108 @@
+"""Fetches from an object store what a trainer goes on from, where this machine does not have it.
+
+Files are fetched to a temporary folder, held to their hash, flushed, and get their name in the run's own
+folder then. So a crash leaves nothing that looks whole.
+"""
+
+import logging
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from trinity_db import durable
+from trinity_db.models import folder_digest
+from trinity_db.store import policies, workers
+from trinity_db.trainer.checkpoints import writing
+from trinity_db.trainer.checkpoints.patience import Patience, PatientBucket
+from trinity_db.trainer.checkpoints.run_files import RunFiles
+from trinity_db.weights import cache, delta, fetching, manifest
+from trinity_db.weights.manifest import Broken
+
+logger = logging.getLogger(__name__)
+
+
+def fetch_all(files: RunFiles, policy: policies.PolicyVersion) -> policies.PolicyVersion | None:
+    """A version with its weights and its checkpoint on this machine; what is not here is fetched.
+
+    Returns:
+        None: something is neither here nor in the object store.
+
+    Raises:
+        Broken: objects are missing or damaged.
+        GivenUp: the trainer is to stop.
+        TrinityError: the object store was away for too long, or refuses it; or the disk cannot be written.
+    """
+    weights, checkpoint, resumed = files.locate(policy), files.locate_checkpoint(policy), policy.resumed
+    if (weights is None and policy.weights is None) or (
+        resumed is not None and checkpoint is None and resumed.address is None
+    ):
+        return None
+    # The checkpoint first: it is the larger one, and without it the weights are of no use.
+    if resumed is not None:
+        resumed = replace(resumed, folder=checkpoint or _checkpoint(files, policy.version, resumed))
+    return replace(policy, checkpoint=weights or _weights(files, policy), resumed=resumed)
+
+
+def fetch_first(files: RunFiles, first: policies.PolicyVersion) -> Path | None:
+    """The starting model in the run's own folder, and on record there; None: it is in no object store.
+
+    Raises:
+        Broken: objects are missing or damaged.
+        LeaseLost: another trainer has this one's place.
+        TrinityError: as `fetch_all`.
+    """
+    if first.weights is None:
+        return None
+    here = replace(first, checkpoint=_weights(files, first))
+    with files.database.transaction() as tx:
+        workers.hold_place(tx, files.worker_id)
+        policies.relocate(tx, files.run.id, here)
+    return here.checkpoint
+
+
+def fetch_other(patience: Patience, address: str, digest: str) -> Path:
+    """The weights of another run's version, among those that this machine has fetched.
+
+    An adapter has the model that it lies on beside it.
+
+    Raises:
+        Broken, TrinityError: as `fetch_first`.
+    """
+    logger.info("fetching %s", address)
+    return cache.fetch(address, digest, partial(PatientBucket, patience=patience))
+
+
+def _weights(files: RunFiles, policy: policies.PolicyVersion) -> Path:
+    """Fetch a version's weights, and copy them into the run's own folder."""
+    assert policy.weights is not None
+    found = fetch_other(files.patience, policy.weights, policy.checkpoint_hash)
+    folder = files.folder.version_folder(policy.version)
+    writing.copy(found, lambda copy: folder_digest.verify(copy, policy.checkpoint_hash), folder)
+    return folder
+
+
+def _checkpoint(files: RunFiles, version: int, resumed: policies.Checkpoint) -> Path:
+    """Fetch a checkpoint into the run's own folder."""
+    assert resumed.address is not None
+    begun = time.monotonic()
+    logger.info("fetching %s", resumed.address)
+    url, name = manifest.split(resumed.address)
+    bucket = PatientBucket(url, files.patience)
+    made = manifest.read(bucket, name)
+    folder = files.folder.checkpoint_folder(version)
+    aside = writing.aside_of(folder)
+    with writing.or_nothing(folder, aside):
+        aside.mkdir(parents=True)
+        try:
+            fetching.make(aside, bucket, name, made)
+        except delta.Damaged as error:
+            raise Broken(f"{resumed.address}: {error}") from error
+        if not folder_digest.verify_checkpoint(aside, resumed.hash):
+            raise Broken(f"{resumed.address}: its objects give other files than were saved.")
+        durable.flush_all(aside)
+        writing.rename(aside, folder)
+    logger.info(
+        "checkpoint %d: %.1f MB fetched in %.1f s", version, made.stored / 1e6, time.monotonic() - begun
+    )
+    return folder

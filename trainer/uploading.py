@@ -1,0 +1,120 @@
+"""Uploads checkpoints to an object store, one at a time, beside the trainer's steps.
+
+The checkpoint is on record before, with its folder. Its address is recorded when all of it can be fetched. Of
+the checkpoints that are recorded during an upload, the newest is the next one: older ones are passed over.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+
+from trinity_db.store import policies
+from trinity_db.trainer.checkpoints import run_files
+from trinity_db.trainer.checkpoints.patience import GivenUp
+from trinity_db.trainer.checkpoints.writing import Writing
+from trinity_db.trainer.hold import Hold
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A checkpoint that a thread uploads."""
+
+    version: int
+    checkpoint: policies.Checkpoint
+    writing: Writing
+
+
+class Uploading:
+    """Uploads the checkpoints of one trainer.
+
+    Args:
+        hold: of the trainer.
+        files: the run's own folder of checkpoints, and its objects.
+    """
+
+    def __init__(self, hold: Hold, files: run_files.RunFiles) -> None:
+        self._hold = hold
+        self._files = files
+        self._under_way: _UnderWay | None = None
+        self._next: tuple[int, policies.Checkpoint] | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version whose checkpoint is being uploaded. Its files have to stay."""
+        return None if self._under_way is None else self._under_way.version
+
+    def add(self, version: int, checkpoint: policies.Checkpoint) -> None:
+        """Upload a checkpoint, the newest one on record, unless it is in the object store."""
+        uploads = self._files.uploads
+        if uploads is None or uploads.checkpoints.has(checkpoint.address):
+            return
+        self._next = version, checkpoint
+        self._begin()
+
+    def record_if_uploaded(self, step: int) -> None:
+        """Record a checkpoint that is uploaded, and begin with the next.
+
+        Args:
+            step: the last one that the weights contain.
+
+        Raises:
+            LeaseLost: another trainer has taken over the run.
+            SetBack: the server has lost steps or versions.
+            TrinityError: the checkpoint cannot be uploaded.
+        """
+        if self._under_way is None:
+            self._begin()  # it was not begun if the database was away
+        elif self._under_way.writing.has_ended:
+            self._end(self._under_way, step)
+
+    def finish(self, step: int) -> None:
+        """Wait until all is uploaded and recorded, or until the trainer that is to stop gives up.
+
+        Raises:
+            LeaseLost, SetBack, TrinityError: as `record_if_uploaded` does.
+        """
+        self._begin()
+        while self._under_way is not None:
+            self._end(self._under_way, step)
+
+    def abandon(self) -> None:
+        """Wait for the upload that is under way. The next start deletes what is not recorded."""
+        if self._under_way is not None:
+            self._under_way.writing.wait()
+        self._under_way = self._next = None
+
+    def _begin(self) -> None:
+        """Begin with the checkpoint that waits, if none is under way."""
+        if self._next is None or self._under_way is not None:
+            return
+        uploads = self._files.uploads
+        assert uploads is not None, "only a run with an object store uploads"
+        version, checkpoint = self._next
+        with self._hold.database.transaction() as tx:
+            kept = run_files.addresses(policies.with_checkpoint(tx, self._hold.run.id))
+        upload = partial(uploads.checkpoints.upload, version, checkpoint.folder, checkpoint.hash, kept)
+        self._under_way, self._next = _UnderWay(version, checkpoint, Writing("upload", upload)), None
+
+    def _end(self, done: _UnderWay, step: int) -> None:
+        """Wait for an upload, record it, and begin with the next."""
+        uploads = self._files.uploads
+        assert uploads is not None
+        try:
+            done.writing.digest()
+        except GivenUp as error:
+            logger.warning(
+                "checkpoint %d is not uploaded: %s The next start here uploads it.", done.version, error
+            )
+            self._under_way = self._next = None
+            return
+        uploaded = replace(done.checkpoint, address=uploads.checkpoints.address(done.version))
+        self._hold.retry(partial(self._record, done.version, uploaded), step)
+        self._under_way = None
+        self._begin()
+
+    def _record(self, version: int, uploaded: policies.Checkpoint) -> None:
+        with self._hold.database.transaction() as tx:
+            self._hold.check(tx)
+            policies.record_upload(tx, self._hold.run.id, version, uploaded)

@@ -1,0 +1,84 @@
+"""Makes the files of a folder of what an object store has of it."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+from uuid import uuid4
+
+from trinity_db.weights import at_once, delta
+from trinity_db.weights.bucket import Bucket, Missing
+from trinity_db.weights.manifest import Broken, File, Manifest
+
+logger = logging.getLogger(__name__)
+
+AT_A_TIME = 4  # requests, with an object of 32 MB in memory each
+PROGRESS_SECONDS = 5.0  # between lines in the log
+
+
+def make(folder: Path, bucket: Bucket, name: str, manifest: Manifest) -> None:
+    """Make the files of a version or a checkpoint of those of its base, or in an empty folder.
+
+    Args:
+        name: its own below the address of the bucket.
+
+    Raises:
+        Broken: an object is missing or has another size.
+        Damaged: a delta does not fit the base.
+        TrinityError: as `Bucket.get`.
+        OSError: the files cannot be written.
+    """
+    wanted = {Path(file.path) for file in manifest.files}
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        if path.relative_to(folder) not in wanted:
+            path.unlink()
+    progress = _Progress(name, manifest.stored)
+    for file in manifest.files:
+        target = folder / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.encoding == "whole":
+            _get(bucket, name, file, target, progress)
+        elif not target.is_file():
+            raise delta.Damaged(f"The base has no {file.path}.")
+        elif file.encoding == delta.ENCODING:
+            change = folder / f"{uuid4().hex}.delta"
+            _get(bucket, name, file, change, progress)
+            delta.apply(change, target)
+            change.unlink()
+
+
+class _Progress:
+    """Says now and then how much of a long fetch is done."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self._name, self._total, self._done = name, total, 0
+        self._said_at = time.monotonic()
+        self._one_at_a_time = threading.Lock()
+
+    def add(self, num_bytes: int) -> None:
+        with self._one_at_a_time:
+            self._done += num_bytes
+            if time.monotonic() - self._said_at > PROGRESS_SECONDS:
+                self._said_at = time.monotonic()
+                logger.info("%s: %.1f of %.1f MB fetched", self._name, self._done / 1e6, self._total / 1e6)
+
+
+def _get(bucket: Bucket, name: str, file: File, target: Path, progress: _Progress) -> None:
+    """Fetch the objects of a file, several at a time."""
+    names = file.names(name)
+
+    def get(number: int) -> None:
+        content = bucket.get(names[number])
+        start = number * file.part
+        if len(content) != min(file.part, file.stored - start):
+            raise Broken(f"{bucket.url}/{names[number]}: has another size than its manifest says.")
+        with target.open("r+b") as out:
+            out.seek(start)
+            out.write(content)
+        progress.add(len(content))
+
+    target.write_bytes(b"")
+    try:
+        at_once.do(get, range(len(names)), AT_A_TIME)
+    except Missing as error:
+        raise Broken(str(error)) from error
