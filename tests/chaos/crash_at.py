@@ -2,12 +2,10 @@
 
     python tests/chaos/crash_at.py train CONFIG             until a life ends by itself
     python tests/chaos/crash_at.py --undisturbed train CONFIG   one life; the points it passes
-    python tests/chaos/crash_at.py --apart train CONFIG     each life with a home of its own
 
-A point is just before a named query, just before or after the COMMIT of a transaction, just before a change
-to a file (an open to write, a flush, a rename, a removal), or just before an object is put or deleted; all of
-the main thread, and of those that write and upload a version and a checkpoint. Each is where it is in our
-code: `Publisher._record: publish_version`.
+A point is just before a named query, just before or after the COMMIT of a transaction, or just before a
+change to a file (an open to write, a flush, a rename, a removal); all of the main thread, and of those that
+write a version and a checkpoint. Each is where it is in our code: `Publisher._record: publish_version`.
 Points are not listed anywhere: they are met. A life is a forked process, so that torch is imported once; it
 dies by SIGKILL. For each it writes a line of JSON.
 """
@@ -16,13 +14,11 @@ import importlib
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,7 +29,6 @@ import psycopg
 from trinity_db import cli
 from trinity_db.database import Database, Transaction
 from trinity_db.schema.queries import queries, query
-from trinity_db.weights.bucket import Bucket
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 # Where a point is: the function that calls these.
@@ -43,34 +38,24 @@ CALLED: tuple[str, ...] = (
     "trinity_db.durable",
     "trinity_db.trainer.checkpoints.checkpoint",
     "trinity_db.trainer.checkpoints.folder",
-    "trinity_db.trainer.checkpoints.objects",
-    "trinity_db.trainer.checkpoints.patience",
-    "trinity_db.trainer.checkpoints.uploads",
     "trinity_db.trainer.checkpoints.version",
     "trinity_db.trainer.checkpoints.writing",
     "trinity_db.trainer.hold",
     "trinity_db.models",
-    "trinity_db.weights",
 )
-# The threads beside the main one whose points count, by how their names begin.
-WRITERS = ("publish", "checkpoint", "upload", "object")
+WRITERS = ("publish", "checkpoint")  # the threads beside the main one whose points count
 FILE_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 Reach = Callable[[str], None]
 
 
 def main() -> None:
-    option = sys.argv[1] if sys.argv[1].startswith("--") else None
-    undisturbed, apart = option == "--undisturbed", option == "--apart"
-    arguments = sys.argv[2 if option else 1 :]
+    undisturbed = sys.argv[1] == "--undisturbed"
+    arguments = sys.argv[2 if undisturbed else 1 :]
     sys.dont_write_bytecode = True
     _import_what_lives_need()
     seen: set[str] = set()
-    home, lives = os.environ["TRINITY_DB_HOME"], count(1)
     while True:
-        if apart:
-            shutil.rmtree(os.environ["TRINITY_DB_HOME"], ignore_errors=True)
-            os.environ["TRINITY_DB_HOME"] = f"{home}-{next(lives)}"
         life = live(arguments, None if undisturbed else seen)
         print(json.dumps(life), flush=True)
         seen.update(life["points"])
@@ -115,7 +100,7 @@ def _reach(journal: int, survived: set[str] | None) -> Reach:
 
     def reach(point: str) -> None:
         thread = threading.current_thread()
-        if thread is not threading.main_thread() and not thread.name.startswith(WRITERS):
+        if thread is not threading.main_thread() and thread.name not in WRITERS:
             return
         with one_at_a_time:
             if point in passed:
@@ -133,7 +118,6 @@ def watch(reach: Reach) -> None:
     names = {query(name): name for name in queries()}
     last: WeakKeyDictionary[Transaction, str] = WeakKeyDictionary()  # query of a connection
     execute, transaction, fsync = psycopg.Connection.execute, Database.transaction, os.fsync
-    put, delete = Bucket.put, Bucket.delete
 
     def watched_execute(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(query, str) and query in names:
@@ -153,15 +137,6 @@ def watch(reach: Reach) -> None:
         reach(f"{place()}: fsync {name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
         fsync(descriptor)
 
-    def watched_put(self: Bucket, name: str, content: bytes) -> None:
-        reach(f"{place()}: put {kind(name)}")
-        put(self, name, content)
-
-    def watched_delete(self: Bucket, names: Sequence[str]) -> None:
-        for one in names:
-            reach(f"{place()}: delete {kind(one)}")
-            delete(self, [one])
-
     def audit(event: str, values: tuple[Any, ...]) -> None:
         if event in FILE_EVENTS:
             reach(f"{place()}: {event}")
@@ -171,8 +146,6 @@ def watch(reach: Reach) -> None:
     psycopg.Connection.execute = watched_execute  # type: ignore[method-assign]
     Database.transaction = watched_transaction  # type: ignore[method-assign]
     os.fsync = watched_fsync  # type: ignore[assignment]
-    Bucket.put = watched_put  # type: ignore[method-assign]
-    Bucket.delete = watched_delete  # type: ignore[method-assign]
     sys.addaudithook(audit)
 
 
@@ -180,7 +153,7 @@ def place() -> str:
     """The innermost function of ours that is running, of those that call the store or the disk."""
     frame: FrameType | None = sys._getframe(1)
     thread = threading.current_thread().name
-    if thread.startswith(WRITERS):
+    if thread in WRITERS:
         return thread
     while frame is not None:
         module = frame.f_globals["__name__"]
@@ -194,12 +167,6 @@ def name(path: str) -> str:
     """A file's name without what differs from version to version, or from write to write."""
     written = re.sub(r"\.[0-9a-f]{8}\.tmp$", ".tmp", Path(path).name)
     return re.sub(r"^(version|checkpoint)-.*", r"\1", written)
-
-
-def kind(name: str) -> str:
-    """An object's name without what differs from version to version."""
-    version, _, rest = name.partition("/")
-    return f"{version.partition('-')[0]} {Path(rest).name}"
 
 
 def _import_what_lives_need() -> None:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -89,15 +89,11 @@ def killed(
         yield lives
 
 
-def live(store: Store, *options: str, run: dict[str, Any] = RUN, once: Sequence[str] = ()) -> Lives:
-    """Live until a life ends by itself.
-
-    Args:
-        once: options of the command.
-    """
-    config = store.config("run", **run)
+def live(store: Store, *options: str) -> Lives:
+    """Live until a life ends by itself."""
+    config = store.config("run", **RUN)
     ended = subprocess.run(
-        [sys.executable, crash_at.__file__, *options, "train", config, *once],
+        [sys.executable, crash_at.__file__, *options, "train", config],
         stdout=subprocess.PIPE,
         env=store.environment | {"PYTHONPATH": os.getcwd()},
         text=True,
