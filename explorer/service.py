@@ -129,6 +129,7 @@ class Explorer(Service):
         else:
             _LEFT.append(runner)
         self._store.close()
+        self._staging.close()
 
     def wake(self) -> None:
         super().wake()

@@ -1,7 +1,8 @@
 """Has the files of a version on this machine before the engine needs them.
 
-A thread fetches them while the explorer samples on with the version that it has. So the engine pauses for
-loading alone, and an object store that is away stops nothing at once: the limit of staleness does, later.
+They come by the trainer's broadcast, from its folder, or from an object store, in this order. A thread
+fetches them while the explorer samples on with the version that it has. So the engine pauses for loading
+alone, and an object store that is away stops nothing at once: the limit of staleness does, later.
 """
 
 import logging
@@ -17,6 +18,7 @@ from trinity_db.models import folder_digest
 from trinity_db.store import workers
 from trinity_db.store.policies import PolicyVersion
 from trinity_db.weights import cache
+from trinity_db.weights.broadcast import Lost, Receiver
 from trinity_db.weights.bucket import Refused
 from trinity_db.weights.manifest import Broken
 
@@ -52,6 +54,7 @@ class Staging:
         """The version that came last of those for training, with its folder here."""
         self._evaluated: PolicyVersion | None = None
         self._complaint: str | None = None
+        self._receiver = Receiver()
 
     async def for_training(self, policy: PolicyVersion) -> PolicyVersion | None:
         """The newest version that is here. This one is fetched meanwhile if it is another one.
@@ -65,7 +68,7 @@ class Staging:
         Raises:
             TrinityError: the object store refuses this machine, and there is no version to go on with.
         """
-        if policy.weights is None:
+        if policy.weights is None and policy.broadcast_at is None:
             return policy
         await self._look()
         if not _is_same(self._newest, policy):
@@ -90,6 +93,10 @@ class Staging:
         """Look for the files again: those that were here cannot be used."""
         self._newest = self._evaluated = None
 
+    def close(self) -> None:
+        """End the process that receives versions. The next version starts another one."""
+        self._receiver.close()
+
     def _begin(self, policy: PolicyVersion, trains: bool) -> None:
         """Fetch a version unless one is being fetched, or this one just failed."""
         before = self._fetching
@@ -104,19 +111,27 @@ class Staging:
         threading.Thread(target=self._fetch, args=(fetching,), name="fetch", daemon=True).start()
 
     def _fetch(self, fetching: _Fetching) -> None:
-        policy = fetching.policy
-        assert policy.weights is not None
-        begun = time.monotonic()
         try:
-            if folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
-                fetching.folder = policy.checkpoint  # this machine sees it
-            else:
-                fetching.folder = cache.fetch(policy.weights, policy.checkpoint_hash)
-                logger.info("version %d: fetched in %.1f s", policy.version, time.monotonic() - begun)
+            fetching.folder = self._received(fetching.policy) or _fetched(fetching.policy)
         except Exception as error:  # `_look` raises it, or says it, in the explorer's own thread
             fetching.error = error
         fetching.ended_at = time.monotonic()
         self._changed()
+
+    def _received(self, policy: PolicyVersion) -> Path | None:
+        """A version that the trainer sends to all explorers at once; None: it must come from its files."""
+        if policy.broadcast_at is None:
+            return None
+        run, begun = policy.checkpoint.parent.name, time.monotonic()
+        try:
+            folder = cache.receive(
+                self._receiver, policy.broadcast_at, run, policy.version, policy.checkpoint_hash
+            )
+        except Lost as error:
+            logger.info("version %d: %s", policy.version, error)
+            return None
+        logger.info("version %d: received in %.1f s", policy.version, time.monotonic() - begun)
+        return folder
 
     async def _look(self) -> None:
         """Take over what the thread has fetched, and record it.
@@ -156,6 +171,22 @@ class Staging:
     async def _record(self, staged: int | None, broken: str | None) -> None:
         worker_id = self._store.worker_id
         await self._store.decide(lambda tx: workers.record_staged(tx, worker_id, staged, broken))
+
+
+def _fetched(policy: PolicyVersion) -> Path:
+    """A version from the trainer's folder if this machine sees it, else from the object store.
+
+    Raises:
+        TrinityError: it is in neither, or as `cache.fetch`.
+    """
+    if folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
+        return policy.checkpoint
+    if policy.weights is None:
+        raise TrinityError(f"it did not come by broadcast, and {policy.checkpoint} is not seen here.")
+    begun = time.monotonic()
+    folder = cache.fetch(policy.weights, policy.checkpoint_hash)
+    logger.info("version %d: fetched in %.1f s", policy.version, time.monotonic() - begun)
+    return folder
 
 
 def _is_same(here: PolicyVersion | None, policy: PolicyVersion) -> bool:

@@ -41,6 +41,7 @@ CREATE POLICY begins_a_run ON trinity.run_setting FOR INSERT TO trinity_explorer
 GRANT INSERT (run_id, role, setting_id, host, pid, exclusive), UPDATE (heartbeat_at, stopped_at, session_pid)
     ON trinity.worker TO trinity_explorer, trinity_processor, trinity_trainer;
 GRANT UPDATE (staged_version, broken_weights) ON trinity.worker TO trinity_explorer;
+GRANT UPDATE (broadcast_at) ON trinity.worker TO trinity_trainer;
 GRANT INSERT (run_id, role, step, name, value) ON trinity.metric
     TO trinity_explorer, trinity_processor, trinity_trainer;
 GRANT UPDATE (worker_id) ON trinity.rollout_group, trinity.experience

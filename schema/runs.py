@@ -145,8 +145,8 @@ class Worker(Base):
     staged_version: Mapped[int | None] = mapped_column(
         Integer,
         comment=(
-            "The version that its machine fetched last from an object store; NULL if it has fetched none. Of "
-            "explorers"
+            "The version that its machine fetched last, from an object store or by broadcast; NULL if it has "
+            "fetched none. Of explorers"
         ),
     )
     broken_weights: Mapped[str | None] = mapped_column(
@@ -154,6 +154,16 @@ class Worker(Base):
         comment=(
             "Address of a version in an object store of which it found objects missing or damaged, for the "
             "trainer to upload again; NULL if it could fetch the last one"
+        ),
+        info=LOCAL,
+    )
+
+    broadcast_at: Mapped[str | None] = mapped_column(
+        Text,
+        CheckConstraint("broadcast_at IS NULL OR role = 'train'", name="is_of_a_trainer"),
+        comment=(
+            "Host and port where explorers ask it to broadcast a version; NULL if it broadcasts none. Of "
+            "trainers"
         ),
         info=LOCAL,
     )

@@ -227,6 +227,8 @@ class Publisher:
         uploads = self._files.uploads
         weights = None if uploads is None else uploads.versions.address(new.version)
         policy = policies.PolicyVersion(new.version, new.step, new.folder, digest, weights=weights)
+        if self._files.broadcasts is not None:
+            self._files.broadcasts.offer(policy.checkpoint, digest)
         done = replace(hold.mark, version=policy.version)
         with hold.database.transaction() as tx:
             hold.check(tx, done)

@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trinity_db.models import context_length, load_tokenizer
 from trinity_db.models.adapter_folder import Base
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
-from trinity_db.store import batches, draws, evaluations, offline, policies, runs, scores
+from trinity_db.store import batches, draws, evaluations, offline, policies, runs, scores, workers
 from trinity_db.store.metrics import outcomes_of, record_metrics
 from trinity_db.trainer import lead_follow
 from trinity_db.trainer.algorithms.compositions import create
@@ -37,6 +38,7 @@ from trinity_db.trainer.rows.sources import check_sampled, check_tokenizers
 from trinity_db.trainer.run_length import RunLength, run_length
 from trinity_db.trainer.sampling import sampler_of
 from trinity_db.trainer.setup import TrainerSetup
+from trinity_db.weights.broadcast import Broadcasts
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,8 @@ class Trainer(Service):
         None once the setback is recorded."""
         self._score_names: list[scores.Name] = []
         """The stored scores that are read with each batch."""
+        self._broadcasts: Broadcasts | None = None
+        """What sends versions to explorers. It stays when the trainer starts again."""
         self._length = RunLength(0)
         self._is_exhausted = False
         self._waiting_since = time.monotonic()
@@ -81,9 +85,13 @@ class Trainer(Service):
             self.database, self.run, self.worker_id, setup.checkpoints, weights, lambda: self.stopping
         )
         lost = run_files.clear_leftovers(files)
+        self._begin_broadcasts()  # before version 0 is there: an explorer may not see its folder
         starting_model.publish_first_version(files, setup.model, setup.seed)
         policy = recovery.recover(files, setup.allowed, lost, self._lost_weights)
         run_files.upload_missing(files, policy)
+        if self._broadcasts is not None:
+            self._broadcasts.offer(policy.checkpoint, policy.checkpoint_hash)
+            files = replace(files, broadcasts=self._broadcasts)
         self._hold = Hold(self.database, self.run, self.worker_id, give_up=lambda: self.stopping)
         first = starting_model.first_model(files) if setup.needs_first_model else None
         first_digest = starting_model.first_digest(self.database, self.run)
@@ -167,6 +175,15 @@ class Trainer(Service):
         self._rows = {}
         self._is_exhausted = False
         self._waiting_since = time.monotonic()
+
+    def _begin_broadcasts(self) -> None:
+        """Let explorers know where they can ask for versions, if the configuration says so."""
+        address = self._setup.trainer.broadcast
+        if address is None or not self._setup.is_online:
+            return
+        self._broadcasts = self._broadcasts or Broadcasts(address)
+        with self.database.transaction() as tx:
+            workers.record_broadcast(tx, self.worker_id, self._broadcasts.address)
 
     def _prepare_adopted_rows(self, files: run_files.RunFiles, context: int, tokenizer: Any) -> None:
         """Give adopted rows their tokens and, if the reference is precomputed, its scores."""

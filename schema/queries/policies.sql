@@ -55,6 +55,16 @@ WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
 ORDER BY p.version DESC
 LIMIT %(limit)s
 
+-- name: newest_version
+-- The newest version whose weights were not pruned, and where the run's trainer sends it by broadcast.
+SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights, p.resume_address,
+       (SELECT w.broadcast_at FROM trinity.worker w
+        WHERE w.run_id = p.run_id AND w.role = 'train' AND w.exclusive AND w.stopped_at IS NULL) AS broadcast_at
+FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
+ORDER BY p.version DESC
+LIMIT 1
+
 -- name: folders_of_others
 -- The folders of weights that other runs name. A run that started from another one's version names the same folder.
 SELECT DISTINCT o.checkpoint

@@ -13,6 +13,10 @@ UPDATE trinity.worker w SET heartbeat_at = clock_timestamp() WHERE w.id = %(work
 RETURNING w.heartbeat_at,
           (SELECT coalesce(r.stop_asked_at >= w.started_at, false) FROM trinity.run r WHERE r.id = w.run_id) AS is_to_stop
 
+-- name: record_broadcast
+-- Records where a trainer sends versions by broadcast.
+UPDATE trinity.worker SET broadcast_at = %(address)s WHERE id = %(worker_id)s
+
 -- name: record_staged
 -- Records which version a worker's machine fetched last, or of which it found objects missing or damaged.
 UPDATE trinity.worker SET staged_version = coalesce(%(staged)s::integer, staged_version), broken_weights = %(broken)s::text

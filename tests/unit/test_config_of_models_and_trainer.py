@@ -107,6 +107,7 @@ OTHERS: dict[str, Any] = {
     "trainer.gradient_checkpointing": True,
     "trainer.compile": True,
     "trainer.weights": "s3://bucket/prefix",
+    "trainer.broadcast": "10.0.0.1",
 }
 BESIDE: dict[str, dict[str, Any]] = {"trainer.offload": {"sharding": "full"}, "trainer.publish": {"lora": {}}}
 """Keys of the same section that a key needs."""

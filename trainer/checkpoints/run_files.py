@@ -15,6 +15,7 @@ from trinity_db.trainer.checkpoints import writing
 from trinity_db.trainer.checkpoints.folder import Folder, claim
 from trinity_db.trainer.checkpoints.patience import Patience
 from trinity_db.trainer.checkpoints.uploads import Uploads
+from trinity_db.weights.broadcast import Broadcasts
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ class RunFiles:
     """The run's objects; None: versions and checkpoints are in the folder alone."""
     patience: Patience = field(default_factory=lambda: Patience(lambda: False))
     """With the object store, for objects that it fetches."""
+    broadcasts: Broadcasts | None = None
+    """What sends new versions to explorers; None: they use the files."""
 
     def locate(self, policy: policies.PolicyVersion) -> Path | None:
         """Return the folder that holds a version's weights whole, or None.

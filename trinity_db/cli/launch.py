@@ -346,10 +346,13 @@ def train(
     from trinity_db.trainer.checkpoints.recovery import Allowed
     from trinity_db.trainer.distribution.ranks import end_process, join_ranks
     from trinity_db.trainer.service import Trainer
+    from trinity_db.weights import broadcast
 
     # A supervisor outlives all roles, so it copies their metrics itself, the last ones too.
     sinks = [] if is_supervised() else sinks_of(config.metrics)
     _check_weights(config)
+    if config.trainer.broadcast is not None:
+        broadcast.check(config.trainer.broadcast)
     setup = _trainer_setup(config, Allowed(from_start, from_version))
     database, run = open_run(config, change)
     with join_ranks(config.trainer.ranks) as ranks, mirrored(database, run, sinks):

@@ -32,6 +32,8 @@ class PolicyVersion:
     """None: no trainer can go on from it, unless it is version 0, the starting model."""
     weights: str | None = None
     """Address of the same files in an object store. None: they are in the folder alone."""
+    broadcast_at: str | None = None
+    """Where the trainer sends it by broadcast, if it is the newest one. None: it does not."""
 
     @property
     def is_start(self) -> bool:
@@ -98,8 +100,8 @@ def record_upload(tx: Transaction, run_id: int, version: int, checkpoint: Checkp
 
 def newest(tx: Transaction, run_id: int) -> PolicyVersion | None:
     """The newest version whose weights are there; None before the first."""
-    found = with_checkpoint(tx, run_id, limit=1)
-    return found[0] if found else None
+    row = tx.execute(query("newest_version"), {"run_id": run_id}).fetchone()
+    return None if row is None else _version(**row)
 
 
 def with_checkpoint(tx: Transaction, run_id: int, limit: int | None = None) -> list[PolicyVersion]:
@@ -210,6 +212,7 @@ def _version(
     resume_hash: str,
     weights: str | None,
     resume_address: str | None,
+    broadcast_at: str | None = None,
 ) -> PolicyVersion:
     resumed = None if resume_from is None else Checkpoint(Path(resume_from), resume_hash, resume_address)
-    return PolicyVersion(version, step, Path(checkpoint), checkpoint_hash, resumed, weights)
+    return PolicyVersion(version, step, Path(checkpoint), checkpoint_hash, resumed, weights, broadcast_at)

@@ -171,6 +171,11 @@ def record_staged(tx: Transaction, worker_id: int, staged: int | None, broken: s
     tx.execute(query("record_staged"), {"worker_id": worker_id, "staged": staged, "broken": broken})
 
 
+def record_broadcast(tx: Transaction, worker_id: int, address: str) -> None:
+    """Record the host and port where this trainer sends versions by broadcast."""
+    tx.execute(query("record_broadcast"), {"worker_id": worker_id, "address": address})
+
+
 def hold_place(tx: Transaction, worker_id: int) -> None:
     """Let no other worker replace this one before this transaction ends.
 

@@ -1,4 +1,4 @@
-"""The versions that this machine has fetched from an object store, in a folder for each run.
+"""The versions that this machine has fetched, from an object store or by broadcast, in a folder for each run.
 
 A version is fetched aside, held to its digest, and gets its name then. Explorers of one machine share the
 folder: one fetches at a time, and the others find what it has fetched. What is in the cache may be deleted at
@@ -18,6 +18,7 @@ from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.settings import home
 from trinity_db.weights import delta, fetching, manifest
+from trinity_db.weights.broadcast import Lost, Receiver
 from trinity_db.weights.bucket import Bucket, Missing, Refused
 from trinity_db.weights.manifest import OWNER_FILE, Broken, Manifest
 
@@ -47,10 +48,7 @@ def fetch(weights: str, expected: str, opened: Callable[[str], Bucket] = Bucket)
         raise Broken(f"{weights!r:.300}: is the address of no version.")
     bucket = opened(url)
     try:
-        place.mkdir(parents=True, exist_ok=True)
         with _alone(place):
-            for left in place.glob("*.tmp"):  # of a process that was killed: this one is alone
-                shutil.rmtree(left, ignore_errors=True)
             return _Fetching(bucket, place).folder(version, expected)
     except Broken as error:
         if isinstance(error.__cause__, Missing):
@@ -81,6 +79,46 @@ def _cause(error: OSError) -> str:
     return error.strerror or str(error)
 
 
+def receive(receiver: Receiver, address: str, run: str, version: int, expected: str) -> Path:
+    """The folder of a version on this machine, sent by the run's trainer if it is not there.
+
+    Args:
+        address: where the trainer broadcasts.
+        run: the name of the run's own folder.
+        expected: the digest that its files must have.
+
+    Raises:
+        Lost: it did not come, other files came, or they cannot be written here.
+    """
+    place = home() / "weights" / run
+    if place.name in ("", ".", "..") or place.parent.name != "weights":
+        raise Lost(f"{run!r:.100} is the name of no folder.")
+    found = place / f"version-{version:06d}-{expected[:8]}"
+    try:
+        with _alone(place):
+            if not folder_digest.verify(found, expected):
+                shutil.rmtree(found, ignore_errors=True)
+                _receive(receiver, address, found, expected)
+                _evict(place, found)
+            found.touch()
+    except OSError as error:
+        raise Lost(f"{place} cannot be written: {_cause(error)}.") from error
+    return found
+
+
+def _receive(receiver: Receiver, address: str, folder: Path, expected: str) -> None:
+    """Have a version's folder sent. Raises as `receive`."""
+    aside = folder.with_name(f"{folder.name}.tmp")
+    try:
+        aside.mkdir()
+        receiver.receive(address, expected, aside)
+        if not folder_digest.verify(aside, expected):
+            raise Lost(f"The broadcast from {address} gave other files than were published.")
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 class _Fetching:
     """Fetches versions of one run.
 
@@ -105,7 +143,7 @@ class _Fetching:
                 base = manifest.read(self._bucket, newest.adapter_on)
                 self.folder(newest.adapter_on, base.digest)
             self._make(found, manifests, expected)
-            self._evict(found)
+            _evict(self._place, found)
         found.touch()
         return found
 
@@ -156,18 +194,22 @@ class _Fetching:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
-    def _evict(self, newest: Path) -> None:
-        """Delete versions that were not used lately. Version 0 stays: adapters lie on it."""
-        found = [path for path in self._place.iterdir() if manifest.NAME.fullmatch(path.name)]
-        found.sort(key=lambda path: (path == newest, path.stat().st_mtime), reverse=True)
-        for path in found[KEPT:]:
-            if not path.name.startswith("version-000000-"):
-                shutil.rmtree(path, ignore_errors=True)
+
+def _evict(place: Path, newest: Path) -> None:
+    """Delete versions that were not used lately. Version 0 stays: adapters lie on it."""
+    found = [path for path in place.iterdir() if manifest.NAME.fullmatch(path.name)]
+    found.sort(key=lambda path: (path == newest, path.stat().st_mtime), reverse=True)
+    for path in found[KEPT:]:
+        if not path.name.startswith("version-000000-"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
     """Keep other processes of this machine out. If one dies, the system lets the next one in."""
+    place.mkdir(parents=True, exist_ok=True)
     with (place / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in place.glob("*.tmp"):  # of a process that was killed or failed: this one is alone
+            shutil.rmtree(left, ignore_errors=True)
         yield
