@@ -20,6 +20,7 @@ from trinity_db.weights import broadcast, gloo_process
 EVENT = "BROADCAST_EVENT"
 CHUNK_BYTES = 1 << 20
 PATIENCE_SECONDS = 2.0  # for a message
+GATHER_SECONDS = (1.0, 5.0)  # so that those that ask together do on a busy machine too
 
 _exchange, _receive = gloo_process.Group.exchange, gloo_process.receive
 _event, _exchanged = "", 0
@@ -50,7 +51,7 @@ def main(*arguments: str) -> None:
         trainer.offer(Path(arguments[2]), arguments[1])
         print(trainer.address, flush=True)
         time.sleep(600)
-    gloo_process.CHUNK_BYTES = CHUNK_BYTES
+    gloo_process.CHUNK_BYTES, gloo_process.GATHER_SECONDS = CHUNK_BYTES, GATHER_SECONDS
     gloo_process.CHUNK_TIMEOUT = timedelta(seconds=PATIENCE_SECONDS)
     gloo_process.Group.exchange = exchange  # type: ignore[assignment,method-assign]
     gloo_process.receive = receive

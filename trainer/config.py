@@ -357,8 +357,8 @@ class TrainerConfig(ForwardConfig):
     Credentials come from the environment. May change during a run. None: all machines see the folder."""
 
     broadcast: Annotated[str | None, Change.PER_PROCESS] = Field(None, min_length=1, max_length=300)
-    """Address of the trainer's machine, such as 10.0.0.1 or 10.0.0.1:29400, where it sends each version to all
-    explorers at once. Those that miss one use its files. May change during a run. None: all use the files."""
+    """Address of the trainer's machine, such as 10.0.0.1 or 10.0.0.1:29400, where it sends each version to
+    all explorers at once. Those that miss one use its files. May change during a run. None: all do."""
 
     @field_validator("weights", mode="before")  # other mistakes repeat the value
     @classmethod
