@@ -92,7 +92,7 @@ class Database:
             if read_only:
                 connection.execute("SET TRANSACTION READ ONLY")
             if self._statement_seconds is not None:
-                connection.execute(query("limit_statements"), {"seconds": self._statement_seconds})
+                limit_statements(connection, self._statement_seconds)
             yield connection
 
     @contextmanager
@@ -337,6 +337,11 @@ def _revive(home: Path) -> bool:
 def storable(text: str) -> str:
     """Text from anywhere in a form that Postgres takes: without NUL and halves of surrogate pairs."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "")
+
+
+def limit_statements(connection: Transaction, seconds: float) -> None:
+    """Let each statement of this transaction take so long, and one core: it answers a person."""
+    connection.execute(query("limit_statements"), {"seconds": seconds})
 
 
 def first_line(error: Exception) -> str:

@@ -19,14 +19,13 @@ import psycopg
 from psycopg import errors, pq
 from psycopg.adapt import Transformer
 
-from trinity_db.database import Transaction, connect, first_line
+from trinity_db.database import Transaction, connect, first_line, limit_statements
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.inspection import statements
 from trinity_db.inspection.formats import NUMBERS, Column, csv_lines
 from trinity_db.inspection.words import cell
 from trinity_db.page.reader import STATEMENT_SECONDS
 from trinity_db.privileges import refuse_writer
-from trinity_db.schema.queries import query
 
 AT_ONCE = 4  # statements, each with a connection; a reader's login has 20
 DOWNLOADS = 2  # at a time, besides
@@ -244,7 +243,7 @@ class Statements:
 def _begin(connection: Transaction) -> None:
     connection.execute("BEGIN READ ONLY")
     connection.execute("SET LOCAL search_path TO trinity, public")
-    connection.execute(query("limit_statements"), {"seconds": STATEMENT_SECONDS})
+    limit_statements(connection, STATEMENT_SECONDS)
 
 
 def _cancel(connection: Transaction) -> None:
