@@ -130,6 +130,10 @@ REFUSED = [
         "policy_version_uploaded_is_kept_check",
         "UPDATE trinity.policy_version SET resume_from = NULL, resume_address = 's3://bucket/checkpoint'",
     ),
+    (
+        "worker_is_of_a_trainer_check",
+        "UPDATE trinity.worker SET role = 'explore', broadcast_at = '10.0.0.1:29400'",
+    ),
     ("setback_versions_together_check", NEW_SETBACK + "(1, 1, 0, 0, 1, 2, NULL, 0)"),
     ("setback_lost_something_check", NEW_SETBACK + "(1, 1, 0, 3, 3, NULL, NULL, 0)"),
     ("store_instance_one_row_check", NEW_INSTANCE + "(false, 1, 1, 1)"),
