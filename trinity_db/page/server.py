@@ -78,8 +78,15 @@ def serve(
             ssl_certfile=listening.certificate,
             ssl_keyfile=listening.private_key,
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
         announce(origin)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Not that a visitor left before the answer: NiceGUI's middlewares have starlette raise an error."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, RuntimeError) and str(error) == "No response returned.")
 
 
 def _application(reader: Reader, writer: Writer | None, manager: Manager | None) -> FastAPI:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from fastapi import Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from nicegui import app, ui
+from starlette.types import Receive, Scope, Send
 
 from trinity_db.errors import TrinityError
 from trinity_db.inspection.formats import NUMBERS, write_svg
@@ -59,7 +60,7 @@ def register(reader: Reader) -> None:
         except TrinityError as error:
             return PlainTextResponse(f"{error}\n", 400)
         headers = {"content-disposition": 'attachment; filename="rows.csv"', "cache-control": "no-store"}
-        return StreamingResponse(_sent(first, parts), media_type="text/csv; charset=utf-8", headers=headers)
+        return _Download(first, parts, headers)
 
 
 class _Sql:
@@ -189,24 +190,34 @@ def _picture(answer: Answer) -> str:
     return f"data:image/svg+xml;base64,{b64encode(out.getvalue().encode()).decode()}"
 
 
-async def _sent(first: str, rest: Generator[str]) -> AsyncIterator[str]:
+class _Download(StreamingResponse):
     """The parts of a download. Its statement is ended if the visitor goes."""
-    turn = Lock()  # the visitor may go while a thread waits for the next part
 
-    def read() -> str | None:
-        with turn:
-            return next(rest, None)
+    media_type = "text/csv; charset=utf-8"
 
-    def end() -> None:
-        with turn:
-            rest.close()
+    def __init__(self, first: str, rest: Generator[str], headers: dict[str, str]) -> None:
+        self._first, self._rest = first, rest
+        self._turn = Lock()  # the visitor may go while a thread waits for the next part
+        super().__init__(self._parts(), headers=headers)
 
-    try:
-        yield first
-        while (part := await asyncio.to_thread(read)) is not None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            asyncio.get_running_loop().run_in_executor(None, self._end)
+
+    async def _parts(self) -> AsyncIterator[str]:
+        yield self._first
+        while (part := await asyncio.to_thread(self._next)) is not None:
             yield part
-    finally:
-        asyncio.get_running_loop().run_in_executor(None, end)
+
+    def _next(self) -> str | None:
+        with self._turn:
+            return next(self._rest, None)
+
+    def _end(self) -> None:
+        with self._turn:
+            self._rest.close()
 
 
 def _catalogue(found: Catalogue) -> None:
