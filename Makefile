@@ -67,7 +67,7 @@ chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make
 hosts: $(VENV)/.test ## Two hosts whose network, power and clock fail (about four minutes); skips unless root on Linux
 	$(BIN)/python -m pytest tests/hosts -s
 
-bench: $(VENV)/.demo $(BENCH)/.bench $(PEERS)/.peers ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"
+bench: $(VENV)/.test $(BENCH)/.bench $(PEERS)/.peers ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"
 	$(BIN)/python -m benchmarks $(ARGUMENTS)
 
 # First whether there is a GPU: the peers' environment takes minutes.

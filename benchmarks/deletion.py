@@ -112,7 +112,7 @@ def _fill(scene: Scene, num_rows: int) -> None:
 
 
 class Cost:
-    """Seconds and bytes of WAL, both of which add up."""
+    """Seconds and bytes of WAL, which add up."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -85,11 +85,7 @@ def _measured(context: Context, server: Server, model: Path, size: Size) -> list
     scene = Scene.open(direct, model)
     server.settle()
     is_direct = size.explorers <= MOST_DIRECT
-    through = (
-        nullcontext(direct)
-        if is_direct
-        else fleet_server.pooled(server.cluster, direct, clients=4 * size.explorers)
-    )
+    through = nullcontext(direct) if is_direct else fleet_server.pooled(direct, clients=4 * size.explorers)
     with through as url:
         first = Part(
             kind="watch",

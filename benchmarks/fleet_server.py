@@ -2,44 +2,21 @@
 
 import os
 import re
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
-from urllib.parse import quote, urlsplit
 
 import psycopg
 from psycopg.sql import SQL, Literal
 
 from benchmarks.server import Server
-from trinity_db.embedded.accounts import as_account, server_account
+from tests import pooler
 from trinity_db.embedded.cluster import Cluster
-from trinity_db.embedded.place import SOCKET, SUPERUSER
 from trinity_db.errors import TrinityError
 
 POOL = 20  # server connections behind PgBouncer
-WAIT_SECONDS = 20.0
 KEPT_LOG = "24GB"  # so that the log of a whole measurement can be read at its end
-CONFIG = """
-[databases]
-* = host={server}
-[pgbouncer]
-pool_mode = transaction
-default_pool_size = {pool}
-max_client_conn = {clients}
-listen_addr =
-listen_port = 5432
-unix_socket_dir = {folder}
-auth_type = trust
-auth_file = {folder}/users.txt
-admin_users = {admin}
-logfile = {folder}/log
-"""
 _RECORD = re.compile(
     r"^(?P<kind>\S+)\s+\d+ \(\s*[\d.]+\)\s+(?P<bytes>\d+) \(\s*[\d.]+\)\s+(?P<images>\d+) \(", re.M
 )
@@ -132,46 +109,16 @@ def bytes_on_disk(url: str) -> tuple[float, float]:
 
 
 @contextmanager
-def pooled(cluster: Cluster, url: str, clients: int) -> Iterator[str]:
+def pooled(url: str, clients: int) -> Iterator[str]:
     """The URL of a database through a PgBouncer of this block, in transaction mode.
 
     Raises:
-        TrinityError: there is no PgBouncer, or it does not start.
+        TrinityError: there is no PgBouncer.
     """
-    command = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-    if command is None:
+    if pooler.installed() is None:
         raise TrinityError("PgBouncer is not installed (Debian's package pgbouncer).")
-    folder = Path(mkdtemp(prefix="trinity-db-pool-", dir="/tmp"))  # a socket's path is short
-    config = CONFIG.format(server=cluster.socket, pool=POOL, clients=clients, folder=folder, admin=SUPERUSER)
-    (folder / "pgbouncer.ini").write_text(config)
-    (folder / "users.txt").write_text(f'"{SUPERUSER}" ""\n')
-    account = server_account(cluster.data)  # it refuses to run as root
-    if account is not None:
-        shutil.chown(folder, account.uid, account.gid)
-    with (folder / "output").open("ab") as log:
-        process = subprocess.Popen(
-            [command, folder / "pgbouncer.ini"], stdout=log, stderr=log, **as_account(account)
-        )
-    try:
-        _wait_for(folder / SOCKET, process)
-        host = quote(str(folder), safe="")
-        parts = urlsplit(url)
-        yield parts._replace(query=f"host={host}&port=5432").geturl()
-    finally:
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _wait_for(path: Path, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        with socket.socket(socket.AF_UNIX) as client:
-            if client.connect_ex(str(path)) == 0:
-                return
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise TrinityError(f"PgBouncer does not start: {(path.parent / 'output').read_text()[-300:]}")
-        time.sleep(0.05)
+    with pooler.pooled(url, size=POOL, clients=clients) as through:
+        yield through
 
 
 def _processor_seconds(cluster: Cluster) -> float:

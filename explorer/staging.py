@@ -190,7 +190,7 @@ def _fetched(policy: PolicyVersion) -> Path:
 
 
 def _is_same(here: PolicyVersion | None, policy: PolicyVersion) -> bool:
-    """Whether it is this version, with these weights, wherever they lie."""
+    """Whether it is this version with these weights, in any folder."""
     # By the hash too: after a setback of the server the same number may stand for other weights.
     if here is None:
         return False

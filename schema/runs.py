@@ -152,7 +152,7 @@ class Worker(Base):
     broken_weights: Mapped[str | None] = mapped_column(
         Text,
         comment=(
-            "Address of a version in an object store of which it found objects missing or damaged, for the "
+            "Address of a version in an object store whose objects it found missing or damaged, for the "
             "trainer to upload again; NULL if it could fetch the last one"
         ),
         info=LOCAL,

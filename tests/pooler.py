@@ -21,6 +21,7 @@ from trinity_db.embedded.place import READER, SOCKET, SUPERUSER
 
 WAIT_SECONDS = 20.0
 POOL_SIZE = 4  # server connections for each database: fewer than a run has clients
+CLIENTS = 100  # as by default
 
 CONFIG = """
 [databases]
@@ -28,6 +29,7 @@ CONFIG = """
 [pgbouncer]
 pool_mode = {mode}
 default_pool_size = {size}
+max_client_conn = {clients}
 listen_addr =
 listen_port = 5432
 unix_socket_dir = {folder}
@@ -42,15 +44,18 @@ server_login_retry = 0.2
 class Pooler:
     """A running PgBouncer in a folder of its own; `url` leads through it to the database of another URL."""
 
-    def __init__(self, url: str, mode: str, folder: Path, size: int = POOL_SIZE) -> None:
-        command = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    def __init__(
+        self, url: str, mode: str, folder: Path, size: int = POOL_SIZE, clients: int = CLIENTS
+    ) -> None:
+        command = installed()
         if command is None:
             pytest.skip("no PgBouncer found; install Debian's package pgbouncer")
         (host,) = parse_qs(urlsplit(url).query)["host"]
         folder.mkdir(exist_ok=True)
         self.url = url.replace(quote(host, safe=""), quote(str(folder), safe=""))
-        admin = SUPERUSER
-        config = CONFIG.format(server=host, mode=mode, size=size, folder=folder, admin=admin)
+        config = CONFIG.format(
+            server=host, mode=mode, size=size, clients=clients, folder=folder, admin=SUPERUSER
+        )
         (folder / "pgbouncer.ini").write_text(config)
         logins = (SUPERUSER, READER)
         (folder / "users.txt").write_text("".join(f'"{login}" ""\n' for login in logins))
@@ -97,15 +102,22 @@ class Pooler:
 
 
 @contextmanager
-def pooled(url: str, mode: str = "transaction", size: int = POOL_SIZE) -> Iterator[str]:
+def pooled(
+    url: str, mode: str = "transaction", size: int = POOL_SIZE, clients: int = CLIENTS
+) -> Iterator[str]:
     """The URL of the same database through a PgBouncer of this block's own."""
     folder = new_home()
-    pooler = Pooler(url, mode, folder, size)
+    pooler = Pooler(url, mode, folder, size, clients)
     try:
         yield pooler.url
     finally:
         pooler.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def installed() -> str | None:
+    """The command, if it is on this machine."""
+    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 
 
 def _answers(path: Path) -> bool:

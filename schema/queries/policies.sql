@@ -146,7 +146,7 @@ WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = 
   AND p.checkpoint IS NOT NULL
 
 -- name: broken_weights
--- Versions of which explorers that work found objects missing or damaged, and whose files the trainer has.
+-- Versions whose objects explorers that work found missing or damaged, and whose files the trainer has.
 SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights, p.resume_address
 FROM (SELECT DISTINCT w.broken_weights AS weights FROM trinity.worker w
       WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL AND w.broken_weights IS NOT NULL) w

@@ -18,7 +18,7 @@ RETURNING w.heartbeat_at,
 UPDATE trinity.worker SET broadcast_at = %(address)s WHERE id = %(worker_id)s
 
 -- name: record_staged
--- Records which version a worker's machine fetched last, or of which it found objects missing or damaged.
+-- Records the version that a worker's machine fetched last, or the one whose objects it found missing or damaged.
 UPDATE trinity.worker SET staged_version = coalesce(%(staged)s::integer, staged_version), broken_weights = %(broken)s::text
 WHERE id = %(worker_id)s AND stopped_at IS NULL
 

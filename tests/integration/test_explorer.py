@@ -243,26 +243,32 @@ def test_news_make_an_explorer_without_a_free_place_ask_the_store_nothing(
     monkeypatch.setattr(service, "POLL_SECONDS", 600.0)
     looks: list[object] = []
     asked: list[int] = []
+    heard = asyncio.Event()
 
     async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
         await policy.sample([1, 2])
         if not asked:
             asked.append(len(looks))
             for _ in range(20):
+                heard.clear()
                 role.wake()
-                for _ in range(20):  # turns of the event loop, in which it would begin to ask
-                    await asyncio.sleep(0)
-                await role._store.run(lambda: None)  # behind what it asked
+                await heard.wait()
             asked.append(len(looks))
 
     role = explorer(workflow, groups=1, concurrency=2)
-    look = role._look
+    look, refill = role._look, role._refill
+
+    async def refilled() -> bool:
+        goes_on = await refill()
+        heard.set()
+        return goes_on
 
     def counted(tx: Transaction) -> Look:
         looks.append(tx)
         return look(tx)
 
     monkeypatch.setattr(role, "_look", counted)
+    monkeypatch.setattr(role, "_refill", refilled)
     assert role.work()
     assert asked == [1, 1]
     assert len(looks) > 1, "it looks again once there is room"

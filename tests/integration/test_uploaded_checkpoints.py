@@ -87,7 +87,7 @@ def damage(bench: Bench, version: int, how: str) -> None:
 
 
 def uploaded(objects: ObjectStore) -> list[int]:
-    """The numbers of the checkpoints of which there are objects."""
+    """The numbers of the checkpoints that have objects."""
     found = {part for name in objects.names() for part in name.split("/") if part.startswith("checkpoint-")}
     return sorted(int(name.split("-")[1]) for name in found)
 

@@ -62,6 +62,13 @@ def uploaded(to: Versions, versions: Path, *numbers: int) -> list[tuple[str, str
     ]
 
 
+def uploaded_to(folder: Path, versions: Path) -> tuple[str, str]:
+    """The same of version 0, in a folder in place of a bucket."""
+    to = Uploads(f"file://{folder}", IDENTITY, "run", Patience(lambda: False)).versions
+    (found,) = uploaded(to, versions, 0)
+    return found
+
+
 def opened(objects: ObjectStore, **identity: Any) -> Versions:
     return Uploads(objects.address, IDENTITY | identity, "run", Patience(lambda: False)).versions
 
@@ -184,9 +191,7 @@ def test_a_machine_that_finds_nothing_of_the_run_does_not_call_it_broken(
 ) -> None:
     """As without the mount of a folder. The trainer would upload one version after the other again."""
     folder = tmp_path / "objects"
-    ((address, digest),) = uploaded(
-        Uploads(f"file://{folder}", IDENTITY, "run", Patience(lambda: False)).versions, versions, 0
-    )
+    address, digest = uploaded_to(folder, versions)
     folder.rename(tmp_path / "elsewhere")
     with pytest.raises(Refused, match="this machine finds nothing of the run there; mount the folder"):
         cache.fetch(address, digest)
@@ -197,9 +202,7 @@ def test_a_process_that_ends_does_not_wait_for_objects(
 ) -> None:
     """As an explorer that is told to stop while it fetches a model that takes minutes."""
     folder = tmp_path / "objects"
-    ((address, digest),) = uploaded(
-        Uploads(f"file://{folder}", IDENTITY, "run", Patience(lambda: False)).versions, versions, 0
-    )
+    address, digest = uploaded_to(folder, versions)
     (weights,) = folder.rglob("model.safetensors.00000")
     weights.unlink()
     os.mkfifo(weights)  # that gives no answer
@@ -300,7 +303,7 @@ def test_an_object_store_that_stays_away_ends_the_upload(
 
 @pytest.fixture
 def refusing(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """A server that knows nobody: it lets one request pass, which makes the bucket."""
+    """A server that accepts no login. It lets one request pass, which makes the bucket."""
     with new_object_store(INITIAL_NO_AUTH_ACTION_COUNT="1") as found:
         for name, value in found.environment.items():
             monkeypatch.setenv(name, value)

@@ -74,7 +74,7 @@ class Objects:
                 found += [one for one in (made.base, made.adapter_on) if one is not None]
         for name in sorted(self._known.keys() - needed):
             objects = self._bucket.names(name)
-            # The manifest first: a folder of which objects are missing must not look whole.
+            # The manifest first: a folder whose objects are missing must not look whole.
             self._bucket.delete(sorted(objects, key=lambda one: not one.endswith(f"/{manifest.FILE}")))
             del self._known[name]
 

@@ -169,7 +169,7 @@ def upload_missing(files: RunFiles, newest: policies.PolicyVersion) -> None:
 
 
 def upload_broken(files: RunFiles) -> None:
-    """Upload versions again of which explorers found objects missing or damaged.
+    """Upload versions again whose objects explorers found missing or damaged.
 
     Raises:
         LeaseLost, TrinityError: as `upload_missing`.

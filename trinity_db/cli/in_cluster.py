@@ -106,7 +106,7 @@ def passed_on(config: RunConfig) -> dict[str, str]:
 
 
 def _named(content: Any, key: str) -> Iterator[str]:
-    """The values of a key, wherever it stands in a configuration."""
+    """The values of a key, at each place in a configuration that has it."""
     if isinstance(content, dict):
         if isinstance(content.get(key), str):
             yield content[key]

@@ -1,4 +1,4 @@
-"""`trinity-db stop`: asks the workers of a run to end, wherever they are, and waits for them."""
+"""`trinity-db stop`: asks the workers of a run on all machines to end, and waits for them."""
 
 import sys
 import time

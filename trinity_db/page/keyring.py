@@ -132,7 +132,7 @@ def read_people(path: Path) -> dict[str, Right]:
     """Names and rights.
 
     Raises:
-        ConfigError: the file cannot be used; naming the person with whom it begins.
+        ConfigError: the file cannot be used. The message names the first person whose line is wrong.
     """
     content = content_of(path, EXAMPLE)
     if not content:

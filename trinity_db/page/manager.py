@@ -23,7 +23,7 @@ REFUSED = "You may not start, stop or prolong runs here: this takes the right to
 
 
 class Manager:
-    """Starts runs on this machine, and stops them wherever they are."""
+    """Starts runs on this machine, and stops runs on all machines."""
 
     def __init__(self, threads: Threads, launcher: Launcher) -> None:
         self._threads, self._launcher = threads, launcher

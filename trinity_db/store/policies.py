@@ -154,7 +154,7 @@ def record_weights(tx: Transaction, run_id: int, policy: PolicyVersion) -> None:
 
 
 def broken_weights(tx: Transaction, run_id: int) -> list[PolicyVersion]:
-    """Versions of which explorers found objects missing or damaged."""
+    """Versions whose objects explorers found missing or damaged."""
     rows = tx.execute(query("broken_weights"), {"run_id": run_id})
     return [_version(**row) for row in rows]
 

@@ -162,11 +162,11 @@ def beat(tx: Transaction, worker_id: int) -> Beat:
 
 
 def record_staged(tx: Transaction, worker_id: int, staged: int | None, broken: str | None = None) -> None:
-    """Record which version this worker's machine has fetched, or of which objects are missing or damaged.
+    """Record the version that this worker's machine has fetched, or one that cannot be fetched whole.
 
     Args:
         staged: the version; None: it has fetched no other one.
-        broken: the address of a version that cannot be fetched whole.
+        broken: the address of a version whose objects are missing or damaged.
     """
     tx.execute(query("record_staged"), {"worker_id": worker_id, "staged": staged, "broken": broken})
 
