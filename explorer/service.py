@@ -234,7 +234,7 @@ class Explorer(Service):
     def _has_just_looked(self) -> bool:
         """Whether a look without room can wait: news come with each write of each explorer of the run.
 
-        News of the run's end do not wait: what ends after it comes too late for the archive.
+        News of the run's end do not wait: no step takes what is sampled after it, and the archive waits.
         """
         if self.hears_of_end or self._under_way.parked:
             return False

@@ -15,7 +15,7 @@ from typing import Any
 
 from trinity_db.database import Transaction
 from trinity_db.store import policies
-from trinity_db.trainer.checkpoints import run_files
+from trinity_db.trainer.checkpoints import run_files, run_objects
 from trinity_db.trainer.checkpoints import version as versions
 from trinity_db.trainer.checkpoints.folder import Publication
 from trinity_db.trainer.checkpoints.patience import GivenUp
@@ -24,6 +24,7 @@ from trinity_db.trainer.hold import Hold
 from trinity_db.trainer.lead_follow import Leader, Saving
 from trinity_db.trainer.setup import TrainerSetup
 from trinity_db.trainer.uploading import Uploading
+from trinity_db.weights.broadcast import Broadcasts
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Publisher:
         files: the run's own folder of checkpoints, and its objects.
         policy: the version that the learner went on from.
         total_steps: steps of the whole run.
+        broadcasts: sends new versions to explorers; None: they use the files.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Publisher:
         *,
         policy: policies.PolicyVersion,
         total_steps: int,
+        broadcasts: Broadcasts | None = None,
     ) -> None:
         self._hold = hold
         self._files = files
@@ -78,6 +81,7 @@ class Publisher:
         self._learner = learner
         self._tokenizer = tokenizer
         self._total_steps = total_steps
+        self._broadcasts = broadcasts
         self._unrecorded: _Unrecorded | None = None
         self._recorded_step = policy.step
         """The step of the newest version that the store knows."""
@@ -126,7 +130,7 @@ class Publisher:
             self._begin_checkpoint(self._hold.mark.version if is_published else self._begin())
             self.record_checkpoint()
         self._uploading.finish(self._learner.steps_done)
-        run_files.sweep(self._files)
+        run_objects.sweep(self._files)
 
     def record(self) -> bool:
         """Wait for the version that is being written, and record it. Return whether there is one.
@@ -227,8 +231,8 @@ class Publisher:
         uploads = self._files.uploads
         weights = None if uploads is None else uploads.versions.address(new.version)
         policy = policies.PolicyVersion(new.version, new.step, new.folder, digest, weights=weights)
-        if self._files.broadcasts is not None:
-            self._files.broadcasts.offer(policy.checkpoint, digest)
+        if self._broadcasts is not None:
+            self._broadcasts.offer(policy.checkpoint, digest)
         done = replace(hold.mark, version=policy.version)
         with hold.database.transaction() as tx:
             hold.check(tx, done)
@@ -252,7 +256,7 @@ class Publisher:
         for old, files in pruned:
             self._folder.delete(old, files)
         self._folder.acknowledge_checkpoint(new.version, new.hash)
-        self._unsaved = None  # last, as for a version
+        self._unsaved = None  # after all of the recording; an upload that does not begin here begins later
         self._uploading.add(new.version, saved)
 
     def _prune(self, tx: Transaction, unsaved: _Unsaved | None) -> list[tuple[int, Path]]:

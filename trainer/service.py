@@ -10,7 +10,6 @@ import math
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from trinity_db.store import batches, draws, evaluations, offline, policies, run
 from trinity_db.store.metrics import outcomes_of, record_metrics
 from trinity_db.trainer import lead_follow
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.checkpoints import lost_versions, recovery, run_files, starting_model
+from trinity_db.trainer.checkpoints import lost_versions, recovery, run_files, run_objects, starting_model
 from trinity_db.trainer.checkpoints.patience import GivenUp
 from trinity_db.trainer.distribution.ranks import ALONE, Ranks
 from trinity_db.trainer.held_out import HeldOut
@@ -88,10 +87,9 @@ class Trainer(Service):
         self._begin_broadcasts()  # before version 0 is there: an explorer may not see its folder
         starting_model.publish_first_version(files, setup.model, setup.seed)
         policy = recovery.recover(files, setup.allowed, lost, self._lost_weights)
-        run_files.upload_missing(files, policy)
+        run_objects.upload_missing(files, policy)
         if self._broadcasts is not None:
             self._broadcasts.offer(policy.checkpoint, policy.checkpoint_hash)
-            files = replace(files, broadcasts=self._broadcasts)
         self._hold = Hold(self.database, self.run, self.worker_id, give_up=lambda: self.stopping)
         first = starting_model.first_model(files) if setup.needs_first_model else None
         first_digest = starting_model.first_digest(self.database, self.run)
@@ -162,6 +160,7 @@ class Trainer(Service):
             tokenizer,
             policy=policy,
             total_steps=self._length.steps,
+            broadcasts=self._broadcasts,
         )
         self._held_out = HeldOut(
             self.database,
@@ -240,7 +239,7 @@ class Trainer(Service):
             if self._publisher.record():
                 return True
             with suppress(GivenUp):  # the next start mends it
-                run_files.upload_broken(self._files)
+                run_objects.upload_broken(self._files)
             self._is_exhausted = not self._setup.is_online
             return False
         try:

@@ -99,17 +99,15 @@ class Uploading:
 
     def _end(self, done: _UnderWay, step: int) -> None:
         """Wait for an upload, record it, and begin with the next."""
-        uploads = self._files.uploads
-        assert uploads is not None
         try:
-            done.writing.digest()
+            address = done.writing.digest()
         except GivenUp as error:
             logger.warning(
                 "checkpoint %d is not uploaded: %s The next start here uploads it.", done.version, error
             )
             self._under_way = self._next = None
             return
-        uploaded = replace(done.checkpoint, address=uploads.checkpoints.address(done.version))
+        uploaded = replace(done.checkpoint, address=address)
         self._hold.retry(partial(self._record, done.version, uploaded), step)
         self._under_way = None
         self._begin()

@@ -53,7 +53,6 @@ SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resu
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
 ORDER BY p.version DESC
-LIMIT %(limit)s
 
 -- name: newest_version
 -- The newest version whose weights were not pruned, and where the run's trainer sends it by broadcast.

@@ -28,7 +28,7 @@ from trinity_db.models import folder_digest
 from trinity_db.models.adapter_folder import Base, base_folder
 from trinity_db.settings import home
 from trinity_db.store import instances, policies
-from trinity_db.trainer.checkpoints import patience, run_files, uploads
+from trinity_db.trainer.checkpoints import patience, run_files, run_objects, uploads
 from trinity_db.trainer.checkpoints.patience import Patience
 from trinity_db.trainer.checkpoints.uploads import Uploads, Versions
 from trinity_db.weights import cache, manifest
@@ -461,15 +461,15 @@ def test_the_trainer_uploads_again_what_an_explorer_found_broken(
     Bucket(url).delete([f"{name}/files/model.safetensors.00000"])
     role = explorer(answers)
     worked(role, lambda: of_worker(scene, role, "broken_weights") == address, "it says what is broken")
-    run_files.upload_broken(apart)
+    run_objects.upload_broken(apart)
     now = "SELECT weights FROM trinity.policy_version WHERE version = 1"
     ((mended,),) = stored(scene, now)
     assert mended != address
     worked(role, lambda: used(scene) == {1}, "it samples with what was uploaded again")
     assert of_worker(scene, role, "broken_weights") is None
-    run_files.upload_broken(apart)
+    run_objects.upload_broken(apart)
     assert stored(scene, now) == [(mended,)]
-    run_files.sweep(apart)
+    run_objects.sweep(apart)
     assert not any(name in one for one in objects.names())
 
 

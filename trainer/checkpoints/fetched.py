@@ -33,6 +33,8 @@ def fetch_all(files: RunFiles, policy: policies.PolicyVersion) -> policies.Polic
         GivenUp: the trainer is to stop.
         TrinityError: the object store was away for too long, or refuses it; or the disk cannot be written.
     """
+    if policy.weights is None and (policy.resumed is None or policy.resumed.address is None):
+        return None  # without a look at the files, which takes minutes for a large model
     weights, checkpoint, resumed = files.locate(policy), files.locate_checkpoint(policy), policy.resumed
     if (weights is None and policy.weights is None) or (
         resumed is not None and checkpoint is None and resumed.address is None

@@ -18,8 +18,6 @@ from trinity_db.weights.manifest import File, Manifest
 
 logger = logging.getLogger(__name__)
 
-AT_A_TIME = 4  # objects, with 32 MB in memory each
-
 
 class Objects:
     """What a run has of one kind. One thread at a time calls it.
@@ -35,7 +33,6 @@ class Objects:
         own = [name for name in folders if manifest.NAME.fullmatch(name) and name.startswith(kind)]
         self._known: dict[str, Manifest | None] = dict.fromkeys(own)
         """By the names of folders that are there, whole or not: their manifests, once they were read."""
-        self._addresses: dict[int, str] = {}
         self._newest: str | None = None
         """The name of the one that was uploaded last, or is being uploaded."""
 
@@ -45,10 +42,6 @@ class Objects:
             return False
         name = address.rpartition("/")[2]
         return name in self._known and self._manifest(name) is not None
-
-    def address(self, version: int) -> str | None:
-        """Where this process uploaded that of a version last; None: it did not."""
-        return self._addresses.get(version)
 
     def sweep(self, kept: Iterable[str]) -> None:
         """Delete all but these, those that they lie on, and the newest one of this process.
@@ -94,15 +87,14 @@ class Objects:
                 block = content.read(PART_BYTES)
             self._bucket.put(names[number], block)
 
-        at_once.do(put, range(len(names)), AT_A_TIME)
+        at_once.do(put, range(len(names)))
         return file
 
-    def _complete(self, name: str, version: int, made: Manifest) -> str:
+    def _complete(self, name: str, made: Manifest) -> str:
         """Put the manifest when all files are there. Return the address."""
         self._bucket.put(f"{name}/{manifest.FILE}", made.content)
         self._known[name], self._newest = made, name
-        self._addresses[version] = f"{self._bucket.url}/{name}"
-        return self._addresses[version]
+        return f"{self._bucket.url}/{name}"
 
     def _manifest(self, name: str) -> Manifest | None:
         """The manifest of one that is known; None if there is none that can be read."""

@@ -9,13 +9,11 @@ from pathlib import Path
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
-from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.store import instances, policies, runs, workers
 from trinity_db.trainer.checkpoints import writing
 from trinity_db.trainer.checkpoints.folder import Folder, claim
 from trinity_db.trainer.checkpoints.patience import Patience
 from trinity_db.trainer.checkpoints.uploads import Uploads
-from trinity_db.weights.broadcast import Broadcasts
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +33,6 @@ class RunFiles:
     """The run's objects; None: versions and checkpoints are in the folder alone."""
     patience: Patience = field(default_factory=lambda: Patience(lambda: False))
     """With the object store, for objects that it fetches."""
-    broadcasts: Broadcasts | None = None
-    """What sends new versions to explorers; None: they use the files."""
 
     def locate(self, policy: policies.PolicyVersion) -> Path | None:
         """Return the folder that holds a version's weights whole, or None.
@@ -147,62 +143,6 @@ def clear_leftovers(files: RunFiles) -> list[int]:
     return lost
 
 
-def upload_missing(files: RunFiles, newest: policies.PolicyVersion) -> None:
-    """Upload version 0 and the version that the trainer goes on from, unless they are in the object store.
-
-    Then delete the objects of versions that are not kept, whole or not, as crashes leave them.
-
-    Raises:
-        LeaseLost: another trainer has this one's place.
-        TrinityError: as `Uploads.upload`.
-    """
-    if files.uploads is None:
-        return
-    with files.database.transaction() as tx:
-        recorded = policies.with_checkpoint(tx, files.run.id)
-    for policy in reversed(recorded):
-        if policy.version in (0, newest.version) and not files.uploads.versions.has(policy.weights):
-            policy = _upload(files, policy)
-        if policy.version == 0 and policy.weights is not None:
-            files.uploads.versions.begin(policy.weights)
-    sweep(files)
-
-
-def upload_broken(files: RunFiles) -> None:
-    """Upload versions again whose objects explorers found missing or damaged.
-
-    Raises:
-        LeaseLost, TrinityError: as `upload_missing`.
-    """
-    if files.uploads is None:
-        return
-    with files.database.transaction() as tx:
-        broken = policies.broken_weights(tx, files.run.id)
-        first = policies.with_checkpoint(tx, files.run.id)[-1] if broken else None
-    for policy in broken:
-        logger.warning(
-            "version %d: its objects are missing or damaged, and are uploaded again", policy.version
-        )
-        if is_adapter(policy.checkpoint) and first is not None and first.version == 0:
-            files.uploads.versions.begin(_upload(files, first).weights or "")
-        _upload(files, policy)
-
-
-def sweep(files: RunFiles) -> None:
-    """Delete the objects of what is not kept. If the object store is away, a later call does it.
-
-    Raises:
-        LeaseLost: another trainer has this one's place.
-    """
-    if files.uploads is None or files.patience.is_over:
-        return
-    with files.database.transaction() as tx:
-        workers.hold_place(tx, files.worker_id)
-        kept = policies.with_checkpoint(tx, files.run.id)
-    files.uploads.versions.sweep([policy.weights for policy in kept if policy.weights])
-    files.uploads.checkpoints.sweep(addresses(kept))
-
-
 def addresses(kept: Sequence[policies.PolicyVersion]) -> list[str]:
     """Where the checkpoints of versions are in an object store."""
     return [policy.resumed.address for policy in kept if policy.resumed and policy.resumed.address]
@@ -211,23 +151,6 @@ def addresses(kept: Sequence[policies.PolicyVersion]) -> list[str]:
 def is_elsewhere(recorded: Sequence[policies.PolicyVersion]) -> bool:
     """Whether a trainer may go on without the folder: there is a checkpoint in an object store."""
     return bool(addresses(recorded))
-
-
-def _upload(files: RunFiles, policy: policies.PolicyVersion) -> policies.PolicyVersion:
-    """Upload a version that is on record, and record where it is; not if its files are damaged."""
-    assert files.uploads is not None, "only a run with an object store uploads"
-    place = files.locate(policy)
-    if place is None:
-        logger.warning(
-            "version %d: %s is damaged or missing: not uploaded", policy.version, policy.checkpoint
-        )
-        return policy
-    address = files.uploads.versions.upload(policy.version, place, policy.checkpoint_hash, whole=True)
-    uploaded = replace(policy, weights=address)
-    with files.database.transaction() as tx:
-        workers.hold_place(tx, files.worker_id)
-        policies.record_weights(tx, files.run.id, uploaded)
-    return uploaded
 
 
 def check_is_there(checkpoints: Path) -> None:

@@ -51,9 +51,8 @@ class Uploads:
                 f"trainer.weights: {bucket.url}/{OWNER_FILE} names another run; take another address."
             )
         found = patience.ask(bucket.names)
-        self.versions = Versions(bucket, "version", found)
+        self.versions = Versions(bucket, found)
         self.checkpoints = Checkpoints(bucket, "checkpoint", found)
-        self.patience = patience
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,16 @@ class _Base:
 class Versions(Objects):
     """The versions of a run in an object store."""
 
-    _last: _Base | None = None
-    _first: str | None = None
-    """The name of version 0. Adapters lie on it."""
+    def __init__(self, bucket: PatientBucket, found: Iterable[str]) -> None:
+        super().__init__(bucket, "version", found)
+        self._addresses: dict[int, str] = {}
+        self._last: _Base | None = None
+        self._first: str | None = None
+        """The name of version 0. Adapters lie on it."""
+
+    def address(self, version: int) -> str | None:
+        """Where this process uploaded a version last; None: it did not."""
+        return self._addresses.get(version)
 
     def begin(self, first: str) -> None:
         """Say where version 0 is, since adapters lie on it."""
@@ -104,7 +110,10 @@ class Versions(Objects):
             shutil.rmtree(aside)
         lies_on = self._first if is_adapter(folder) else None
         made = Manifest(digest, files, base.name if base else None, lies_on)
-        address = self._complete(name, version, made)
+        address = self._complete(name, made)
+        self._addresses[version] = address
+        if version == 0:
+            self._first = name
         self._last = _Base(name, folder, base.length + 1 if base else 1)
         logger.info(
             "version %d: %.1f MB uploaded in %.1f s%s",
@@ -148,7 +157,7 @@ class Checkpoints(Objects):
         except OSError as error:
             raise TrinityError(f"Checkpoint {folder} cannot be read: {error.strerror}.") from error
         made = Manifest(resume_hash, files)
-        address = self._complete(name, version, made)
+        address = self._complete(name, made)
         logger.info(
             "checkpoint %d: %.1f MB uploaded in %.1f s", version, made.stored / 1e6, time.monotonic() - begun
         )

@@ -24,7 +24,7 @@ class Writing:
 
     Args:
         name: of the thread.
-        write: writes the files and returns their digest.
+        write: writes the files, here or in an object store. Returns their digest, or their address there.
     """
 
     def __init__(self, name: str, write: Callable[[], str]) -> None:
@@ -44,7 +44,7 @@ class Writing:
         self._thread.join()
 
     def digest(self) -> str:
-        """Wait until the files survive a power cut, and return their digest.
+        """Wait until the files survive a power cut, and return what `write` returned.
 
         Raises:
             TrinityError: the disk is full or cannot be written, or the folder exists. The files are gone.

@@ -30,7 +30,7 @@ def score_adopted(
 
     Args:
         load: loads the starting model from its folder, on all ranks.
-        should_stop: called between two micro-batches. If it returns True, the next start does the rest.
+        should_stop: called between two chunks of rows. If it returns True, the next start does the rest.
 
     Raises:
         ConfigError: rows remain to be scored, and the starting model has changed or is gone.

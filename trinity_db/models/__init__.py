@@ -12,6 +12,7 @@ computing          says what a model computes with, and how much memory of a GPU
 chunked_logprobs   computes log-probabilities without the logits of all tokens at once
 layers             recomputes layers in the backward pass, and shards their weights over ranks
 unread             reads a model's weights layer by layer, so that a rank never holds all of them
+stored_weights     reads single weights as they lie in files
 embedding          makes vectors of texts, by a model of sentence embeddings
 reward_model       says what responses are worth, by a checkpoint that classifies sequences
 frozen_model       scores rows with a model that is not trained

@@ -1,6 +1,6 @@
 """A model whose weights never change, and whose log-probabilities are stored with the rows.
 
-Processors use it for a teacher. The trainer uses it for the starting model if the reference is precomputed.
+Processors use it for a teacher.
 """
 
 from collections.abc import Iterator, Sequence

@@ -14,10 +14,7 @@ from trinity_db.models.libraries import library
 from trinity_db.models.loading import load_model, model_class, prepared
 from trinity_db.models.stored_weights import Stored, stored_weights
 
-WEIGHTS, INDEX = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-)  # transformers' names: one file, or several
+WEIGHTS = "model.safetensors"  # transformers' name
 
 
 class UnreadModel:
@@ -32,7 +29,7 @@ class UnreadModel:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        files = _files(path, WEIGHTS)
+        files = _files(path)
         model = _without_weights(path) if files else None
         self._unread = {} if model is None else _by_weight(model, files)
         self.is_whole = not self._unread
@@ -65,20 +62,20 @@ class UnreadModel:
 
 def weight_files(path: Path) -> set[Path]:
     """The files with the weights of the model in a folder. Empty if they are not in safetensors."""
-    return set(_files(path, WEIGHTS).values())
+    return set(_files(path).values())
 
 
-def _files(path: Path, name: str) -> dict[str, Path]:
+def _files(path: Path) -> dict[str, Path]:
     """The file of each tensor, by the tensor's name. Empty if there is no such file of safetensors."""
     from safetensors import SafetensorError, safe_open
 
-    index = path / f"{name}.index.json"  # transformers' name, where there are several files
+    index = path / f"{WEIGHTS}.index.json"  # transformers' name, where there are several files
     try:
         if index.is_file():
             files = json.loads(index.read_bytes())["weight_map"]
             return {tensor: path / file for tensor, file in files.items()}
-        with safe_open(path / name, "pt") as opened:
-            return dict.fromkeys(opened.keys(), path / name)
+        with safe_open(path / WEIGHTS, "pt") as opened:
+            return dict.fromkeys(opened.keys(), path / WEIGHTS)
     except (OSError, ValueError, KeyError, SafetensorError):
         return {}
 

@@ -3,6 +3,7 @@
     runs        open a run, finish, announce
     adoption    copy rows of data sets and of other runs into a run
     settings    change the configuration of a run                   (command line)
+    stopping    ask the workers of a run to stop                    (command line, page)
     metrics     write measured numbers, read each once and in order (roles, sinks)
     workers     register, heartbeat, stop, give back what dead workers held
     groups      pace, claim, write rollouts                         (explorer)

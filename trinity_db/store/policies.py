@@ -104,9 +104,9 @@ def newest(tx: Transaction, run_id: int) -> PolicyVersion | None:
     return None if row is None else _version(**row)
 
 
-def with_checkpoint(tx: Transaction, run_id: int, limit: int | None = None) -> list[PolicyVersion]:
+def with_checkpoint(tx: Transaction, run_id: int) -> list[PolicyVersion]:
     """Versions whose weights were not pruned, newest first."""
-    rows = tx.execute(query("versions_with_checkpoint"), {"run_id": run_id, "limit": limit})
+    rows = tx.execute(query("versions_with_checkpoint"), {"run_id": run_id})
     return [_version(**row) for row in rows]
 
 

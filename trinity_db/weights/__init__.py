@@ -1,11 +1,13 @@
-"""Weights of policy versions in an object store, for machines that share no disk.
+"""Weights of policy versions for machines that share no disk: by an object store, or by broadcast.
 
-bucket      puts, gets, lists and deletes objects; says what failed in our words
-manifest    what a version in the store is made of
-delta       what changed between two files, and how to apply it
-at_once     several requests at a time
-fetching    makes a folder's files of objects
-cache       the versions that this machine has fetched
+bucket        puts, gets, lists and deletes objects; says what failed in our words
+manifest      what a version in the store is made of
+delta         what changed between two files, and how to apply it
+at_once       several requests at a time
+fetching      makes a folder's files of objects
+broadcast     sends versions to several explorers at once, and receives them
+gloo_process  the process at either end of a broadcast
+cache         the versions that this machine has fetched
 
 The objects of a run lie under one name, which says the run and its store:
 

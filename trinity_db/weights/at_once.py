@@ -6,9 +6,14 @@ Those of ThreadPoolExecutor are waited for: an explorer that was told to stop wo
 import threading
 from collections.abc import Callable, Sequence
 
+AT_A_TIME = 4  # requests, with an object of 32 MB in memory each
 
-def do(work: Callable[[int], None], numbers: Sequence[int], at_a_time: int) -> None:
-    """Do a piece of work for each number. The first error is raised, and ends the others that wait."""
+
+def do(work: Callable[[int], None], numbers: Sequence[int]) -> None:
+    """Do a piece of work for each number, `AT_A_TIME` of them at once.
+
+    The first error is raised, and no other piece is begun after it.
+    """
     waiting, errors, one_takes = iter(numbers), list[BaseException](), threading.Lock()
 
     def go_on() -> None:
@@ -24,7 +29,7 @@ def do(work: Callable[[int], None], numbers: Sequence[int], at_a_time: int) -> N
 
     threads = [
         threading.Thread(target=go_on, name="object", daemon=True)
-        for _ in range(min(at_a_time, len(numbers)))
+        for _ in range(min(AT_A_TIME, len(numbers)))
     ]
     for thread in threads:
         thread.start()

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from uuid import uuid4
 
 from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
@@ -43,8 +42,8 @@ def fetch(weights: str, expected: str, opened: Callable[[str], Bucket] = Bucket)
         TrinityError: the files cannot be written here.
     """
     url, version = manifest.split(weights)
-    place = home() / "weights" / url.rpartition("/")[2]
-    if place.name in ("", ".", ".."):
+    place = _place(url.rpartition("/")[2])
+    if place is None:
         raise Broken(f"{weights!r:.300}: is the address of no version.")
     bucket = opened(url)
     try:
@@ -59,6 +58,11 @@ def fetch(weights: str, expected: str, opened: Callable[[str], Bucket] = Bucket)
             f"{place} cannot be written: {_cause(error)}. Free space there, mend its rights, or name another "
             "home with TRINITY_DB_HOME."
         ) from error
+
+
+def _place(run: str) -> Path | None:
+    """The folder of a run's versions on this machine; None if the name is that of no folder."""
+    return None if run in ("", ".", "..") or "/" in run else home() / "weights" / run
 
 
 def _check_owner(bucket: Bucket) -> None:
@@ -90,8 +94,8 @@ def receive(receiver: Receiver, address: str, run: str, version: int, expected: 
     Raises:
         Lost: it did not come, other files came, or they cannot be written here.
     """
-    place = home() / "weights" / run
-    if place.name in ("", ".", "..") or place.parent.name != "weights":
+    place = _place(run)
+    if place is None:
         raise Lost(f"{run!r:.100} is the name of no folder.")
     found = place / f"version-{version:06d}-{expected[:8]}"
     try:
@@ -175,7 +179,7 @@ class _Fetching:
         Raises:
             Broken: an object is missing, or damaged in a way that shows without the digest.
         """
-        aside = folder.with_name(f"{folder.name}.{uuid4().hex[:8]}.tmp")
+        aside = folder.with_name(f"{folder.name}.tmp")
         try:
             if base is None:
                 aside.mkdir()

@@ -12,7 +12,6 @@ from trinity_db.weights.manifest import Broken, File, Manifest
 
 logger = logging.getLogger(__name__)
 
-AT_A_TIME = 4  # requests, with an object of 32 MB in memory each
 PROGRESS_SECONDS = 5.0  # between lines in the log
 
 
@@ -79,6 +78,6 @@ def _get(bucket: Bucket, name: str, file: File, target: Path, progress: _Progres
 
     target.write_bytes(b"")
     try:
-        at_once.do(get, range(len(names)), AT_A_TIME)
+        at_once.do(get, range(len(names)))
     except Missing as error:
         raise Broken(str(error)) from error

@@ -23,21 +23,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trinity_db.weights.broadcast import parsed
+from trinity_db.weights.manifest import checked_path
 
 CHUNK_BYTES = 1 << 25  # of a file in one message
 CHUNK_TIMEOUT = timedelta(seconds=10)  # for a message to reach all, and to connect; then the group is lost
 ANSWER_TIMEOUT = timedelta(seconds=30)  # for the sender to begin: it may send another version first
 CONNECT_TIMEOUT = timedelta(seconds=10)
-HANG_SECONDS = (
-    45  # where torch knows no limit, as when the other machine has lost its power; above the others
-)
+HANG_SECONDS = 45  # above the others; torch knows no limit where the other machine has lost its power
 ASK_SECONDS = 1.0  # between a receiver's two writes that are one ask
 LOOK_SECONDS = 0.05  # between two looks for asks
 GATHER_SECONDS = (0.25, 1.0)  # after the last ask, and after the first: explorers hear of a version together
@@ -169,7 +168,7 @@ def receive(address: str, digest: str, folder: Path) -> None:
     store.delete_key(f"answer/{number}")
     if answer is None:
         raise ValueError("the trainer does not send this version")
-    files = {_checked(path): int(length) for path, length in answer["files"].items()}
+    files = {checked_path(path): int(length) for path, length in answer["files"].items()}
     _still_alive()
     group = Group(store, answer["group"], answer["rank"], answer["size"], _own_address(host, port))
     for path, length in files.items():
@@ -191,24 +190,12 @@ def _still_alive() -> None:
 
 
 def _files(folder: Path) -> dict[str, int]:
-    """The sizes of a folder's files by their paths in it. None, if the folder is gone or being deleted."""
+    """The sizes of a folder's files by their paths in it. Empty if the folder is gone or being deleted."""
     try:
         found = sorted(path for path in folder.rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
     except OSError:
         return {}
-
-
-def _checked(path: str) -> str:
-    """A path in a version, which becomes a path of this machine.
-
-    Raises:
-        ValueError: it leads out of the version.
-    """
-    parts = PurePosixPath(path)
-    if parts.is_absolute() or not parts.parts or ".." in parts.parts or "\0" in path:
-        raise ValueError(f"{path!r} is no path in a version")
-    return path
 
 
 def _chunks(length: int) -> Iterator[int]:

@@ -114,6 +114,18 @@ def chain(bucket: Bucket, version: str) -> dict[str, Manifest]:
     return found
 
 
+def checked_path(path: str) -> str:
+    """A path in a version, which becomes a path of this machine.
+
+    Raises:
+        ValueError: it leads out of the version.
+    """
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or not parts.parts or ".." in parts.parts or "\0" in path:
+        raise ValueError(f"{path!r} is no path in a version")
+    return path
+
+
 def _checked(content: Mapping[str, object]) -> Manifest:
     """A manifest of what JSON says. Names in it become paths of this machine, so they are checked.
 
@@ -129,9 +141,7 @@ def _checked(content: Mapping[str, object]) -> Manifest:
         if name is not None and not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is the name of no version")
     for file in files:
-        path = PurePosixPath(file.path)
-        if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in file.path:
-            raise ValueError(f"{file.path!r} is no path in a version")
+        checked_path(file.path)
         if file.encoding not in ("whole", "same", delta.ENCODING) or file.part < 1 or file.stored < 0:
             raise ValueError(f"{file.path!r} has an unknown encoding or size")
         if file.encoding != "whole" and made.base is None:

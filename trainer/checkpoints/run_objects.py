@@ -1,0 +1,86 @@
+"""What a run has in its object store, held to what the store of the run says.
+
+Versions that lack there, or that explorers found damaged, are uploaded. What is no longer kept is deleted.
+"""
+
+import logging
+from dataclasses import replace
+
+from trinity_db.models.adapter_folder import is_adapter
+from trinity_db.store import policies, workers
+from trinity_db.trainer.checkpoints.run_files import RunFiles, addresses
+
+logger = logging.getLogger(__name__)
+
+
+def upload_missing(files: RunFiles, newest: policies.PolicyVersion) -> None:
+    """Upload version 0 and the version that the trainer goes on from, unless they are in the object store.
+
+    Then delete the objects of versions that are not kept, whole or not, as crashes leave them.
+
+    Raises:
+        LeaseLost: another trainer has this one's place.
+        TrinityError: as `Versions.upload`.
+    """
+    if files.uploads is None:
+        return
+    with files.database.transaction() as tx:
+        recorded = policies.with_checkpoint(tx, files.run.id)
+    for policy in reversed(recorded):
+        if policy.version in (0, newest.version) and not files.uploads.versions.has(policy.weights):
+            policy = _upload(files, policy)
+        if policy.version == 0 and policy.weights is not None:
+            files.uploads.versions.begin(policy.weights)
+    sweep(files)
+
+
+def upload_broken(files: RunFiles) -> None:
+    """Upload versions again whose objects explorers found missing or damaged.
+
+    Raises:
+        LeaseLost, TrinityError: as `upload_missing`.
+    """
+    if files.uploads is None:
+        return
+    with files.database.transaction() as tx:
+        broken = policies.broken_weights(tx, files.run.id)
+        first = policies.with_checkpoint(tx, files.run.id)[-1] if broken else None
+    for policy in broken:
+        logger.warning(
+            "version %d: its objects are missing or damaged, and are uploaded again", policy.version
+        )
+        if is_adapter(policy.checkpoint) and first is not None and first.version == 0:
+            _upload(files, first)
+        _upload(files, policy)
+
+
+def sweep(files: RunFiles) -> None:
+    """Delete the objects of what is not kept. If the object store is away, a later call does it.
+
+    Raises:
+        LeaseLost: another trainer has this one's place.
+    """
+    if files.uploads is None or files.patience.is_over:
+        return
+    with files.database.transaction() as tx:
+        workers.hold_place(tx, files.worker_id)
+        kept = policies.with_checkpoint(tx, files.run.id)
+    files.uploads.versions.sweep([policy.weights for policy in kept if policy.weights])
+    files.uploads.checkpoints.sweep(addresses(kept))
+
+
+def _upload(files: RunFiles, policy: policies.PolicyVersion) -> policies.PolicyVersion:
+    """Upload a version that is on record, and record where it is; not if its files are damaged."""
+    assert files.uploads is not None, "only a run with an object store uploads"
+    place = files.locate(policy)
+    if place is None:
+        logger.warning(
+            "version %d: %s is damaged or missing: not uploaded", policy.version, policy.checkpoint
+        )
+        return policy
+    address = files.uploads.versions.upload(policy.version, place, policy.checkpoint_hash, whole=True)
+    uploaded = replace(policy, weights=address)
+    with files.database.transaction() as tx:
+        workers.hold_place(tx, files.worker_id)
+        policies.record_weights(tx, files.run.id, uploaded)
+    return uploaded
