@@ -1,25 +1,37 @@
 """The arrays of one experience, and their bytes in the store.
 
 Explorers and imports write payloads, trainers read them, and no process changes one. The layout has a
-name, the codec, which is stored beside the bytes, so that a later layout can live with this one.
+name, the codec, which is stored beside the bytes, so that layouts can live side by side: `trinity_db.arrays`
+reads and writes this one, and reads those of `trinity_db.wide_arrays`.
 """
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-CODEC = "packed-1"
-"""Little endian, one after the other: token_ids int32[n], action_mask uint8[n], and for sampled
-sequences logprobs float32[k] and versions int32[k], where k counts the ones in the mask."""
-TEMPERED_CODEC = "packed-2"
-"""The same, and after it temperatures float32[k]: sequences in which a call had a temperature of its own."""
-ROUTED_CODEC = "packed-3"
-"""As the first, then int32[5]: 1 if temperatures follow, else 0; m, layers, e, and bytes of a choice. Then
-the temperatures float32[k], if they follow, and the routing [m, layers, e] as uint8 or uint16."""
-CODECS = (CODEC, TEMPERED_CODEC, ROUTED_CODEC)
-_ROUTING_HEADER = 5  # numbers
+from trinity_db import wide_arrays
+
+CODEC = "compact-1"
+"""Little endian, one after the other:
+
+- uint8: what follows the mask. The sum of 1 (log-probabilities and versions), 2 (temperatures), 4 (routing)
+- uint8: w, the bytes of a token id
+- token_ids: n unsigned numbers of w bytes; signed if w is 4
+- action_mask: n bits in bytes, the first token in a byte's highest bit, zeros at the end; k of them are ones
+- log-probabilities: float32[k]
+- versions: runs of int32
+- temperatures: runs of float32
+- routing [m, layers, e]: int32[4] with m, layers, e and s, the bytes of a choice; then unsigned numbers of s
+
+Runs are uint32 r, the lengths uint32[r] and the values [r]. A sequence has few of them: a version or a
+temperature changes between calls, or once while a call is in flight.
+"""
+_SAMPLED, _TEMPERED, _ROUTED = 1, 2, 4
+_CONTENTS = (0, 1, 3, 5, 7)
+"""Nothing, or what a policy sampled."""
 
 NO_VERSION = -1
 """The version of a token that no policy version of the row's run sampled, as one of an imported trace."""
@@ -83,85 +95,120 @@ class Payload:
         return int(np.count_nonzero(self.action_mask[1:]))
 
 
-def codec_of(payload: Payload) -> str:
-    """The name of the layout in which `encode` writes a payload."""
-    if payload.routing is not None:
-        return ROUTED_CODEC
-    return CODEC if payload.temperatures is None else TEMPERED_CODEC
-
-
 def encode(payload: Payload) -> bytes:
-    """The bytes of a payload in the layout that `codec_of` names."""
-    parts = [_little(payload.token_ids, "<i4"), _little(payload.action_mask, "u1")]
+    """The bytes of a payload in the layout `CODEC`."""
+    token_ids = np.ascontiguousarray(payload.token_ids, "<i4")
+    width = _width(token_ids)
+    has = 0
+    narrow = token_ids.view(np.uint8).reshape(-1, 4)[:, :width]
+    parts: list[bytes | memoryview] = [narrow.tobytes(), np.packbits(payload.action_mask).tobytes()]
     if payload.logprobs is not None and payload.versions is not None:
-        parts += [_little(payload.logprobs, "<f4"), _little(payload.versions, "<i4")]
-    routing, temperatures = payload.routing, payload.temperatures
-    if routing is not None:
-        header = [int(temperatures is not None), *routing.shape, routing.itemsize]
-        parts.append(_little(np.array(header), "<i4"))
-    if temperatures is not None:
+        has |= _SAMPLED
+        parts += [_little(payload.logprobs, "<f4"), _runs(payload.versions, "<i4")]
+    if payload.temperatures is not None:
         assert payload.logprobs is not None, "only what a policy sampled has temperatures"
-        parts.append(_little(temperatures, "<f4"))
-    if routing is not None:
-        parts.append(_little(routing, f"<u{routing.itemsize}"))
-    return b"".join(parts)
+        has |= _TEMPERED
+        parts.append(_runs(payload.temperatures, "<f4"))
+    if payload.routing is not None:
+        has |= _ROUTED
+        size = payload.routing.itemsize
+        sizes = np.array([*payload.routing.shape, size])
+        parts += [_little(sizes, "<i4"), _little(payload.routing, f"<u{size}")]
+    return b"".join([bytes([has, width]), *parts])
 
 
 def decode(codec: str, data: bytes, num_tokens: int) -> Payload:
-    """The payload of `num_tokens` tokens that `encode` wrote; its arrays are read-only views.
+    """The payload of `num_tokens` tokens that `encode` wrote; its arrays may be read-only views of data.
 
     Raises:
         ValueError: the codec is unknown, or the bytes are not those of such a payload.
     """
-    if codec not in CODECS:
-        known = ", ".join(f"'{one}'" for one in CODECS)
+    if codec in wide_arrays.CODECS:
+        return Payload(**wide_arrays.decode(codec, data, num_tokens))
+    if codec != CODEC:
+        known = ", ".join(f"'{one}'" for one in (CODEC, *wide_arrays.CODECS))
         raise ValueError(f"Payload codec '{codec}' is unknown; this version reads {known}.")
-    if num_tokens < 0 or len(data) < 5 * num_tokens:
-        raise ValueError(f"Damaged payload: {len(data)} bytes are too few for {num_tokens} tokens.")
-    token_ids = np.frombuffer(data, "<i4", num_tokens)
-    mask = np.frombuffer(data, np.bool_, num_tokens, offset=4 * num_tokens)
-    # Counting bytes is ten times as fast as counting in arrays of some hundred numbers.
-    num_trained = data.count(1, 4 * num_tokens, 5 * num_tokens)
-    if num_trained + data.count(0, 4 * num_tokens, 5 * num_tokens) != num_tokens:
-        raise ValueError("Damaged payload: its action mask holds values other than 0 and 1.")
-    after = 5 * num_tokens
-    if len(data) == after and codec == CODEC:
-        return Payload(token_ids, mask)
-    has_temperatures, shape, itemsize = _what_follows(codec, data, after + 8 * num_trained)
-    header = 4 * _ROUTING_HEADER * (codec == ROUTED_CODEC)
-    expected = (12 if has_temperatures else 8) * num_trained + header + prod(shape) * itemsize
-    if len(data) - after != expected:
-        raise ValueError(
-            f"Damaged payload: {len(data) - after} bytes follow the mask, expected "
-            f"{'0 or ' if codec == CODEC else ''}{expected} for {num_trained} trained tokens."
-        )
-    logprobs = np.frombuffer(data, "<f4", num_trained, offset=after)
-    versions = np.frombuffer(data, "<i4", num_trained, offset=after + 4 * num_trained)
-    after += 8 * num_trained + header
-    temperatures = np.frombuffer(data, "<f4", num_trained, offset=after) if has_temperatures else None
-    if codec != ROUTED_CODEC:
-        return Payload(token_ids, mask, logprobs, versions, temperatures)
-    after += 4 * num_trained * has_temperatures
-    routing = np.frombuffer(data, f"<u{itemsize}", prod(shape), offset=after).reshape(shape)
+    rest = _Rest(data)
+    has, width = rest.take("u1", 2).tolist()
+    if has not in _CONTENTS or not 1 <= width <= 4:
+        raise ValueError(f"Damaged payload: it begins with {has} and {width}.")
+    token_ids = _widened(rest.take("u1", width * num_tokens), width)
+    mask = _mask(rest.take("u1", (num_tokens + 7) // 8), num_tokens)
+    num_trained = int(np.count_nonzero(mask))
+    logprobs = rest.take("<f4", num_trained) if has & _SAMPLED else None
+    versions = rest.take_runs("<i4", num_trained) if has & _SAMPLED else None
+    temperatures = rest.take_runs("<f4", num_trained) if has & _TEMPERED else None
+    routing = rest.take_routing() if has & _ROUTED else None
+    rest.end()
     return Payload(token_ids, mask, logprobs, versions, temperatures, routing)
 
 
-def _what_follows(codec: str, data: bytes, after: int) -> tuple[bool, tuple[int, ...], int]:
-    """Whether temperatures are there; the shape of the routing, and the bytes of one choice.
+class _Rest:
+    """Bytes of a payload, of which each reading takes the next ones."""
 
-    Args:
-        after: where the header of the routing stands, if there is one.
-    """
-    if codec != ROUTED_CODEC:
-        return codec == TEMPERED_CODEC, (0,), 0
-    if len(data) < after + 4 * _ROUTING_HEADER:
-        raise ValueError(f"Damaged payload: {len(data)} bytes end before the size of its routing.")
-    has_temperatures, *shape, itemsize = np.frombuffer(data, "<i4", _ROUTING_HEADER, offset=after).tolist()
-    if has_temperatures not in (0, 1) or min(shape) < 1 or itemsize not in (1, 2):
-        raise ValueError(
-            f"Damaged payload: its routing has {' by '.join(map(str, shape))} numbers of {itemsize} bytes."
-        )
-    return bool(has_temperatures), tuple(shape), itemsize
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, dtype: str, count: int) -> NDArray[Any]:
+        """The next `count` numbers, as a read-only view."""
+        begin = self._at
+        self._at += int(dtype[-1]) * count
+        if count < 0 or self._at > len(self._data):
+            raise ValueError(f"Damaged payload: its {len(self._data)} bytes are too few.")
+        return np.frombuffer(self._data, dtype, count, offset=begin)
+
+    def take_runs(self, dtype: str, count: int) -> NDArray[Any]:
+        """`count` numbers that `_runs` wrote."""
+        num_runs = int(self.take("<u4", 1)[0])
+        lengths, values = self.take("<u4", num_runs), self.take(dtype, num_runs)
+        if lengths.sum() != count:
+            raise ValueError(f"Damaged payload: {lengths.sum()} numbers in runs, expected {count}.")
+        return np.repeat(values, lengths)
+
+    def take_routing(self) -> NDArray[Any]:
+        """The numbers of a routing after their sizes."""
+        *shape, itemsize = self.take("<i4", 4).tolist()
+        if min(shape) < 1 or itemsize not in (1, 2):
+            sizes = " by ".join(map(str, shape))
+            raise ValueError(f"Damaged payload: its routing has {sizes} numbers of {itemsize} bytes.")
+        return self.take(f"<u{itemsize}", prod(shape)).reshape(shape)
+
+    def end(self) -> None:
+        """Refuse bytes that are left."""
+        if self._at != len(self._data):
+            raise ValueError(f"Damaged payload: {len(self._data)} bytes, expected {self._at}.")
+
+
+def _width(token_ids: NDArray[np.int32]) -> int:
+    """Bytes that the largest of these numbers needs; 4 for negative ones, and 1 for none."""
+    if not len(token_ids):
+        return 1
+    return 4 if token_ids.min() < 0 else max(1, (int(token_ids.max()).bit_length() + 7) // 8)
+
+
+def _widened(narrow: NDArray[np.uint8], width: int) -> NDArray[np.int32]:
+    """Token ids [n] of `width` bytes each."""
+    if width == 4:
+        return narrow.view("<i4")
+    wide = np.zeros((len(narrow) // width, 4), np.uint8)
+    wide[:, :width] = narrow.reshape(-1, width)
+    return wide.reshape(-1).view("<i4")
+
+
+def _mask(packed: NDArray[np.uint8], num_tokens: int) -> NDArray[np.bool_]:
+    """The action mask [n] of its bits."""
+    if num_tokens % 8 and packed[-1] & (0xFF >> num_tokens % 8):
+        raise ValueError("Damaged payload: its action mask is longer than its tokens.")
+    return np.unpackbits(packed, count=num_tokens).view(np.bool_)
+
+
+def _runs(values: NDArray[np.generic], dtype: str) -> bytes:
+    """Numbers of four bytes as lengths and values of their runs."""
+    bits = np.ascontiguousarray(values, dtype).view("<i4")
+    begins = np.flatnonzero(np.concatenate(([True], bits[1:] != bits[:-1])))
+    lengths = np.diff(begins, append=len(bits)).astype("<u4")
+    return len(begins).to_bytes(4, "little") + lengths.tobytes() + bits[begins].tobytes()
 
 
 def check_routing(routing: NDArray[np.generic], num_tokens: int) -> None:

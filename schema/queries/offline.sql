@@ -78,12 +78,15 @@ members AS (
 SELECT d.id FROM decided d
 
 -- name: count_unsampled
--- Rows of adopted groups without the log-probabilities of a policy. Their arrays are as long as tokens and mask alone.
+-- Rows of adopted groups without the log-probabilities of a policy. The first byte of their arrays says that nothing
+-- follows the mask; in the codecs packed-1 to packed-3 the arrays are as long as tokens and mask alone.
 SELECT count(*) AS rows
 FROM trinity.rollout_group g
 JOIN trinity.experience e ON e.group_id = g.id AND (e.state = 'ready') IS TRUE
-JOIN trinity.payload p ON p.experience_id = e.id AND octet_length(p.data) = 5 * p.num_tokens
+JOIN trinity.payload p ON p.experience_id = e.id
 WHERE g.run_id = %(run_id)s AND g.source_id IS NOT NULL AND g.state = 'ready'
+  AND CASE p.codec WHEN 'compact-1' THEN get_byte(substring(p.data FOR 1), 0) = 0
+                   ELSE octet_length(p.data) = 5 * p.num_tokens END
 
 -- name: fit_pairs_to_epochs
 -- Adapts pairs to another number of epochs, as fit_rows_to_epochs does rows.

@@ -41,7 +41,7 @@ def test_a_run_replays_the_experts_that_its_engine_chose(
         assert [row["step"] for row in differs] == list(range(1, STEPS + 1))
         assert differs[0]["value"] < 0.02  # the same weights, in the same numbers
         rows = store.rows(ROWS)
-        assert {(row["codec"], row["is_archived"]) for row in rows} == {("packed-3", True)}
+        assert {(row["codec"], row["is_archived"]) for row in rows} == {("compact-1", True)}
         monkeypatch.setenv("TRINITY_DB_HOME", str(store.home))
         with closing(Database(store.url)) as database:
             found = payloads.read(database, [row["id"] for row in rows])

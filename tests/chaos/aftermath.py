@@ -17,13 +17,13 @@ from tests.chaos.crew import Crew
 from tests.chaos.driver import Driver, Zombie
 from tests.chaos.workflow import Acknowledged
 
-# Token ids are the first bytes of a payload, four each; the journal has the same hash.
+# The journal has the same hash.
 STORED = """
 SELECT r.group_id, r.ordinal, r.attempt, coalesce(encode(sha256(c.bytes), 'hex'), '') AS content
 FROM rollout r
 LEFT JOIN experience e ON e.rollout_id = r.id
 LEFT JOIN LATERAL (
-    SELECT convert_to(x.response, 'UTF8') || substring(p.data FOR 4 * p.num_tokens) AS bytes
+    SELECT convert_to(x.response, 'UTF8') || p.data AS bytes
     FROM experience_text x JOIN payload p USING (experience_id)
     WHERE x.experience_id = e.id
 ) c ON true

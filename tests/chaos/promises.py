@@ -6,10 +6,9 @@ Modules that disturb runs import these tests: each has a fixture `after` of its 
 from collections import Counter
 from random import Random
 
-import numpy as np
-
 from tests.chaos.aftermath import Aftermath
 from tests.chaos.experiment import BATCH_SIZE
+from trinity_db import arrays
 
 REPLAYED_BATCHES = 4
 
@@ -174,7 +173,7 @@ def test_no_row_was_over_the_staleness_limit_at_its_draw(after: Aftermath) -> No
 
     drawn = after.store.rows(
         """
-        SELECT i.experience_id, i.staleness, b.policy_version, e.version_min, e.response_length, p.data,
+        SELECT i.experience_id, i.staleness, b.policy_version, e.version_min, p.codec, p.data, p.num_tokens,
                (SELECT max(v.version) FROM policy_version v
                 WHERE v.run_id = b.run_id AND v.published_at <= b.created_at
                   AND (v.withdrawn_at IS NULL OR v.withdrawn_at > b.created_at)) AS latest
@@ -185,8 +184,8 @@ def test_no_row_was_over_the_staleness_limit_at_its_draw(after: Aftermath) -> No
         """
     )
     for row in drawn:
-        # One version for each token of the response, four bytes each, at the end.
-        sampled = np.frombuffer(row["data"][-4 * row["response_length"] :], "<i4")
+        sampled = arrays.decode(row["codec"], row["data"], row["num_tokens"]).versions
+        assert sampled is not None, row
         oldest, newest = int(sampled.min()), int(sampled.max())
         assert oldest == row["version_min"], row
         assert row["latest"] == row["policy_version"], row

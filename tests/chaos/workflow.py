@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from trinity_db import arrays
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.workflow import single_turn
 from trinity_db.explorer.writing import RolloutWriter
@@ -83,8 +82,7 @@ def _note(rollouts: Sequence[Rollout]) -> None:
 def _content(rollout: Rollout) -> str:
     if rollout.payload is None:
         return ""
-    tokens = rollout.payload.token_ids.astype(np.dtype("<i4")).tobytes()
-    return hashlib.sha256(rollout.response.encode() + tokens).hexdigest()
+    return hashlib.sha256(rollout.response.encode() + arrays.encode(rollout.payload)).hexdigest()
 
 
 def _with_luck(rollout: Rollout) -> Rollout:

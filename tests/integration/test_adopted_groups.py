@@ -13,7 +13,7 @@ from tests.bench import TINY, setup_of
 from tests.recipes import recipe
 from tests.replays import differences
 from tests.rows import Scene, import_records, reward, rollout, trajectory
-from trinity_db.arrays import Payload
+from trinity_db.arrays import Payload, encode
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import adoption, payloads, rewards, runs, workers
@@ -249,9 +249,20 @@ def test_texts_with_rewards_are_imitated_by_raft_and_refused_by_a_ratio(scene: S
     answers = [trajectory(number % 2, f"answer {number}", float(number > 1)) for number in range(4)]
     import_records(scene.database, "set", answers)
     run = open_run(scene, "set")
-    with pytest.raises(
-        ConfigError, match=r"^data: 4 rows are texts without log-probabilities .* 'ppo_clip' reads"
-    ):
+    refusal = r"^data: 4 rows are texts without log-probabilities .* 'ppo_clip' reads"
+    with pytest.raises(ConfigError, match=refusal):
+        trainer_of(scene, run, tmp_path)
+    with scene.database.transaction() as tx:  # rows of an earlier layout, two of them
+        ids = [
+            row["id"] for row in tx.execute("SELECT id FROM trinity.experience WHERE run_id = %s", [run.id])
+        ]
+        for row_id, one in payloads.read(scene.database, ids[:2]).items():
+            wide = one.token_ids.astype("<i4").tobytes() + one.action_mask.tobytes()
+            tx.execute(
+                "UPDATE trinity.payload SET codec = 'packed-1', data = %s WHERE experience_id = %s",
+                [wide, row_id],
+            )
+    with pytest.raises(ConfigError, match=refusal):
         trainer_of(scene, run, tmp_path)
     trainer = trainer_of(scene, run, tmp_path, "raft", reward_above=0.5)
     assert trainer.work()
@@ -265,9 +276,10 @@ def test_a_group_of_which_the_model_takes_too_few_rows_is_dropped(scene: Scene, 
         first = "SELECT min(id) AS id FROM trinity.experience WHERE group_id = %s"
         row = tx.execute(first, [groups[0]]).fetchone()
         assert row is not None
-        far = np.array([1, 2, 999_999, 4], "<i4").tobytes() + bytes([0, 0, 1, 1])
-        far += np.zeros(2, "<f4").tobytes() + np.zeros(2, "<i4").tobytes()
-        values = {"data": far, "id": row["id"]}
+        mask = np.array([False, False, True, True])
+        sampled_by_0 = np.zeros(2, np.float32), np.zeros(2, np.int32)
+        far = Payload(np.array([1, 2, 999_999, 4], np.int32), mask, *sampled_by_0)
+        values = {"data": encode(far), "id": row["id"]}
         tx.execute(
             "UPDATE trinity.payload SET data = %(data)s, num_tokens = 4 WHERE experience_id = %(id)s", values
         )

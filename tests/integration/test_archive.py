@@ -14,7 +14,7 @@ import pytest
 
 from tests.disk import fill, small_disk
 from tests.rows import Scene, attempt, copy_of, payload, rollout
-from trinity_db import archive, privileges
+from trinity_db import archive, arrays, privileges
 from trinity_db.arrays import encode
 from trinity_db.database import Transaction, connect
 from trinity_db.errors import NotFound, TrinityError
@@ -521,11 +521,10 @@ def test_others_read_the_table_of_a_run_without_us(scene: Scene, place: Path) ->
         payload = expected[row["experience_id"]]
         assert row["token_ids"] == payload.token_ids.tolist()
         assert row["action_mask"] == payload.action_mask.tolist()
-        # As the page on the archive describes the bytes.
-        count, trained = row["num_tokens"], sum(row["action_mask"])
+        packed = arrays.decode(row["codec"], row["data"], row["num_tokens"])
+        assert packed.logprobs is not None
         assert payload.logprobs is not None
-        logprobs = np.frombuffer(row["data"], "<f4", trained, offset=5 * count)
-        assert logprobs.tolist() == payload.logprobs.tolist()
+        assert packed.logprobs.tolist() == payload.logprobs.tolist()
     assert store.open_table(table).search().where("reward > 0").to_arrow().num_rows == 1
 
 

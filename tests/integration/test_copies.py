@@ -32,7 +32,7 @@ from tests.rows import (
     task,
     trajectory,
 )
-from trinity_db.arrays import codec_of, encode
+from trinity_db.arrays import encode
 from trinity_db.copies import exporter, importer, tables
 from trinity_db.copies import folder as folders
 from trinity_db.copies.exporter import export_run
@@ -361,18 +361,16 @@ def test_the_files_can_be_read_without_the_store(source: Database, tmp_path: Pat
         for row in pq.read_table(tmp_path / "copy/tables/payload.parquet").to_pylist()
         if row["num_tokens"] == 5
     )
-    tokens, mask, logprobs, versions, temperatures, routing = found["arrays"](
-        row["codec"], row["data"], row["num_tokens"]
-    )
+    tokens, mask, logprobs, versions, temperatures, routing = found["arrays"](row["data"], row["num_tokens"])
     assert temperatures is None
     assert routing is None
     sampled = payload((1, 2))
     tempered = replace(sampled, temperatures=np.array([0.5, 1.5], np.float32))
-    *_, temperatures, _ = found["arrays"](codec_of(tempered), encode(tempered), tempered.num_tokens)
+    *_, temperatures, _ = found["arrays"](encode(tempered), tempered.num_tokens)
     assert temperatures.tolist() == [0.5, 1.5]
     experts = np.arange(sampled.num_tokens * 6 - 6, dtype=np.uint16).reshape(-1, 3, 2)
     for one in (replace(sampled, routing=experts), replace(tempered, routing=experts)):
-        *_, routing = found["arrays"](codec_of(one), encode(one), one.num_tokens)
+        *_, routing = found["arrays"](encode(one), one.num_tokens)
         np.testing.assert_array_equal(routing, experts)
     assert (tokens.tolist(), mask.tolist()) == ([0, 1, 2, 3, 4], [0, 0, 0, 1, 1])
     assert logprobs is None or (len(logprobs), len(versions)) == (2, 2)

@@ -183,7 +183,7 @@ def test_imported_rows_stay_and_a_data_set_is_refused(scene: Scene, prune: Run) 
     with scene.database.transaction() as tx:
         tx.execute(
             "INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)"
-            " SELECT id, 'packed-1', 1, 'x' FROM trinity.experience"
+            " SELECT id, 'compact-1', 1, 'x' FROM trinity.experience"
         )
         tx.execute("UPDATE trinity.experience SET state = 'trained', version_max = 0")
     assert prune("--keep-versions", "0")[0] == 0

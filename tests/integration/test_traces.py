@@ -56,7 +56,7 @@ def tokens(scene: Scene, name: str) -> list[tuple[str, bytes]]:
     """The arrays of a run's rows, to the bit."""
     ids = scene.values(TOKENS, name)
     found = payloads.read(scene.database, ids)
-    return [(arrays.codec_of(found[id]), arrays.encode(found[id])) for id in ids]
+    return [(arrays.CODEC, arrays.encode(found[id])) for id in ids]
 
 
 def interleaved(mask: list[int]) -> arrays.Payload:

@@ -67,7 +67,7 @@ FROM trinity.rollout_group g, generate_series(1, 8) n ORDER BY g.id, n;
 INSERT INTO trinity.experience_text (experience_id, prompt, response)
 SELECT n, '', '' FROM generate_series(1, 8 * {groups}) n;
 INSERT INTO trinity.payload (experience_id, codec, num_tokens, archive_row)
-SELECT n, 'packed-1', 10, n FROM generate_series(1, 8 * {groups}) n;
+SELECT n, 'compact-1', 10, n FROM generate_series(1, 8 * {groups}) n;
 INSERT INTO trinity.batch
     (run_id, step, worker_id, setting_id, policy_version, size, sampler, seed, query, state, floor)
 SELECT 1, n, 1, 1, 0, 64, 'fifo', 0, '',

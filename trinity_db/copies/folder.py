@@ -300,28 +300,36 @@ The arrays of an experience are the bytes `payload.data`, little endian, one aft
 ```python
 import numpy as np
 
-def arrays(codec: str, data: bytes, num_tokens: int):
-    token_ids = np.frombuffer(data, "<i4", num_tokens)
-    action_mask = np.frombuffer(data, "u1", num_tokens, offset=4 * num_tokens)
-    trained = int(action_mask.sum())
-    if len(data) == 5 * num_tokens:  # no model sampled it: a demonstration
-        return token_ids, action_mask, None, None, None, None
-    logprobs = np.frombuffer(data, "<f4", trained, offset=5 * num_tokens)
-    versions = np.frombuffer(data, "<i4", trained, offset=5 * num_tokens + 4 * trained)
-    after = 5 * num_tokens + 8 * trained
-    has_temperatures = codec == "packed-2"
-    if codec == "packed-3":
-        has_temperatures, *shape, size = np.frombuffer(data, "<i4", 5, offset=after)
-        after += 20
-    temperatures = None  # all tokens have that of the run
-    if has_temperatures:
-        temperatures = np.frombuffer(data, "<f4", trained, offset=after)
-        after += 4 * trained
+def arrays(data: bytes, num_tokens: int):
+    has, width, at = data[0], data[1], 2
+
+    def take(dtype: str, count: int):
+        nonlocal at
+        found = np.frombuffer(data, dtype, count, offset=at)
+        at += found.nbytes
+        return found
+
+    def take_runs(dtype: str):
+        count = int(take("<u4", 1)[0])
+        lengths = take("<u4", count)
+        return np.repeat(take(dtype, count), lengths)
+
+    token_ids = np.zeros((num_tokens, 4), "u1")
+    token_ids[:, :width] = take("u1", num_tokens * width).reshape(num_tokens, width)
+    action_mask = np.unpackbits(take("u1", (num_tokens + 7) // 8), count=num_tokens)
+    # Without log-probabilities and versions no model sampled it: a demonstration.
+    logprobs = take("<f4", int(action_mask.sum())) if has & 1 else None
+    versions = take_runs("<i4") if has & 1 else None
+    temperatures = take_runs("<f4") if has & 2 else None  # None: all tokens have that of the run
     routing = None  # else the experts of the first tokens, in each layer
-    if codec == "packed-3":
-        routing = np.frombuffer(data, f"<u{{size}}", offset=after).reshape(shape)
-    return token_ids, action_mask, logprobs, versions, temperatures, routing
+    if has & 4:
+        *shape, size = take("<i4", 4)
+        routing = take(f"<u{{size}}", int(np.prod(shape))).reshape(shape)
+    return token_ids.view("<i4")[:, 0], action_mask, logprobs, versions, temperatures, routing
 ```
+
+This is the codec `compact-1`. `trinity_db.arrays.decode` also reads the rows with another one, which an
+earlier version wrote.
 
 `score.data` is float32, one for each trained token but a sequence's first.
 

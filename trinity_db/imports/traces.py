@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from trinity_db.arrays import NO_VERSION, Payload, codec_of, encode
+from trinity_db.arrays import CODEC, NO_VERSION, Payload, encode
 from trinity_db.imports.records import Record, Task, Unfit, conversation, prompt_payload, tidy
 from trinity_db.imports.records import reward as checked_reward
 from trinity_db.imports.records import text as checked_text
@@ -179,7 +179,7 @@ def _sequence(joined: _Open, task: Task, reward: float | None) -> TokenSequence:
     return TokenSequence(
         prompt=_optional_text(about, "prompt") or prompt,
         response="\n\n".join(joined.said) if response is None else response,
-        codec=codec_of(payload),
+        codec=CODEC,
         data=base64.b64encode(encode(payload)).decode(),
         num_tokens=payload.num_tokens,
         num_trained=payload.num_trained,

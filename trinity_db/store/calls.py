@@ -117,7 +117,7 @@ def record(tx: Transaction, worker_id: int, calls: Sequence[Call]) -> set[tuple[
         "numbers": [call.number for call in calls],
         "digests": [call.digest for call in calls],
         "prompts": [storable(call.prompt) for call in calls],
-        "codecs": [arrays.codec_of(call.payload) for call in calls],
+        "codecs": [arrays.CODEC] * len(calls),
         "num_tokens": [call.payload.num_tokens for call in calls],
         "data": [arrays.encode(call.payload) for call in calls],
         "finish_reasons": [call.finish_reason for call in calls],

@@ -372,7 +372,7 @@ def _packed(payload: arrays.Payload | None) -> tuple[Any, ...]:
         return (None,) * 6
     num_trained = len(payload.versions)
     versions = int(payload.versions.min()), int(payload.versions.max())
-    packed = arrays.codec_of(payload), arrays.encode(payload)
+    packed = arrays.CODEC, arrays.encode(payload)
     return *packed, payload.num_tokens - num_trained, num_trained, *versions
 
 

@@ -95,7 +95,7 @@ def write_tokens(tx: Transaction, encoded: Sequence[tuple[int, arrays.Payload]])
         query("insert_payloads"),
         {
             "ids": ids,
-            "codecs": [arrays.codec_of(payload) for _, payload in encoded],
+            "codecs": [arrays.CODEC] * len(encoded),
             "num_tokens": lengths,
             "data": [arrays.encode(payload) for _, payload in encoded],
         },
