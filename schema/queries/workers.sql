@@ -95,9 +95,10 @@ WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL
 -- The next claim raises their attempt, so that a late write of the old holder changes nothing. Sessions that rescue
 -- work side by side: each leaves rows that another session changes right now to the next call, and waits for none.
 -- Groups that were being judged again are given back too, without being counted.
--- Batches are reopened by the trainer, since only the trainer knows the checkpoint.
+-- Batches are reopened by the trainer, since only the trainer knows the checkpoint. It also counts the silent workers
+-- that have not stopped, whose sessions end_silent_sessions ends.
 WITH gone AS MATERIALIZED (
-    SELECT w.id
+    SELECT w.id, w.stopped_at IS NULL AS is_silent
     FROM trinity.worker w
     WHERE w.run_id = %(run_id)s
       AND (w.stopped_at IS NOT NULL
@@ -129,7 +130,8 @@ judged_again AS (
                                  ORDER BY s.group_id
                                  FOR NO KEY UPDATE OF s SKIP LOCKED))
 )
-SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups
+SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM groups) AS groups,
+       (SELECT count(*) FROM gone WHERE gone.is_silent) AS silent
 
 -- name: release_own_leases
 -- Gives back what a worker holds without knowing it, because the answer to its claim was lost with the connection:

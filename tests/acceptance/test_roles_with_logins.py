@@ -132,7 +132,7 @@ def test_the_run_was_trained_to_its_end(store: Store) -> None:
     assert store.value("SELECT count(*) FROM batch WHERE state = 'committed'") == STEPS
     assert store.value("SELECT state::text FROM run") == "finished"
     assert store.value("SELECT count(*) FROM payload WHERE archive_row IS NOT NULL") > 0
-    logins = store.rows("SELECT role::text AS role, login FROM worker ORDER BY role")
+    logins = store.rows("SELECT role::text AS role, login FROM worker WHERE host <> 'there'")
     assert {(row["role"], row["login"]) for row in logins} == {
         ("explore", "a_explorer"),
         ("process", "a_processor"),
