@@ -506,7 +506,7 @@ def test_a_deleted_run_takes_its_objects_along(
     assert objects.names() == ["run-00000000/run.json"]
 
 
-def test_objects_that_cannot_be_deleted_with_their_run_are_named(
+def test_a_run_stays_while_its_object_store_is_away(
     scene: Scene,
     apart: run_files.RunFiles,
     objects: ObjectStore,
@@ -517,7 +517,29 @@ def test_objects_that_cannot_be_deleted_with_their_run_are_named(
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.worker SET stopped_at = now() WHERE stopped_at IS NULL")
     objects.go_away()
-    done = command_line("delete", scene.run.name, "--yes")
-    assert done.code == 0
-    (said,) = [line for line in done.stdout.splitlines() if line.startswith("Kept: objects below s3://")]
-    assert said.endswith(". Delete them there")
+    refused = command_line("delete", scene.run.name, "--yes")
+    said = str(refused.code)
+    assert f"error: '{scene.run.name}' stays, since its objects would: s3://" in said
+    assert said.endswith("Delete it once the object store answers.")
+    assert apart.folder.path.is_dir()
+    assert stored(scene, "SELECT count(*) FROM trinity.policy_version WHERE weights IS NOT NULL") == [(1,)]
+    assert stored(scene, "SELECT deleting_at FROM trinity.run") == [(None,)]
+    objects.come_back()
+    assert command_line("delete", scene.run.name, "--yes").code == 0
+    assert objects.names() == []
+
+
+def test_a_run_whose_bucket_is_gone_can_be_deleted(
+    scene: Scene,
+    apart: run_files.RunFiles,
+    objects: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    command_line: CommandLine,
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.worker SET stopped_at = now() WHERE stopped_at IS NULL")
+        tx.execute(
+            "UPDATE trinity.policy_version SET weights = replace(weights, 's3://weights/', 's3://gone-0/')"
+        )
+    assert command_line("delete", scene.run.name, "--yes").code == 0

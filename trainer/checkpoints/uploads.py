@@ -11,6 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from trinity_db.trainer.checkpoints import writing
 from trinity_db.trainer.checkpoints.objects import Objects
 from trinity_db.trainer.checkpoints.patience import Patience, PatientBucket
 from trinity_db.weights import delta, manifest
-from trinity_db.weights.bucket import Bucket, Missing
+from trinity_db.weights.bucket import Bucket, Missing, NoBucket
 from trinity_db.weights.manifest import OWNER_FILE, File, Manifest
 
 logger = logging.getLogger(__name__)
@@ -177,20 +178,32 @@ def clear(prefix: str, identity: dict[str, Any]) -> bool:
         prefix: where its versions are.
 
     Returns:
-        whether they belong to the run. Those of another one are left as they are.
+        whether they belong to the run, or went with their bucket. Those of another run stay as they are.
 
     Raises:
-        TrinityError: the object store is away, or refuses it.
+        TrinityError: the object store is away, or refuses it. What is left goes if this is repeated.
     """
     bucket = Bucket(prefix)
     try:
         if bucket.get(OWNER_FILE) != json.dumps(identity).encode():
             return False
+    except NoBucket:
+        return True
     except Missing:
         return False
     names = bucket.names()
     bucket.delete(sorted(names, key=lambda name: (name == OWNER_FILE, not name.endswith(manifest.FILE))))
     return True
+
+
+def reach(prefix: str) -> None:
+    """Find out whether an object store answers, before a run that has objects there is deleted.
+
+    Raises:
+        TrinityError: it is away, or refuses to be read.
+    """
+    with suppress(Missing, NoBucket):
+        Bucket(prefix).get(OWNER_FILE)
 
 
 def check(url: str) -> None:

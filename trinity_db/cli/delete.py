@@ -27,7 +27,8 @@ def delete(
 
     Deletes its rows in short transactions, so that other runs work on, then its archive, and its checkpoints
     in its own folder. Stop its roles first. A data set cannot be deleted while a run trains on it, nor a run
-    while another run starts from its checkpoint. If the command was killed, repeat it: it goes on.
+    while another run starts from its checkpoint. If its object store is away, nothing is deleted. If the
+    command was killed, repeat it: it goes on.
 
     Tasks and responses that were made from its rows stay, and lead back to nothing. The command says how many
     before it asks.
@@ -39,25 +40,28 @@ def delete(
     from trinity_db import archive, vectors
     from trinity_db.opening import open_database
     from trinity_db.service import LEASE_SECONDS
-    from trinity_db.store import deletion, instances, payloads, runs
+    from trinity_db.store import deletion, instances, payloads, policies, runs
 
     with closing(open_database()) as database:
         with database.transaction() as tx:
             found = runs.find(tx, run)
             made = deletion.made_from(tx, found)
+            objects = _object_places(policies.with_checkpoint(tx, found.id))
         if any(made.values()):
             print(_orphans(run, made), file=sys.stderr)
         if not yes:
             typer.confirm(
                 f"Delete {found.kind} run '{run}' with all its rows and checkpoints?", abort=True, err=True
             )
+        _reach_objects(run, objects)
         with database.transaction() as tx:
             instance = instances.identify(tx)
             checkpoints = deletion.begin(tx, found, LEASE_SECONDS)
             tables = payloads.archives(tx, found.id, instance.id)
         # Before the rows, which alone say where they are: a deletion that was killed finds them again.
-        folders, kept = _delete_folders(found, instance, checkpoints)
-        kept += _delete_objects(found, instance, checkpoints)
+        kept = _delete_objects(found, instance, _object_places(checkpoints))
+        folders, kept_files = _delete_folders(found, instance, checkpoints)
+        kept += kept_files
         rows = deletion.delete_rows(database, found, RemovalLog("deleting", run))
         kept += _drop_archives(tables)
         for table in vectors.names(found.id, instance.id):
@@ -117,21 +121,44 @@ def _delete_folders(
     return [str(place) for place in own], kept
 
 
-def _delete_objects(run: "Run", instance: "Instance", checkpoints: "Sequence[PolicyVersion]") -> list[str]:
-    """Delete the versions that this very run has in object stores; returns what is kept."""
+def _object_places(checkpoints: "Sequence[PolicyVersion]") -> list[str]:
+    """The addresses below which a run has objects."""
+    return list(dict.fromkeys(found.weights.rpartition("/")[0] for found in checkpoints if found.weights))
+
+
+def _reach_objects(run: str, places: "Sequence[str]") -> None:
+    """Refuse to delete a run whose objects would stay: its rows alone say where they are.
+
+    Raises:
+        TrinityError: an object store is away, or refuses to be read.
+    """
     from trinity_db.errors import TrinityError
     from trinity_db.trainer.checkpoints import uploads
 
-    identity: dict[str, Any] = {"store": str(instance.id)} | run.identity
-    places = dict.fromkeys(found.weights.rpartition("/")[0] for found in checkpoints if found.weights)
-    kept = []
     for place in places:
         try:
-            if not uploads.clear(place, identity):
-                kept.append(f"{place}, which does not name this run as its owner")
+            uploads.reach(place)
         except TrinityError as error:
-            kept.append(f"objects below {place}: {str(error).rstrip('.')}. Delete them there")
-    return kept
+            said = str(error).rstrip(".")
+            raise TrinityError(
+                f"'{run}' stays, since its objects would: {said}. Delete it once the object store answers."
+            ) from error
+
+
+def _delete_objects(run: "Run", instance: "Instance", places: "Sequence[str]") -> list[str]:
+    """Delete the versions that this very run has in object stores; returns what is kept.
+
+    Raises:
+        TrinityError: as `uploads.clear`. The rows are still there, so the command can be repeated.
+    """
+    from trinity_db.trainer.checkpoints import uploads
+
+    identity: dict[str, Any] = {"store": str(instance.id)} | run.identity
+    return [
+        f"{place}, which does not name this run as its owner"
+        for place in places
+        if not uploads.clear(place, identity)
+    ]
 
 
 def _drop_archives(tables: "Sequence[tuple[str, bool]]") -> list[str]:

@@ -43,6 +43,10 @@ class Refused(TrinityError):
     """The object store answers that these credentials may not do this, or that there is no such bucket."""
 
 
+class NoBucket(Refused):
+    """The object store answers that there is no such bucket, and so none of its objects."""
+
+
 class Missing(TrinityError):
     """There is no such object."""
 
@@ -121,7 +125,7 @@ class Bucket:
         except (known.BaseError, OSError) as error:
             said = _line(error)
             if "NoSuchBucket" in said:
-                raise Refused(f"{what}: there is no such bucket; make it, or name another.") from error
+                raise NoBucket(f"{what}: there is no such bucket; make it, or name another.") from error
             if isinstance(error, known.NotFoundError | FileNotFoundError):
                 raise Missing(f"{what}: there is no such object.") from error
             if NO_CREDENTIALS in said:
