@@ -25,6 +25,11 @@ from trinity_db.weights.manifest import Broken
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0  # after a failure
+OWN_FAULT = (
+    " The trainer uploads it again, unless it finds the objects whole: then this machine's disk or memory "
+    "damages them."
+)
+LONGEST_SECONDS = 300.0  # the pause doubles up to this while objects come damaged: each try fetches all
 
 
 @dataclass
@@ -37,6 +42,15 @@ class _Fetching:
     folder: Path | None = None
     error: Exception | None = None
     ended_at: float | None = None
+    times: int = 1
+    """How often it was tried in a row."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds after a failure. An object store that comes back is found soon."""
+        if not isinstance(self.error, Broken):
+            return AGAIN_SECONDS
+        return min(AGAIN_SECONDS * 2 ** min(self.times - 1, 16), LONGEST_SECONDS)
 
 
 class Staging:
@@ -53,7 +67,11 @@ class Staging:
         self._newest: PolicyVersion | None = None
         """The version that came last of those for training, with its folder here."""
         self._evaluated: PolicyVersion | None = None
-        self._complaint: str | None = None
+        self._failed: dict[bool, _Fetching] = {}
+        """What failed last, for training and for evaluation. Both may be wanted in turn, and both fail."""
+        self._complaints: dict[bool, str] = {}
+        self._broken: dict[bool, str] = {}
+        """Addresses of what is damaged, for the trainer."""
         self._receiver = Receiver()
 
     async def for_training(self, policy: PolicyVersion) -> PolicyVersion | None:
@@ -102,11 +120,13 @@ class Staging:
         before = self._fetching
         if before is not None and before.ended_at is None:
             return
-        if before is not None and before.policy == policy and before.error is not None:
-            assert before.ended_at is not None
-            if time.monotonic() - before.ended_at < AGAIN_SECONDS:
+        failed, times = self._failed.get(trains), 1
+        if failed is not None and failed.policy == policy:
+            assert failed.ended_at is not None
+            if time.monotonic() - failed.ended_at < failed.pause:
                 return
-        self._fetching = fetching = _Fetching(policy, trains)
+            times = failed.times + 1
+        self._fetching = fetching = _Fetching(policy, trains, times=times)
         # A daemon: an explorer that is told to stop does not wait, and the next fetch removes the files.
         threading.Thread(target=self._fetch, args=(fetching,), name="fetch", daemon=True).start()
 
@@ -148,12 +168,17 @@ class Staging:
                 self._newest = here
             else:
                 self._evaluated = here
-            self._fetching = self._complaint = None
-            await self._record(ended.policy.version, None)
-        elif ended.error is not None and str(ended.error) != self._complaint:
-            await self._complain(ended.policy, ended.error)
+            self._fetching = None
+            for known in (self._failed, self._complaints, self._broken):
+                known.pop(ended.trains, None)
+            await self._record(ended.policy.version)
+        elif ended.error is not None:
+            self._fetching = None
+            self._failed[ended.trains] = ended
+            if str(ended.error) != self._complaints.get(ended.trains):
+                await self._complain(ended.policy, ended.trains, ended.error)
 
-    async def _complain(self, policy: PolicyVersion, error: Exception) -> None:
+    async def _complain(self, policy: PolicyVersion, trains: bool, error: Exception) -> None:
         """Say once why a version cannot be fetched. Record it if the trainer can mend it.
 
         Raises:
@@ -163,13 +188,16 @@ class Staging:
             raise error
         if self._newest is None and isinstance(error, TrinityError) and not _may_pass(error):
             raise error
-        self._complaint = str(error)
-        logger.warning("version %d cannot be fetched yet: %s", policy.version, error)
-        if isinstance(error, Broken):
-            await self._record(None, policy.weights)
+        self._complaints[trains] = str(error)
+        whose = OWN_FAULT if isinstance(error, Broken) else ""
+        logger.warning("version %d cannot be fetched yet: %s%s", policy.version, error, whose)
+        if isinstance(error, Broken) and policy.weights is not None:
+            self._broken[trains] = policy.weights
+            await self._record(None)
 
-    async def _record(self, staged: int | None, broken: str | None) -> None:
-        worker_id = self._store.worker_id
+    async def _record(self, staged: int | None) -> None:
+        """Record what is here now, and one version that is damaged; another one follows when it is mended."""
+        worker_id, broken = self._store.worker_id, next(iter(self._broken.values()), None)
         await self._store.decide(lambda tx: workers.record_staged(tx, worker_id, staged, broken))
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -471,6 +472,70 @@ def test_the_trainer_uploads_again_what_an_explorer_found_broken(
     assert stored(scene, now) == [(mended,)]
     run_objects.sweep(apart)
     assert not any(name in one for one in objects.names())
+
+
+def test_objects_that_are_whole_are_not_uploaded_again(
+    scene: Scene,
+    explorer: Explorers,
+    apart: run_files.RunFiles,
+    versions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    objects: ObjectStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(staging, "AGAIN_SECONDS", 0.1)
+    address = announce(scene, apart, versions, 1).weights
+    right, tries = cache.fetching.make, []
+
+    def damaging(folder: Path, *arguments: Any) -> None:
+        """As a disk that changes what is written to it."""
+        right(folder, *arguments)
+        tries.append(folder)
+        (folder / "canary.json").write_bytes(b"damaged")
+
+    with monkeypatch.context() as here:
+        here.setattr(cache.fetching, "make", damaging)
+        role = explorer(answers)
+        worked(role, lambda: of_worker(scene, role, "broken_weights") == address, "it finds damage")
+        worked(role, lambda: len(tries) > 6, "it tries again")
+    before = objects.names()
+    for _ in range(3):
+        run_objects.upload_broken(apart)
+    assert objects.names() == before
+    assert stored(scene, "SELECT weights FROM trinity.policy_version WHERE version = 1") == [(address,)]
+    assert caplog.text.count("they are whole") == 1
+    assert caplog.text.count("version 1 cannot be fetched yet") == 1
+    assert not list(apart.folder.path.glob("*.tmp*"))
+    worked(role, lambda: used(scene) == {1}, "it samples once its disk is mended")
+
+
+def test_two_versions_that_cannot_be_fetched_are_each_tried_with_a_pause(
+    scene: Scene,
+    explorer: Explorers,
+    apart: run_files.RunFiles,
+    versions: Path,
+    objects: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    announce(scene, apart, versions, 1)
+    scene.evaluate(1, version=0)
+    fetched, tries = cache.fetch, []
+
+    def counted(*arguments: Any) -> Path:
+        tries.append(arguments[0])
+        return fetched(*arguments)
+
+    monkeypatch.setattr(cache, "fetch", counted)
+    for name in objects.names():
+        if name.endswith("model.safetensors.00000"):
+            Bucket(objects.address).delete([name])
+    role = explorer(answers)
+    worked(role, lambda: len(set(tries)) == 2, "it tries both")
+    begun = time.monotonic()
+    worked(role, lambda: time.monotonic() - begun > staging.AGAIN_SECONDS / 2, "less than one pause")
+    assert len(tries) == 2
+    assert caplog.text.count("cannot be fetched yet") == 2
 
 
 def test_an_explorer_that_is_refused_and_has_no_version_ends(

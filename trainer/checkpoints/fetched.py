@@ -5,6 +5,7 @@ folder then. So a crash leaves nothing that looks whole.
 """
 
 import logging
+import shutil
 import time
 from dataclasses import replace
 from functools import partial
@@ -73,6 +74,39 @@ def fetch_other(patience: Patience, address: str, digest: str) -> Path:
     """
     logger.info("fetching %s", address)
     return cache.fetch(address, digest, partial(PatientBucket, patience=patience))
+
+
+def is_whole(files: RunFiles, policy: policies.PolicyVersion) -> bool:
+    """Whether the objects of a version give the files that were published, and those that it lies on.
+
+    Fetches all of them to a temporary folder: no other look at an object finds a changed bit.
+
+    Raises:
+        GivenUp, TrinityError: as `fetch_all`.
+    """
+    assert policy.weights is not None
+    aside = writing.aside_of(files.folder.version_folder(policy.version))
+    try:
+        url, name = manifest.split(policy.weights)
+        bucket = PatientBucket(url, files.patience)
+        first = manifest.read(bucket, name).adapter_on
+        wanted = [(name, policy.checkpoint_hash)]
+        wanted += [(first, manifest.read(bucket, first).digest)] if first else []
+        return all(_gives(bucket, name, digest, aside) for name, digest in wanted)
+    except (Broken, delta.Damaged):
+        return False
+
+
+def _gives(bucket: PatientBucket, name: str, digest: str, aside: Path) -> bool:
+    """Whether a version's objects, without any file that is here, give a folder with this digest."""
+    with writing.or_nothing(aside, aside):
+        aside.mkdir(parents=True)
+        manifests = manifest.chain(bucket, name)
+        for one in reversed(manifests):
+            fetching.make(aside, bucket, one, manifests[one])
+        is_right = folder_digest.verify(aside, digest)
+        shutil.rmtree(aside)
+    return is_right
 
 
 def _weights(files: RunFiles, policy: policies.PolicyVersion) -> Path:

@@ -4,13 +4,17 @@ Versions that lack there, or that explorers found damaged, are uploaded. What is
 """
 
 import logging
+import time
 from dataclasses import replace
 
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.store import policies, workers
+from trinity_db.trainer.checkpoints.fetched import is_whole
 from trinity_db.trainer.checkpoints.run_files import RunFiles, addresses
 
 logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 600.0  # between two looks at objects that are whole, and that an explorer finds damaged
 
 
 def upload_missing(files: RunFiles, newest: policies.PolicyVersion) -> None:
@@ -35,7 +39,9 @@ def upload_missing(files: RunFiles, newest: policies.PolicyVersion) -> None:
 
 
 def upload_broken(files: RunFiles) -> None:
-    """Upload versions again whose objects explorers found missing or damaged.
+    """Upload versions again whose objects explorers found missing or damaged, if they are.
+
+    If they are whole, the explorer's own machine damages what it fetches. Another upload would not help it.
 
     Raises:
         LeaseLost, TrinityError: as `upload_missing`.
@@ -46,12 +52,33 @@ def upload_broken(files: RunFiles) -> None:
         broken = policies.broken_weights(tx, files.run.id)
         first = policies.with_checkpoint(tx, files.run.id)[-1] if broken else None
     for policy in broken:
+        if _is_whole(files, policy):
+            continue
         logger.warning(
             "version %d: its objects are missing or damaged, and are uploaded again", policy.version
         )
         if is_adapter(policy.checkpoint) and first is not None and first.version == 0:
             _upload(files, first)
         _upload(files, policy)
+
+
+def _is_whole(files: RunFiles, policy: policies.PolicyVersion) -> bool:
+    """Whether the objects of a version are whole, by a look that is not older than CHECK_SECONDS."""
+    assert files.uploads is not None, "only a run with an object store uploads"
+    assert policy.weights is not None, "explorers name an address"
+    seen = files.uploads.versions.whole_at
+    if policy.weights in seen and time.monotonic() - seen[policy.weights] < CHECK_SECONDS:
+        return True
+    if not is_whole(files, policy):
+        return False
+    if policy.weights not in seen:
+        logger.warning(
+            "version %d: an explorer finds its objects damaged, and they are whole: the explorer's disk or "
+            "memory damages them. Its own log says which machine it is.",
+            policy.version,
+        )
+    seen[policy.weights] = time.monotonic()
+    return True
 
 
 def sweep(files: RunFiles) -> None:

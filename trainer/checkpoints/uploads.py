@@ -73,6 +73,8 @@ class Versions(Objects):
         super().__init__(bucket, "version", found)
         self._addresses: dict[int, str] = {}
         self._last: _Base | None = None
+        self.whole_at: dict[str, float] = {}
+        """When this process found all objects of an address whole, by the monotonic clock."""
         self._first: str | None = None
         """The name of version 0. Adapters lie on it."""
 
