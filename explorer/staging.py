@@ -50,7 +50,7 @@ class _Fetching:
         """Seconds after a failure. An object store that comes back is found soon."""
         if not isinstance(self.error, Broken):
             return AGAIN_SECONDS
-        return min(AGAIN_SECONDS * 2 ** min(self.times - 1, 16), LONGEST_SECONDS)
+        return min(AGAIN_SECONDS * (1 << min(self.times - 1, 16)), LONGEST_SECONDS)
 
 
 class Staging:

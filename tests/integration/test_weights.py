@@ -32,7 +32,7 @@ from trinity_db.store import instances, policies
 from trinity_db.trainer.checkpoints import patience, run_files, run_objects, uploads
 from trinity_db.trainer.checkpoints.patience import Patience
 from trinity_db.trainer.checkpoints.uploads import Uploads, Versions
-from trinity_db.weights import cache, manifest
+from trinity_db.weights import cache, fetching, manifest
 from trinity_db.weights.bucket import Bucket, Refused, Unreachable
 
 WORDS = 2_000_000  # of weights in bfloat16: small files have no deltas
@@ -485,7 +485,7 @@ def test_objects_that_are_whole_are_not_uploaded_again(
 ) -> None:
     monkeypatch.setattr(staging, "AGAIN_SECONDS", 0.1)
     address = announce(scene, apart, versions, 1).weights
-    right, tries = cache.fetching.make, []
+    right, tries = fetching.make, list[Path]()
 
     def damaging(folder: Path, *arguments: Any) -> None:
         """As a disk that changes what is written to it."""
@@ -494,7 +494,7 @@ def test_objects_that_are_whole_are_not_uploaded_again(
         (folder / "canary.json").write_bytes(b"damaged")
 
     with monkeypatch.context() as here:
-        here.setattr(cache.fetching, "make", damaging)
+        here.setattr(fetching, "make", damaging)
         role = explorer(answers)
         worked(role, lambda: of_worker(scene, role, "broken_weights") == address, "it finds damage")
         worked(role, lambda: len(tries) > 6, "it tries again")
@@ -520,7 +520,7 @@ def test_two_versions_that_cannot_be_fetched_are_each_tried_with_a_pause(
 ) -> None:
     announce(scene, apart, versions, 1)
     scene.evaluate(1, version=0)
-    fetched, tries = cache.fetch, []
+    fetched, tries = cache.fetch, list[str]()
 
     def counted(*arguments: Any) -> Path:
         tries.append(arguments[0])
