@@ -13,6 +13,7 @@ from tests.command_line import CommandLine
 from tests.complaints import Examine, one, session
 from tests.postgres import execute
 from tests.rows import Scene, claim_rows, finish_rows
+from tests.waiting import wait_until
 from trinity_db import cores
 from trinity_db.database import Database
 from trinity_db.diagnosis import tables, work
@@ -56,6 +57,7 @@ def test_files_much_larger_than_their_rows_are_found(
 ) -> None:
     make_metrics(url)
     execute(url, f"DELETE FROM trinity.metric WHERE step < {ROWS - 99}")  # the last ones keep the file long
+    wait_until(lambda: dead_metrics(url) > 0, "the ended session has said what it deleted")
     execute(url, "VACUUM (ANALYZE) trinity.metric")
     execute(url, "ALTER TABLE trinity.metric RESET (autovacuum_enabled)")
     monkeypatch.setattr(tables, "BLOATED_BYTES", 100_000)
@@ -195,6 +197,14 @@ def make_metrics(url: str) -> None:
     execute(url, "ALTER TABLE trinity.metric SET (autovacuum_enabled = off)")
     execute(url, "INSERT INTO trinity.run (id, name, kind, config) VALUES (1, 'data', 'data', '{{}}')")
     execute(url, f"{MEASURED} FROM generate_series(1, {ROWS}) n")
+
+
+def dead_metrics(url: str) -> int:
+    """How many dead rows the server counts. A session that ends reports them a moment later."""
+    with closing(psycopg.connect(url)) as connection:
+        row = connection.execute("SELECT pg_stat_get_dead_tuples(to_regclass('trinity.metric'))").fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 @pytest.mark.parametrize(("threads", "complains"), [("1", False), ("64", True)])
