@@ -71,7 +71,7 @@ def run(context: Context) -> list[Result]:
     with context.server() as server:
         scene = Scene.open(server.new_store())
         num_rows = context.rows(ROWS)
-        _fill(scene, num_rows)
+        fill_trained(scene, DELETED, num_rows)
         context.say("by table")
         found = _by_table(server, scene, num_rows)
         found += _foreign_keys(scene)
@@ -82,10 +82,10 @@ def run(context: Context) -> list[Result]:
         for number in range(context.repetitions):
             context.say(f"{num_rows} rows, {number + 1} of {context.repetitions}")
             if number:
-                _fill(scene, num_rows)
+                fill_trained(scene, DELETED, num_rows)
             server.settle()
             alone.append(_alone(flow.database))
-            _fill(scene, num_rows)
+            fill_trained(scene, DELETED, num_rows)
             moves = _beside(flow, seconds[BESIDE])
             flow.seconds.clear()
             for _ in range(moves):
@@ -94,11 +94,11 @@ def run(context: Context) -> list[Result]:
         return latencies(MEASURE, BESIDE, seconds) + _costs(num_rows, alone) + found
 
 
-def _fill(scene: Scene, num_rows: int) -> None:
-    """A run beside the scene's, whose rows were judged and trained on."""
+def fill_trained(scene: Scene, name: str, num_rows: int) -> int:
+    """Make a run beside the scene's, whose rows were judged and trained on; its id."""
     with closing(Database(scene.url)) as database, database.transaction() as tx:
-        runs.create(tx, DELETED, RunKind.TRAIN, {"name": DELETED}, "groups")
-        made = runs.find(tx, DELETED)
+        runs.create(tx, name, RunKind.TRAIN, {"name": name}, "groups")
+        made = runs.find(tx, name)
         worker = workers.register(tx, made, WorkerRole.TRAIN)
         workers.stop(tx, worker)
     fill(Scene(scene.url, made.id, scene.taskset_id), num_rows, state="trained")
@@ -109,6 +109,7 @@ def _fill(scene: Scene, num_rows: int) -> None:
             )
             connection.execute(statement.encode())
         connection.execute(b"VACUUM (ANALYZE)")
+    return made.id
 
 
 class Cost:
@@ -119,10 +120,10 @@ class Cost:
         self.wal = 0
 
     def measure(self, connection: psycopg.Connection, work: Callable[[], object]) -> None:
-        begun, lsn = time.perf_counter(), _lsn(connection)
+        begun, lsn = time.perf_counter(), wal_bytes(connection)
         work()
         self.seconds += time.perf_counter() - begun
-        self.wal += _lsn(connection) - lsn
+        self.wal += wal_bytes(connection) - lsn
 
 
 def _costs(num_rows: int, alone: Sequence[dict[str, Cost]]) -> list[Result]:
@@ -145,11 +146,11 @@ def _alone(database: Database) -> dict[str, Cost]:
     """Delete the run, measured by part; parts of no rows are left out."""
     parts: dict[str, Cost] = defaultdict(Cost)
     with closing(psycopg.connect(database.url, autocommit=True)) as connection:
-        last = time.perf_counter(), _lsn(connection)
+        last = time.perf_counter(), wal_bytes(connection)
 
         def note(part: str, count: int) -> None:
             nonlocal last
-            now = time.perf_counter(), _lsn(connection)
+            now = time.perf_counter(), wal_bytes(connection)
             if count:
                 parts[part].seconds += now[0] - last[0]
                 parts[part].wal += now[1] - last[1]
@@ -236,7 +237,7 @@ def _foreign_keys(scene: Scene) -> list[Result]:
     ]
 
 
-def _lsn(connection: psycopg.Connection) -> int:
+def wal_bytes(connection: psycopg.Connection) -> int:
     """Bytes of WAL that the server has made since it is there."""
     row = connection.execute(b"SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
     assert row is not None

@@ -1,13 +1,17 @@
 """Settings of the processors."""
 
+from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from trinity_db import ages
 from trinity_db.errors import ConfigError
 from trinity_db.processors.limits import Limits
 from trinity_db.processors.lists import LISTS
 from trinity_db.settings import Change, Kept, Settings
+
+SHORTEST = timedelta(minutes=1)  # of retention
 
 
 class StepConfig(Settings):
@@ -113,6 +117,28 @@ class ArchiveConfig(Settings):
     which read slower. The rest is archived at the end of the run."""
 
 
+class RetentionConfig(Settings):
+    """How long the run keeps what nothing reads any more: an age such as 30d, 12h or 90m. None: for ever.
+
+    Processors remove what is older, in all runs of the store, also after a run has ended.
+    """
+
+    payloads: str | None = None
+    """Arrays of rows that are done with and that no kept checkpoint needs, and of agents' calls that became
+    no accepted rollout. Rows, texts, rewards and batches stay."""
+    metrics: str | None = None
+    """What the roles measured."""
+    processing: str | None = None
+    """Processing records of rows that are done with."""
+
+    @field_validator("payloads", "metrics", "processing")
+    @classmethod
+    def is_an_age(cls, value: str | None) -> str | None:
+        if value is not None and ages.parse(value) < SHORTEST:
+            raise ValueError(f"{value} is less than a minute")
+        return value
+
+
 class PeopleConfig(Settings):
     """What people are asked about rows and pairs of the run, and how long its groups wait for them."""
 
@@ -164,6 +190,8 @@ class ProcessorsConfig(Settings):
     archive: Annotated[ArchiveConfig | None, Change.PER_PROCESS] = None
     """Moves payloads to Lance, at TRINITY_DB_LANCE_URI, which every role must reach. None: they stay in
     Postgres. May change during a run."""
+    retention: Annotated[RetentionConfig, Change.DATED] = RetentionConfig()
+    """Removes old payloads, metrics and processing records."""
     claim_size: Annotated[int, Change.PER_PROCESS] = Field(256, ge=1, le=100_000)
     """Rows claimed at a time. A larger number means fewer round trips, and more work to repeat after a
     crash. May change during a run."""

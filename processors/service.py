@@ -21,12 +21,13 @@ from trinity_db.processors.flow import Flow
 from trinity_db.processors.judge import Row, judge
 from trinity_db.processors.lists import LISTS, Steps, stages
 from trinity_db.processors.priorities import PROCESSOR, Prioritiser
+from trinity_db.processors.retention import Remover
 from trinity_db.processors.scan_position import ScanPosition, Sweep
 from trinity_db.processors.step import Step
 from trinity_db.processors.synthesis import Synthesizer
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.service import LEASE_SECONDS, Service
-from trinity_db.store import evaluations, processing, runs, settling, workers
+from trinity_db.store import evaluations, processing, retention, runs, settling, workers
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Processors(Service):
         self._archiver = None
         if config.archive is not None:
             self._archiver = Archiver(database, run, config.archive, lambda: self.stopping)
+        self._remover = Remover(database)
         self._drain = drain
         self._rules = _rules(config, requires_reward, wait_seconds)
         own = [step for of in self._stages for step in of.all_steps]
@@ -115,6 +117,8 @@ class Processors(Service):
             self._prioritiser.start()
         if self._synthesizer is not None:
             self._synthesizer.start()
+        with self.database.transaction() as tx:
+            retention.enter(tx, self.run.id)
 
     def work(self) -> bool:
         """One round over all processors; whether any had something to do."""
@@ -128,6 +132,7 @@ class Processors(Service):
             self._end_evaluations,
             self._pair,
             self._archive,
+            self._remove,
         ]
         if self._only is not None:
             turns = [*judges, self._end_evaluations]
@@ -314,6 +319,10 @@ class Processors(Service):
 
     def _archive(self) -> bool:
         return self._archiver is not None and self._archiver.work(self.worker_id)
+
+    def _remove(self) -> bool:
+        self._remover.work()
+        return False  # the next range waits for its time
 
 
 def _join(stages: Sequence[_Stage]) -> None:

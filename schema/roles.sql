@@ -91,8 +91,14 @@ GRANT UPDATE (state, ready_xact, ready_at, reward_count, reward_mean, reward_var
 GRANT UPDATE (scored, solved, alpha, beta) ON trinity.task_stat TO trinity_processor;
 GRANT UPDATE (state, seed) ON trinity.preference TO trinity_processor;
 GRANT UPDATE (worker_id, attempt, num_rows, num_bytes) ON trinity.archive TO trinity_processor;
--- Not pruned_at: only the owner prunes.
-GRANT UPDATE (data, archive_row, archive_number) ON trinity.payload TO trinity_processor;
+GRANT UPDATE (data, archive_row, archive_number, pruned_at) ON trinity.payload TO trinity_processor;
+-- It removes rows that the configuration of their run keeps no longer; the policies below let go of no others.
+GRANT INSERT (run_id, family), UPDATE (num_rows, num_bytes, removed_at) ON trinity.retention TO trinity_processor;
+GRANT INSERT (family), UPDATE (after_id, ended_at) ON trinity.sweep TO trinity_processor;
+GRANT DELETE ON trinity.metric, trinity.processing TO trinity_processor;
+GRANT UPDATE (data) ON trinity.call TO trinity_processor;
+-- It locks the oldest checkpoint meanwhile, and may change no version.
+GRANT UPDATE (step) ON trinity.policy_version TO trinity_processor;
 -- The first role that owns files makes the store's instance. Later only a trainer changes it.
 GRANT INSERT (system_identifier, database_oid, timeline, home) ON trinity.store_instance TO trinity_processor;
 GRANT DELETE, UPDATE (run_id) ON trinity.pairing TO trinity_processor;
@@ -282,7 +288,11 @@ CREATE POLICY explorer_writes ON trinity.payload FOR INSERT TO trinity_explorer
 DROP POLICY IF EXISTS trainer_encodes ON trinity.payload;
 CREATE POLICY trainer_encodes ON trinity.payload FOR INSERT TO trinity_trainer WITH CHECK (true);
 DROP POLICY IF EXISTS processor_archives ON trinity.payload;
-CREATE POLICY processor_archives ON trinity.payload FOR UPDATE TO trinity_processor USING (true);
+CREATE POLICY processor_archives ON trinity.payload FOR UPDATE TO trinity_processor USING (true)
+    WITH CHECK (pruned_at IS NULL
+                OR EXISTS (SELECT FROM trinity.experience e
+                           WHERE e.id = experience_id AND e.state IN ('trained', 'dropped', 'expired', 'evaluated')
+                             AND e.created_at < now() - trinity.kept_for(e.run_id, 'payloads')));
 
 -- An explorer lets agents in for groups that its login's workers hold, and takes over those of workers that are gone. It
 -- also takes over an attempt that another login's worker, which may live, has parked in a group that its own workers hold now.
@@ -320,6 +330,46 @@ CREATE POLICY explorer_moves ON trinity.call FOR UPDATE TO trinity_explorer
     USING (EXISTS (SELECT FROM trinity.agent a JOIN trinity.rollout_group g ON g.id = a.group_id
                    JOIN trinity.worker w ON w.id = g.worker_id
                    WHERE a.id = agent_id AND w.login = session_user));
+
+-- Without their arrays they stay.
+DROP POLICY IF EXISTS processor_prunes ON trinity.call;
+CREATE POLICY processor_prunes ON trinity.call FOR UPDATE TO trinity_processor
+    USING (EXISTS (SELECT FROM trinity.agent a JOIN trinity.rollout_group g ON g.id = a.group_id
+                   WHERE a.id = agent_id
+                     AND coalesce(a.ended_at, g.completed_at) < now() - trinity.kept_for(a.run_id, 'calls')))
+    WITH CHECK (data IS NULL);
+
+-- Metrics and processing records are written once, and removed when they are old.
+ALTER TABLE trinity.metric ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.metric;
+CREATE POLICY is_read ON trinity.metric FOR SELECT USING (true);
+DROP POLICY IF EXISTS is_written ON trinity.metric;
+CREATE POLICY is_written ON trinity.metric FOR INSERT TO trinity_explorer, trinity_processor, trinity_trainer
+    WITH CHECK (true);
+DROP POLICY IF EXISTS processor_prunes ON trinity.metric;
+CREATE POLICY processor_prunes ON trinity.metric FOR DELETE TO trinity_processor
+    USING (created_at < now() - trinity.kept_for(run_id, 'metrics'));
+ALTER TABLE trinity.processing ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.processing;
+CREATE POLICY is_read ON trinity.processing FOR SELECT USING (true);
+DROP POLICY IF EXISTS is_written ON trinity.processing;
+CREATE POLICY is_written ON trinity.processing FOR INSERT TO trinity_processor WITH CHECK (true);
+DROP POLICY IF EXISTS processor_prunes ON trinity.processing;
+CREATE POLICY processor_prunes ON trinity.processing FOR DELETE TO trinity_processor
+    USING (EXISTS (SELECT FROM trinity.experience e
+                   WHERE e.id = experience_id AND e.state IN ('trained', 'dropped', 'expired', 'evaluated')
+                     AND processing.created_at < now() - trinity.kept_for(e.run_id, 'processing')));
+
+-- A processor locks versions, and the trainer alone writes them.
+ALTER TABLE trinity.policy_version ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS is_read ON trinity.policy_version;
+CREATE POLICY is_read ON trinity.policy_version FOR SELECT USING (true);
+DROP POLICY IF EXISTS trainer_publishes ON trinity.policy_version;
+CREATE POLICY trainer_publishes ON trinity.policy_version FOR INSERT TO trinity_trainer WITH CHECK (true);
+DROP POLICY IF EXISTS trainer_changes ON trinity.policy_version;
+CREATE POLICY trainer_changes ON trinity.policy_version FOR UPDATE TO trinity_trainer USING (true);
+DROP POLICY IF EXISTS is_locked ON trinity.policy_version;
+CREATE POLICY is_locked ON trinity.policy_version FOR UPDATE TO trinity_processor USING (true) WITH CHECK (false);
 
 -- An explorer parks attempts of groups that its login's workers hold, and goes on with them.
 ALTER TABLE trinity.park ENABLE ROW LEVEL SECURITY;

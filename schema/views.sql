@@ -44,6 +44,7 @@ DROP FUNCTION IF EXISTS trinity.reward_share(double precision, double precision,
 DROP FUNCTION IF EXISTS trinity.is_learned_from(double precision, boolean);
 DROP FUNCTION IF EXISTS trinity.derived_priority(double precision);
 DROP FUNCTION IF EXISTS trinity.is_alive(timestamptz, double precision);
+DROP FUNCTION IF EXISTS trinity.kept_until(bigint, text);
 DROP FUNCTION IF EXISTS trinity.staleness(integer, integer, integer);
 DROP FUNCTION IF EXISTS trinity.staleness(bigint, integer, integer, integer);
 DROP FUNCTION IF EXISTS trinity.oldest_within(bigint, integer, integer);
@@ -124,6 +125,26 @@ $$;
 CREATE FUNCTION trinity.is_alive(heartbeat_at timestamptz, lease_seconds double precision)
 RETURNS boolean LANGUAGE sql VOLATILE
 AS $$ SELECT abs(extract(epoch FROM clock_timestamp() - heartbeat_at)) <= lease_seconds $$;
+
+-- How long a run keeps rows of a family, as its configuration says; NULL: for ever. Calls are kept as payloads are.
+-- Replaced and never dropped: the policies of roles.sql read it.
+CREATE OR REPLACE FUNCTION trinity.kept_for(run_id bigint, family text)
+RETURNS interval LANGUAGE sql STABLE
+AS $$
+    SELECT (r.config #>> ARRAY['processors', 'retention', CASE kept_for.family WHEN 'calls' THEN 'payloads' ELSE kept_for.family END])::interval
+    FROM trinity.run r
+    WHERE r.id = kept_for.run_id
+$$;
+
+-- The moment before which processors remove rows of a family of a run. NULL: they remove none, because the run keeps all,
+-- its processors have not started in this store, or it is being deleted.
+CREATE FUNCTION trinity.kept_until(run_id bigint, family text)
+RETURNS timestamptz LANGUAGE sql STABLE
+AS $$
+    SELECT now() - trinity.kept_for(t.run_id, t.family)
+    FROM trinity.retention t JOIN trinity.run r ON r.id = t.run_id
+    WHERE t.run_id = kept_until.run_id AND t.family = kept_until.family AND r.deleting_at IS NULL
+$$;
 
 -- The priority of a group that follows from the rewards of its attempts, given their variance: their deviation, within
 -- the range that a priority may have. A group without a variance has the least.

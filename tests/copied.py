@@ -16,7 +16,9 @@ OF_THE_STORE = {
     "minhash",
     "overlap",
     "rescore",
+    "retention",
     "store_instance",
+    "sweep",
 }
 OF_REVIEWS = "t.review_id IN (SELECT id FROM trinity.review WHERE run_id = ANY(%(runs)s))"
 OWNER = {

@@ -28,7 +28,7 @@ from trinity_db.schema.base import SCHEMA
 from trinity_db.schema.models import metadata
 
 # A view or function of views.sql, with the comment above it.
-DESCRIBED = re.compile(r"((?:^--.*\n)+)CREATE (VIEW|FUNCTION) trinity\.(\w+)", re.MULTILINE)
+DESCRIBED = re.compile(r"((?:^--.*\n)+)CREATE (?:OR REPLACE )?(VIEW|FUNCTION) trinity\.(\w+)", re.MULTILINE)
 
 
 def migrate(connection: Connection) -> None:

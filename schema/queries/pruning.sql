@@ -104,14 +104,19 @@ SELECT min(a.id) AS id, max(a.id) AS last FROM trinity.agent a WHERE a.id > %(af
 
 -- name: prunable_processing
 -- Processing records of rows in a range of ids that are done with: no retry counts these records any more.
-SELECT c.id, pg_column_size(c.*)::bigint AS bytes
+-- OFFSET 0 has the server look up the records of each row, also while it believes that there are few.
+SELECT c.id, c.bytes
 FROM trinity.experience e
-JOIN trinity.processing c ON c.experience_id = e.id
+CROSS JOIN LATERAL (
+    SELECT c.id, pg_column_size(c.*)::bigint AS bytes, c.created_at
+    FROM trinity.processing c
+    WHERE c.experience_id = e.id
+    OFFSET 0
+) c
 WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
   AND e.state IN ('trained', 'dropped', 'expired', 'evaluated')
   AND (%(before)s::timestamptz IS NULL OR c.created_at < %(before)s)
   AND (%(version)s::integer IS NULL OR e.version_max <= %(version)s)
-ORDER BY c.id
 
 -- name: prune_processing
 DELETE FROM trinity.processing c WHERE c.id = ANY(%(ids)s)

@@ -20,7 +20,11 @@ ONLINE: dict[str, Any] = {
     "max_staleness": 1,
     "explorer": {"group_size": 4, "concurrency": 16, "max_new_tokens": 4},
     "evaluation": {"taskset": "digits", "samples": 2},
-    "processors": {"score": ["position_match"], "archive": {}},
+    "processors": {
+        "score": ["position_match"],
+        "archive": {},
+        "retention": {"payloads": "30d", "metrics": "30d", "processing": "30d"},
+    },
     "trainer": {"steps": STEPS, "batch_size": 4, "learning_rate": 1e-3},
 }
 
@@ -63,6 +67,8 @@ REFUSED = {
         "UPDATE trinity.reward_event SET value = 1",
         "INSERT INTO trinity.experience (run_id, step, state) SELECT id, 0, 'ready' FROM trinity.run LIMIT 1",
         "UPDATE trinity.task SET payload = '{}'",
+        "UPDATE trinity.payload SET data = NULL, archive_row = NULL, pruned_at = now()",
+        "UPDATE trinity.policy_version SET step = 99",
         "INSERT INTO trinity.rollout_group (run_id, task_id, expected) SELECT run_id, task_id, 1"
         " FROM trinity.rollout_group LIMIT 1",
     ],
@@ -138,6 +144,11 @@ def test_the_run_was_trained_to_its_end(store: Store) -> None:
         ("process", "a_processor"),
         ("train", "a_trainer"),
     }
+
+
+def test_its_processor_looked_at_all_rows_for_old_ones(store: Store) -> None:
+    looked = store.rows("SELECT family FROM sweep WHERE ended_at IS NOT NULL ORDER BY 1")
+    assert [row["family"] for row in looked] == ["calls", "metrics", "payloads", "processing"]
 
 
 def test_its_first_and_last_version_were_evaluated(store: Store) -> None:

@@ -40,6 +40,7 @@ def scene(shared_database: Database) -> Iterator[Scene]:
     with shared_database.transaction() as tx:
         tx.execute("DELETE FROM trinity.run")
         tx.execute("DELETE FROM trinity.taskset")
+        tx.execute("DELETE FROM trinity.sweep")
 
 
 @pytest.fixture

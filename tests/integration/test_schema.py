@@ -136,6 +136,12 @@ REFUSED = [
     ),
     ("setback_versions_together_check", NEW_SETBACK + "(1, 1, 0, 0, 1, 2, NULL, 0)"),
     ("setback_lost_something_check", NEW_SETBACK + "(1, 1, 0, 3, 3, NULL, NULL, 0)"),
+    (
+        "retention_known_family_check",
+        "INSERT INTO trinity.retention (run_id, family) VALUES (1, 'texts')",
+    ),
+    ("sweep_known_family_check", "INSERT INTO trinity.sweep (family) VALUES ('texts')"),
+    ("sweep_after_a_row_check", "INSERT INTO trinity.sweep (family, after_id) VALUES ('metrics', -1)"),
     ("store_instance_one_row_check", NEW_INSTANCE + "(false, 1, 1, 1)"),
     ("store_instance_pkey", NEW_INSTANCE + "(true, 1, 1, 1), (true, 1, 1, 1)"),
     ("policy_version_not_negative_check", "UPDATE trinity.policy_version SET step = -1"),

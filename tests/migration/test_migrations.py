@@ -162,6 +162,8 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
         "is_alive",
         "is_awaited",
         "is_learned_from",
+        "kept_for",
+        "kept_until",
         "key",
         "label_in",
         "lineage",

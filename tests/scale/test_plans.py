@@ -30,7 +30,10 @@ MAX_BUFFERS = 20_000  # pages; a commit moves 512 rows. All of experience with i
 
 STORE = """
 SET session_replication_role = replica;
-INSERT INTO trinity.run (name, kind, config, draws) VALUES ('run', 'train', '{{}}', 'groups');
+INSERT INTO trinity.run (name, kind, draws, config)
+VALUES ('run', 'train', 'groups',
+        '{{"processors": {{"retention": {{"payloads": "1d", "processing": "1d"}}}}}}');
+INSERT INTO trinity.retention (run_id, family) VALUES (1, 'payloads'), (1, 'processing');
 INSERT INTO trinity.run_setting (run_id, config) VALUES (1, '{{}}');
 INSERT INTO trinity.worker (run_id, role, setting_id, host, pid, stopped_at)
 SELECT 1, 'process', 1, 'host', n, CASE WHEN n > 3 THEN now() END FROM generate_series(1, 20) n;
@@ -110,6 +113,7 @@ class Store:
             "ordinals": [100 * n for n in range(64)], "level": 3.0, "position": 4 * self.groups,
             "task_ids": [1 + 100 * n for n in range(64)], "group_size": 8, "spare": 0,
             "name": "tasks", "keys": ["1", "2"], "digest": bytes(16),
+            "family": "payloads", "until": 8 * (self.groups - 2000) + 5000, "before": None, "oldest": 1,
         }  # fmt: skip
 
 
@@ -147,6 +151,8 @@ STATEMENTS = (
     "lock_batch_groups", "lock_batch_rows", "lease_experiences", "lease_groups", "lease_members",
     "read_batch", "commit_batch", "use_experiences", "use_groups", "reopen_experiences", "reopen_groups",
     "release_leases", "release_own_leases",
+    "continue_sweep", "take_sweep", "runs_of_experiences", "prunable_payloads", "prunable_processing",
+    "move_sweep",
 )  # fmt: skip
 
 

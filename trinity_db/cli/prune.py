@@ -1,6 +1,5 @@
 """`trinity-db prune`: deletes payloads, metrics and processing records that runs need no more."""
 
-import re
 from contextlib import closing
 from dataclasses import asdict
 from datetime import timedelta
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity_db import ages
 from trinity_db.cli import disk, output
 from trinity_db.cli.removal import RemovalLog
 from trinity_db.errors import ConfigError
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from trinity_db.database import Database
     from trinity_db.store.pruning import Family, Pruned
     from trinity_db.store.runs import Run
-
-MOST_DAYS = 36_500
-UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 
 def prune(
@@ -93,13 +90,10 @@ def prune(
 
 
 def _age(text: str) -> timedelta:
-    found = re.fullmatch(r"(\d{1,8})([dhm])", text, re.ASCII)
-    age = timedelta(**{UNITS[found[2]]: int(found[1])}) if found else None
-    if age is None or age > timedelta(days=MOST_DAYS):
-        raise typer.BadParameter(
-            f"--older-than is {text!a:.40}; say it as 30d, 12h or 90m, up to {MOST_DAYS}d"
-        )
-    return age
+    try:
+        return ages.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--older-than: {error}") from None
 
 
 def _runs(database: "Database", name: str | None) -> "list[Run]":

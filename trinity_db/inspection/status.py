@@ -14,7 +14,7 @@ from trinity_db.errors import NotFound
 from trinity_db.inspection.words import moment
 from trinity_db.schema.queries import query
 from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import runs
+from trinity_db.store import retention, runs
 from trinity_db.store.evaluations import describe as describe_evaluation
 from trinity_db.store.setbacks import describe as describe_setback
 
@@ -73,9 +73,10 @@ def detail(database: Database, name: str, reward_rows: int | None = None) -> dic
         progress = tx.execute(query("status_detail"), values).fetchone()
         attempts = tx.execute(query("status_attempts"), values).fetchone()
         rewards = tx.execute(query("status_rewards"), values).fetchall()
+        kept = retention.of(tx, run.id)
     assert progress is not None
     assert attempts is not None
-    return {**found[0], **steps, **progress, **attempts, "rewards": rewards}
+    return {**found[0], **steps, **progress, **attempts, "rewards": rewards, "retention": kept}
 
 
 def state(run: Mapping[str, Any]) -> str:
@@ -115,6 +116,7 @@ def words(run: Mapping[str, Any]) -> dict[str, str | None]:
         "given back": _given_back(run["given_back"]),
         "server lost": "\n".join(map(_setback, run["setbacks"])) or None,
         "archived": _archived(run["archived"]),
+        "kept": "\n".join(map(_kept, run["retention"])) or None,
     }
 
 
@@ -264,3 +266,14 @@ def _setback(row: Mapping[str, Any]) -> str:
 def _archived(archive: Mapping[str, int] | None) -> str | None:
     """What has left Postgres for Lance."""
     return f"{archive['payloads']} payloads, {archive['bytes'] / 1e6:.1f} MB" if archive else None
+
+
+def _kept(family: Mapping[str, Any]) -> str:
+    """How long old rows of a family are kept, and how many went."""
+    age = family["kept_for"] or "for ever"
+    looked = (
+        f", last look ended {moment(family['looked_at'])}"
+        if family["looked_at"]
+        else ", no look has ended yet"
+    )
+    return f"{family['family']} {age}, {family['rows']} rows removed ({family['bytes'] / 1e6:.1f} MB){looked}"

@@ -92,7 +92,7 @@ def prune(
     """
     total = Pruned()
     for after in deletion.ranges(database, family.next_row, family.size):
-        found = _prune_range(database, run, family, allowed, after, dry_run)
+        found = _decide(database, run, family, allowed, after, dry_run)
         total = Pruned(total.rows + found.rows, total.bytes + found.bytes, total.archived + found.archived)
         progress(family.name, total.rows)
     return total
@@ -103,23 +103,29 @@ def hold_archive(tx: Transaction, run_id: int) -> None:
     tx.execute(query("hold_run_archive"), {"run_id": run_id})
 
 
-def _prune_range(
+def prune_range(
+    tx: Transaction, run_id: int, family: Family, allowed: Limits, after: int, dry_run: bool = False
+) -> Pruned:
+    """Take away what the limits allow of the rows whose ids are in the one range that begins after an id."""
+    values = {"run_id": run_id, "after": after, "until": after + family.size, **asdict(allowed)}
+    if family is PAYLOADS and not dry_run:
+        hold_archive(tx, run_id)
+    found = _find(tx, family, values, hold=not dry_run)
+    archived = sum(row["bytes"] is None for row in found)
+    if found and not dry_run:
+        ids = {"ids": [row["id"] for row in found]}
+        if archived:
+            tx.execute(query("discount_archived"), {"run_id": run_id, **ids})
+        tx.execute(query(family.prune), ids)
+    return Pruned(len(found), sum(row["bytes"] or 0 for row in found), archived)
+
+
+def _decide(
     database: Database, run: runs.Run, family: Family, allowed: Limits, after: int, dry_run: bool
 ) -> Pruned:
-    values = {"run_id": run.id, "after": after, "until": after + family.size, **asdict(allowed)}
-
     def decide() -> Pruned:
         with database.transaction() as tx:
-            if family is PAYLOADS and not dry_run:
-                hold_archive(tx, run.id)
-            found = _find(tx, family, values, hold=not dry_run)
-            archived = sum(row["bytes"] is None for row in found)
-            if found and not dry_run:
-                ids = {"ids": [row["id"] for row in found]}
-                if archived:
-                    tx.execute(query("discount_archived"), {"run_id": run.id, **ids})
-                tx.execute(query(family.prune), ids)
-            return Pruned(len(found), sum(row["bytes"] or 0 for row in found), archived)
+            return prune_range(tx, run.id, family, allowed, after, dry_run)
 
     try:
         return database.retry(decide)
