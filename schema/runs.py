@@ -177,7 +177,7 @@ class Worker(Base):
             unique=True,
             postgresql_where=text("exclusive AND stopped_at IS NULL"),
         ),
-        Index("worker_running_idx", "run_id", postgresql_where=text("stopped_at IS NULL")),
+        Index("worker_running_idx", "run_id", "id", postgresql_where=text("stopped_at IS NULL")),
         # A heartbeat rewrites the row: leave room for it on its own page.
         {"postgresql_with": {"fillfactor": "50"}},
     )

@@ -309,7 +309,7 @@ class Pulse(threading.Thread):
             self.join(HEARTBEAT_SECONDS)
 
     def _beat(self, connection: Transaction) -> None:
-        """If it is time, record a heartbeat, and give back the leases of silent workers.
+        """If it is time, record a heartbeat. A rescuer also gives back the leases of silent workers.
 
         If the server's clock has moved by more than a lease since the last beat, forward or back, then the
         clock was set, this process was frozen, or the server was away. Live workers may look silent then. So
@@ -324,9 +324,10 @@ class Pulse(threading.Thread):
         with service.database.transaction_on(connection) as tx:
             if self._last_beat == -math.inf:
                 workers.keep_session(tx, service.worker_id)
-            beat = workers.beat(tx, service.worker_id)
+            beat = workers.beat(tx, service.worker_id, LEASE_SECONDS)
             is_steady = abs((beat.at - (self._server_time or beat.at)).total_seconds()) <= LEASE_SECONDS
-            released = is_steady and workers.release_leases(tx, service.run.id, LEASE_SECONDS)
+            rescues = beat.is_rescuer and is_steady
+            released = rescues and workers.release_leases(tx, service.run.id, LEASE_SECONDS)
         self._last_beat, self._server_time = time.monotonic(), beat.at
         if beat.is_to_stop:
             service.stop_as_asked()

@@ -8,10 +8,17 @@ RETURNING id
 
 -- name: heartbeat
 -- Records a sign of life: one small update keeps every lease of the worker alive. No row if the worker was taken for
--- gone: then it must stop. Also says whether the run was asked to stop since the worker started.
+-- gone: then it must stop. Also says whether the run was asked to stop since the worker started, and whether the worker
+-- gives back what others held: the first living workers of a run with a login do, because each that looks reads all
+-- workers of the run. Of each login, since not every login may end another one's sessions.
 UPDATE trinity.worker w SET heartbeat_at = clock_timestamp() WHERE w.id = %(worker_id)s AND w.stopped_at IS NULL
 RETURNING w.heartbeat_at,
-          (SELECT coalesce(r.stop_asked_at >= w.started_at, false) FROM trinity.run r WHERE r.id = w.run_id) AS is_to_stop
+          (SELECT coalesce(r.stop_asked_at >= w.started_at, false) FROM trinity.run r WHERE r.id = w.run_id) AS is_to_stop,
+          (SELECT count(*) < %(rescuers)s
+           FROM (SELECT FROM trinity.worker o
+                 WHERE o.run_id = w.run_id AND o.id < w.id AND o.stopped_at IS NULL AND o.login = w.login
+                   AND trinity.is_alive(o.heartbeat_at, %(lease_seconds)s)
+                 LIMIT %(rescuers)s) o) AS is_rescuer
 
 -- name: record_broadcast
 -- Records where a trainer sends versions by broadcast.

@@ -205,4 +205,4 @@ def test_a_trainer_s_login_asks_a_run_to_stop_and_an_explorer_s_does_not(scene: 
     with closing(Database(by_login(scene.database.url, TRAINER))) as database, database.transaction() as tx:
         stopping.ask(tx, scene.run, LEASE_SECONDS)
     with two.mine.database.transaction() as tx:
-        assert workers.beat(tx, two.mine.explorer).is_to_stop
+        assert workers.beat(tx, two.mine.explorer, LEASE_SECONDS).is_to_stop

@@ -54,7 +54,7 @@ def ask(database: Database, run: runs.Run) -> stopping.Asked:
 
 def is_to_stop(scene: Scene, worker_id: int) -> bool:
     with scene.database.transaction() as tx:
-        return workers.beat(tx, worker_id).is_to_stop
+        return workers.beat(tx, worker_id, LEASE_SECONDS).is_to_stop
 
 
 def end(scene: Scene, *worker_ids: int) -> None:

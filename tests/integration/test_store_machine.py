@@ -23,7 +23,6 @@ from tests.machine.store import Store
 from tests.machine.trainer import HEARD, TIMES, WHICH, Machine, assert_no_failures, pick
 from tests.rows import centered, reward, rollout
 from trinity_db.database import Database, Transaction
-from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import batches, draws, groups, processing, rewards, settling, workers
 from trinity_db.store.settling import Rules
@@ -246,7 +245,7 @@ class OnlineRun(Machine):
     @rule(which=WHICH)
     def wake_up(self, which: int) -> None:
         worker = pick([w for w in (*self.explorers, *self.processors) if w in self.gone], which)
-        self.perform(lambda tx: tx.execute(query("heartbeat"), {"worker_id": worker}))
+        self.perform(lambda tx: workers.beat(tx, worker, LEASE_SECONDS))
         self.gone.remove(worker)
 
     @precondition(lambda self: self.gone.intersection(self.model.holders()))

@@ -19,6 +19,7 @@ from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, LeaseLost
 from trinity_db.schema.states import WorkerRole
+from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import replay, runs, workers
 
 SETTINGS = "SELECT config FROM trinity.run_setting WHERE run_id = %s ORDER BY id"
@@ -167,7 +168,7 @@ def test_a_worker_that_is_silent_is_taken_for_gone_and_hears_it(live: Scene) -> 
     joined(live.database, online(max_staleness=3), asked_for=True)
     for worker in (live.explorer, live.processor, live.trainer):
         with pytest.raises(LeaseLost), live.database.transaction() as tx:
-            workers.beat(tx, worker)
+            workers.beat(tx, worker, LEASE_SECONDS)
 
 
 def test_a_process_that_read_the_run_before_the_change_does_not_serve_it(live: Scene) -> None:

@@ -110,7 +110,7 @@ def test_a_heartbeat_keeps_a_lease_alive(scene: Scene) -> None:
     scene.claim(2)
     fall_silent(scene, scene.explorer, LEASE_SECONDS + 1)
     with scene.database.transaction() as tx:
-        tx.execute(query("heartbeat"), {"worker_id": scene.explorer})
+        workers.beat(tx, scene.explorer, LEASE_SECONDS)
     assert release(scene) == workers.Released(0, 0)
 
 
@@ -258,13 +258,39 @@ def test_a_replaced_worker_hears_of_it_at_its_next_beat(scene: Scene) -> None:
     newer = scene.new_worker(WorkerRole.TRAIN)
     with scene.database.transaction() as tx:
         workers.replace_others(tx, newer)
-    for verb in (workers.beat, workers.hold_place):
-        with pytest.raises(LeaseLost, match="another has its place"), scene.database.transaction() as tx:
-            verb(tx, scene.trainer)
+    with pytest.raises(LeaseLost, match="another has its place"), scene.database.transaction() as tx:
+        workers.beat(tx, scene.trainer, LEASE_SECONDS)
+    with pytest.raises(LeaseLost, match="another has its place"), scene.database.transaction() as tx:
+        workers.hold_place(tx, scene.trainer)
     for worker_id in (newer, scene.explorer, scene.processor):
         with scene.database.transaction() as tx:
-            workers.beat(tx, worker_id)
+            workers.beat(tx, worker_id, LEASE_SECONDS)
             workers.hold_place(tx, worker_id)
+
+
+def test_the_first_living_workers_of_each_login_rescue(scene: Scene) -> None:
+    first = [scene.explorer, scene.processor, scene.trainer]
+    later = [scene.new_worker(WorkerRole.EXPLORE) for _ in range(5)]
+    other = scene.beside("other")
+
+    def rescuers(*fleet: int) -> list[int]:
+        found = []
+        for worker_id in fleet:
+            with scene.database.transaction() as tx:
+                if workers.beat(tx, worker_id, LEASE_SECONDS).is_rescuer:
+                    found.append(worker_id)
+        return found
+
+    assert rescuers(*first, *later) == [*first, later[0]]
+    assert rescuers(other.trainer) == [other.trainer], "workers of another run do not count"
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.worker SET login = 'apart' WHERE id = %s", [later[1]])
+    assert rescuers(*later) == later[:2], "each login has its own"
+    with scene.database.transaction() as tx:
+        workers.stop(tx, scene.processor)
+    assert rescuers(*later) == later[:3]
+    fall_silent(scene, scene.trainer, LEASE_SECONDS + 1)
+    assert rescuers(*later) == later[:4]
 
 
 def test_no_worker_is_replaced_while_it_decides(scene: Scene) -> None:

@@ -12,6 +12,8 @@ from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs
 
+RESCUERS = 4  # workers of a login: one is found dead only after a lease, and the others look meanwhile
+
 
 @dataclass(frozen=True)
 class Released:
@@ -48,6 +50,8 @@ class Beat:
     """The server's time."""
     is_to_stop: bool
     """Whether the run was asked to stop since the worker started."""
+    is_rescuer: bool
+    """Whether it gives back what workers that are gone hold."""
 
 
 @dataclass(frozen=True)
@@ -149,16 +153,20 @@ def replace_others(tx: Transaction, worker_id: int) -> None:
     tx.execute(query("stop_other_workers"), {"worker_id": worker_id})
 
 
-def beat(tx: Transaction, worker_id: int) -> Beat:
+def beat(tx: Transaction, worker_id: int, lease_seconds: float) -> Beat:
     """Give a sign of life, which keeps alive all that the worker holds.
+
+    Args:
+        lease_seconds: other workers are alive if they gave one within so many seconds.
 
     Raises:
         LeaseLost: the worker was taken for gone, or replaced.
     """
-    row = tx.execute(query("heartbeat"), {"worker_id": worker_id}).fetchone()
+    values = {"worker_id": worker_id, "rescuers": RESCUERS, "lease_seconds": lease_seconds}
+    row = tx.execute(query("heartbeat"), values).fetchone()
     if row is None:
         raise replaced(worker_id)
-    return Beat(row["heartbeat_at"], row["is_to_stop"])
+    return Beat(row["heartbeat_at"], row["is_to_stop"], row["is_rescuer"])
 
 
 def record_staged(tx: Transaction, worker_id: int, staged: int | None, broken: str | None = None) -> None:
