@@ -102,9 +102,9 @@ def _measured(context: Context, server: Server, model: Path, size: Size) -> list
             backlog=BACKLOG,
         )
         kinds = ("watch", "process", "train", *("explore",) * PROCESSES)
-        outcomes = [
-            one.value for one in at_once(fleet_roles.prepare, [replace(first, kind=k) for k in kinds])
-        ]
+        # Explorers alone come by the pooler: behind a thousand of them, others would wait for a connection.
+        parts = [replace(first, kind=k, scene=scene if k != "explore" else first.scene) for k in kinds]
+        outcomes = [one.value for one in at_once(fleet_roles.prepare, parts)]
     (spent, connections), processor, steps = outcomes[:3]
     how = "directly" if is_direct else f"by PgBouncer, {fleet_server.POOL} connections to the server"
     note = f"{size.variant}: {how}; {steps} steps of {first.step_groups} groups were made"

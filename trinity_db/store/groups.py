@@ -209,15 +209,17 @@ def claim(
         "version": version,
         "max_staleness": pace.max_staleness,
     }
-    tx.execute(query("lock_pace"), values)
-    rows = tx.execute(query("claim_abandoned_groups"), {**values, "limit": limit}).fetchall()
-    counts = tx.execute(query("count_pace"), values).fetchone()
-    assert counts is not None
-    capacity = pace.capacity(**counts)
-    room = limit - len(rows) if capacity is None else min(limit - len(rows), capacity)
-    if room > 0:
-        started = {"task_ids": choose(tx, run_id, selection, room), "group_size": group_size + greedy}
-        rows += tx.execute(query("start_groups"), values | started).fetchall()
+    with tx.pipeline():  # others wait meanwhile, so what needs no answer travels with the next statement
+        tx.execute(query("lock_pace"), values)
+        abandoned = tx.execute(query("claim_abandoned_groups"), {**values, "limit": limit})
+        counted = tx.execute(query("count_pace"), values).fetchone()
+        assert counted is not None
+        rows = abandoned.fetchall()
+        capacity = pace.capacity(**counted)
+        room = limit - len(rows) if capacity is None else min(limit - len(rows), capacity)
+        if room > 0:
+            started = {"task_ids": choose(tx, run_id, selection, room), "group_size": group_size + greedy}
+            rows += tx.execute(query("start_groups"), values | started).fetchall()
     return [
         ClaimedGroup(
             row["id"],
