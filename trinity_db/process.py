@@ -71,9 +71,12 @@ class Process:
 
         The role of another supervisor of the run, which this one cannot replace, may write to the same log.
         """
-        with self.log.open("rb") as log:
-            log.seek(self._log_begin)
-            lines = log.read().decode(errors="replace").strip().splitlines()
+        try:
+            with self.log.open("rb") as log:
+                log.seek(self._log_begin)
+                lines = log.read().decode(errors="replace").strip().splitlines()
+        except FileNotFoundError:
+            return "its log was removed"
         errors = [line for line in lines if line.startswith("error: ")]
         return (errors or lines or ["it said nothing"])[-1]
 

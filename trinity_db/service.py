@@ -20,6 +20,7 @@ from typing import ClassVar, TypeVar
 import psycopg
 
 from trinity_db.database import RETRY_SECONDS, Database, Transaction, in_our_words, is_pooled
+from trinity_db.endings import endings
 from trinity_db.errors import ConfigError, DatabaseUnavailable, LeaseLost, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import evaluations, runs, workers
@@ -102,7 +103,7 @@ class Service:
             LeaseLost: this worker was silent for too long, and another worker has its place.
             NotFound: the store has lost the run.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in endings():
             signal.signal(number, self._on_signal)
         try:
             self.worker_id = self._claim_place()
@@ -254,6 +255,8 @@ class Service:
             runs.announce(tx, self.run.id)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._was_signalled and number == signal.SIGHUP:
+            return  # a terminal that closes may say so twice, by its shell too
         if self._was_signalled:
             os._exit(128 + number)  # the second signal: end at once, and let the leases run out
         self._was_signalled = True

@@ -75,8 +75,9 @@ def alone(store: Store, config: Path) -> Alone:
     trainer, explorer = store.start("train", config), store.start("explore", config)
     store.wait_for("SELECT count(*) > 0 FROM rollout", trainer, explorer)
     second = store.run("train", config)
-    for process in (trainer, explorer):
-        process.signal(signal.SIGTERM)
+    trainer.signal(signal.SIGTERM)
+    for _ in range(2):  # a terminal that closes may say so twice
+        explorer.signal(signal.SIGHUP)
     return Alone(trainer.wait(), explorer.wait(), second)
 
 

@@ -1,5 +1,8 @@
 """The supervisor: which roles it starts again for ever, and which it gives up."""
 
+import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from tests.rows import Scene
 from tests.waiting import wait_until
 from trinity_db.cli import supervise
 from trinity_db.cli.supervise import Supervisor
+from trinity_db.endings import endings
 from trinity_db.errors import TrinityError
 from trinity_db.process import Process
 from trinity_db.service import GIVES_UP
@@ -22,6 +26,14 @@ lives = pathlib.Path(sys.argv[1])
 lives.write_text(lives.read_text() + "x")
 print("error: " + sys.argv[2].format(life=len(lives.read_text())), file=sys.stderr)
 sys.exit(0 if len(lives.read_text()) == int(sys.argv[4]) else int(sys.argv[3]))
+"""
+
+
+WAITS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("it is here", flush=True)
+time.sleep(60)
 """
 
 
@@ -153,3 +165,39 @@ def test_the_words_of_a_role_are_its_error_although_another_writes_to_its_log(tm
     silent.start()
     wait_until(lambda: not silent.is_alive, "it has ended")
     assert silent.words == "it said nothing"
+
+
+def test_a_role_whose_log_was_removed_is_started_again(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "train.log"
+    role = Process("train", ["-S", "-c", "import sys; sys.exit(3)"], log)
+    role.start()
+    wait_until(lambda: not role.is_alive, "it has ended")
+    shutil.rmtree(log.parent)
+    assert role.words == "its log was removed"
+    role.start()
+    wait_until(lambda: not role.is_alive, "it has ended")
+    assert role.words == "it said nothing"
+
+
+def test_a_terminal_that_closes_stops_all_roles_although_it_says_so_twice(
+    scene: Scene, tmp_path: Path
+) -> None:
+    role = Process("train", ["-S", "-c", WAITS], tmp_path / "train.log")
+
+    def close() -> None:
+        if (tmp_path / "train.log").read_text():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+
+    with pytest.raises(KeyboardInterrupt):
+        Supervisor(scene.database, scene.run, [role]).supervise(close)
+    assert role.code == 0, "it ended in its own way"
+
+
+def test_under_nohup_a_terminal_that_closes_ends_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in endings()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP in endings()

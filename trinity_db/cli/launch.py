@@ -14,6 +14,7 @@ from trinity_db import settings
 from trinity_db.cli import changing
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction, retry
+from trinity_db.endings import endings
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import TransformersConfig
 from trinity_db.opening import open_database
@@ -371,8 +372,8 @@ def follow() -> None:
 
     torchrun sends signals to every rank. Only the first rank handles them, and only it logs.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the first rank is there, which may never happen
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in endings():
+        signal.signal(number, signal.SIG_DFL)  # until the first rank is there, which may never happen
     if is_supervised():  # by the trainer
         threading.Thread(target=_end_if_orphaned, daemon=True).start()
     logging.getLogger("trinity_db").setLevel(logging.ERROR)
@@ -380,8 +381,8 @@ def follow() -> None:
     from trinity_db.trainer.distribution.ranks import end_process, join_ranks
 
     with join_ranks() as ranks:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in endings():
+            signal.signal(number, signal.SIG_IGN)
         lead_follow.follow(ranks)
     end_process(ranks)
 

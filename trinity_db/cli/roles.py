@@ -1,7 +1,7 @@
 """The commands of the roles: explore, process and train are one process each; run supervises all of them.
 
-A role that SIGTERM or Ctrl-C stops ends with exit code 0, from its first moment on. Only process --drain ends
-with 130 then, because a script that waits for it would take the remaining rows for done.
+A role that SIGTERM, SIGHUP or Ctrl-C stops ends with exit code 0, from its first moment on. Only
+process --drain ends with 130 then, because a script that waits for it would take the remaining rows for done.
 """
 
 import signal
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from trinity_db.endings import endings
 
 STOPPED = 130  # the exit code that shells give a command that Ctrl-C ended
 
@@ -163,7 +165,8 @@ def run(
 @contextmanager
 def stoppable() -> Iterator[None]:
     """A signal before the work begins ends the command at once; roles at work end in their own way."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in endings():
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:

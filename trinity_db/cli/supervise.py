@@ -21,6 +21,7 @@ from trinity_db.cli import in_cluster, launch
 from trinity_db.cli.progress import Progress
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction
+from trinity_db.endings import endings
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.process import Process
 from trinity_db.schema.queries import query
@@ -180,9 +181,7 @@ class Supervisor:
             KeyboardInterrupt: stopped by a signal or by `trinity-db stop`; every role has released what it
                 had in hand.
         """
-        previous = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        previous = {number: signal.signal(number, self._on_signal) for number in endings()}
         try:
             for child in self._children:
                 self._start(child)
@@ -260,6 +259,8 @@ class Supervisor:
         return [child for child in self._children if child.is_alive]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signals and number == signal.SIGHUP:
+            return  # a terminal that closes may say so twice, by its shell too
         self._signals += 1
         if self._signals > 1:  # at once; what the roles had in hand will be done again
             self._kill()
