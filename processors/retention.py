@@ -4,6 +4,8 @@ import logging
 import math
 import time
 
+import psycopg
+
 from trinity_db.database import Database
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.store import retention
@@ -36,16 +38,24 @@ class Remover:
                     found = retention.remove_next(tx)
         except DatabaseUnavailable:
             raise
+        except psycopg.errors.LockNotAvailable:
+            self._complain(
+                "another session holds them or their run's checkpoint; the next try is in a minute"
+            )
+            self._look_at = started + IDLE_SECONDS
+            return
         except TrinityError as error:
+            self._complain(
+                f"{error} If this login lacks a right, the tables' owner runs trinity-db db roles again."
+            )
             self._look_at = started + PAUSE_SECONDS
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                logger.warning(
-                    "old rows stay: %s; if this login lacks a right, the tables' owner runs "
-                    "trinity-db db roles again",
-                    error,
-                )
             return
         ended = time.monotonic()
         self._complaint = None
         self._look_at = ended + ((ended - started) * (1 / SHARE - 1) if found else IDLE_SECONDS)
+
+    def _complain(self, why: str) -> None:
+        """Say once why old rows stay."""
+        if why != self._complaint:
+            self._complaint = why
+            logger.warning("old rows stay: %s", why)

@@ -9,6 +9,10 @@ ON CONFLICT DO NOTHING
 -- name: begin_sweeps
 INSERT INTO trinity.sweep (family) SELECT unnest(%(families)s::text[]) ON CONFLICT DO NOTHING
 
+-- name: limit_waits
+-- For the rest of the transaction: how long a statement waits for another session's lock.
+SELECT set_config('lock_timeout', %(lock_seconds)s::float8 * 1000 || 'ms', true)
+
 -- name: continue_sweep
 -- A look that has begun: its family, and the id from which on it goes on. Locks it until the transaction ends, and passes
 -- over one that another processor holds.

@@ -220,6 +220,25 @@ def test_two_processors_never_look_at_the_same_rows(scene: Scene, trained: list[
     assert remove(scene)
 
 
+def test_a_processor_waits_for_no_session_that_stands_still(
+    scene: Scene, trained: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(scene, payloads="1h")
+    monkeypatch.setattr(retention, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(turn, "IDLE_SECONDS", 0.0)
+    remover = turn.Remover(scene.database)
+    with closing(connect(scene.database.url)) as other:
+        other.execute("SELECT FROM trinity.rollout_group WHERE id = %s FOR UPDATE", [trained[0]])
+        for _ in range(8):
+            remover.work()
+        other.rollback()
+    assert scene.values(PRUNED) == []
+    assert caplog.text.count("old rows stay: another session holds them") == 1
+    for _ in range(8):
+        remover.work()
+    assert scene.values(PRUNED) == scene.values(ROWS, trained[:2])
+
+
 def of_a_processor(scene: Scene) -> Transaction:
     with closing(connect(scene.database.url)) as owner, owner.transaction():
         privileges.open_to_roles(owner)

@@ -13,6 +13,8 @@ from trinity_db.schema.queries import query
 from trinity_db.store import pruning
 from trinity_db.store.pruning import Limits
 
+LOCK_SECONDS = 1.0  # the processor has other work than to wait for a session that stands still
+
 FAMILIES = {
     "payloads": pruning.PAYLOADS,
     "calls": pruning.CALLS,
@@ -42,7 +44,12 @@ def of(tx: Transaction, run_id: int) -> list[DictRow]:
 
 
 def remove_next(tx: Transaction) -> bool:
-    """Look at the next range of rows of all runs, and remove what is too old; False: no look is due."""
+    """Look at the next range of rows of all runs, and remove what is too old; False: no look is due.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: another session holds such a row for longer than LOCK_SECONDS.
+    """
+    tx.execute(query("limit_waits"), {"lock_seconds": LOCK_SECONDS})
     sweep = tx.execute(query("continue_sweep")).fetchone() or tx.execute(query("take_sweep")).fetchone()
     if sweep is None:
         return False
