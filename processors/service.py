@@ -117,8 +117,9 @@ class Processors(Service):
             self._prioritiser.start()
         if self._synthesizer is not None:
             self._synthesizer.start()
-        with self.database.transaction() as tx:
-            retention.enter(tx, self.run.id)
+        if self._only is None:  # to evaluate a copy of a run must not cost its old rows
+            with self.database.transaction() as tx:
+                retention.enter(tx, self.run.id)
 
     def work(self) -> bool:
         """One round over all processors; whether any had something to do."""

@@ -11,12 +11,16 @@ import pytest
 
 from tests.command_line import CommandLine
 from tests.rows import Scene, payload, rolled_back, rollout
+from tests.steps import processors
+from tests.waiting import wait_until
 from trinity_db import ages, privileges
 from trinity_db.copies.exporter import export_run
 from trinity_db.copies.importer import import_run
 from trinity_db.database import Transaction, connect
+from trinity_db.processors import lists
 from trinity_db.processors import retention as turn
-from trinity_db.processors.config import RetentionConfig
+from trinity_db.processors.config import ProcessorsConfig, RetentionConfig
+from trinity_db.processors.service import Processors
 from trinity_db.store import calls, groups, pruning, retention, runs
 
 PRUNED = "SELECT experience_id FROM trinity.payload WHERE pruned_at IS NOT NULL ORDER BY 1"
@@ -26,11 +30,17 @@ ENDED = "SELECT count(*) FROM trinity.sweep WHERE after_id = 0 AND ended_at IS N
 OLD = "- interval '2 hours'"
 
 
-def keep(scene: Scene, **families: str) -> None:
-    """The run's configuration says how long rows are kept, and its processors start."""
+def configure(scene: Scene, **families: str) -> None:
+    """The run's configuration says how long rows are kept."""
     config = json.dumps({"processors": {"retention": families}})
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.run SET config = %s WHERE id = %s", (config, scene.run.id))
+
+
+def keep(scene: Scene, **families: str) -> None:
+    """The same, and the run's processors start."""
+    configure(scene, **families)
+    with scene.database.transaction() as tx:
         retention.enter(tx, scene.run.id)
 
 
@@ -157,8 +167,14 @@ def test_rows_of_a_run_that_has_ended_go_by_another_runs_processors(
     look_again(scene)
     monkeypatch.setattr(turn, "SHARE", 1.0)
     remover = turn.Remover(scene.beside("other").database)
-    for _ in range(20):
+
+    def looked() -> bool:
         remover.work()
+        return scene.value(
+            "SELECT ended_at > now() - interval '1 day' FROM trinity.sweep WHERE family = 'payloads'"
+        )
+
+    wait_until(looked, "all payloads were looked at")
     assert scene.values(PRUNED) == scene.values(ROWS, trained[:2])
 
 
@@ -211,6 +227,31 @@ def test_what_is_removed_and_how_far_the_look_has_come_are_one_transaction(
     assert scene.rows(COUNTS) == [("payloads", 4)]
 
 
+def test_processors_remove_old_rows_between_their_other_work(
+    scene: Scene, trained: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "SHARE", 1.0)
+    configure(scene, payloads="1h", metrics="1h")
+    role = processors(scene, {})
+
+    def all_looked_at() -> bool:
+        role.work()
+        return scene.value(ENDED) >= 3
+
+    wait_until(all_looked_at, "payloads, calls and metrics were looked at")
+    assert scene.values(PRUNED) == scene.values(ROWS, trained[:2])
+    assert scene.value("SELECT count(*) FROM trinity.metric") == 0
+
+
+def test_processors_of_an_evaluation_alone_do_not_begin_with_a_run(scene: Scene) -> None:
+    configure(scene, payloads="1h")
+    settings = ProcessorsConfig()
+    Processors(scene.database, scene.run, settings, lists.load(settings), only=[1]).start()
+    assert scene.value("SELECT count(*) FROM trinity.retention") == 0
+    Processors(scene.database, scene.run, settings, lists.load(settings)).start()
+    assert scene.values("SELECT family FROM trinity.retention ORDER BY 1") == ["calls", "payloads"]
+
+
 def test_two_processors_never_look_at_the_same_rows(scene: Scene, trained: list[int]) -> None:
     keep(scene, metrics="1h")
     with closing(connect(scene.database.url)) as other, other.transaction():
@@ -226,16 +267,26 @@ def test_a_processor_waits_for_no_session_that_stands_still(
     keep(scene, payloads="1h")
     monkeypatch.setattr(retention, "LOCK_SECONDS", 0.05)
     monkeypatch.setattr(turn, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(turn, "SHARE", 1.0)
     remover = turn.Remover(scene.database)
+
+    def refused() -> bool:
+        remover.work()
+        return "another session holds them" in caplog.text
+
     with closing(connect(scene.database.url)) as other:
         other.execute("SELECT FROM trinity.rollout_group WHERE id = %s FOR UPDATE", [trained[0]])
-        for _ in range(8):
-            remover.work()
+        wait_until(refused, "it gives up")
+        remover.work()
         other.rollback()
     assert scene.values(PRUNED) == []
-    assert caplog.text.count("old rows stay: another session holds them") == 1
-    for _ in range(8):
+    assert caplog.text.count("old rows stay") == 1
+
+    def removed() -> bool:
         remover.work()
+        return bool(scene.values(PRUNED))
+
+    wait_until(removed, "it tries again")
     assert scene.values(PRUNED) == scene.values(ROWS, trained[:2])
 
 
@@ -306,8 +357,13 @@ def test_a_login_without_the_right_says_so_once_and_tries_again_later(
     assert "trinity-db db roles" in caplog.text
     assert scene.value("SELECT count(*) FROM trinity.metric") == 1
     monkeypatch.setattr(retention, "remove_next", remove_next)
-    remover.work()
-    assert scene.value("SELECT count(*) FROM trinity.metric") == 0
+    monkeypatch.setattr(turn, "SHARE", 1.0)
+
+    def removed() -> bool:
+        remover.work()
+        return scene.value("SELECT count(*) FROM trinity.metric") == 0
+
+    wait_until(removed, "it has the right now")
 
 
 @pytest.mark.parametrize("age", ["30", "", "1y", "30s", "0m", "99999999d", "-1d"])
