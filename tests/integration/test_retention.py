@@ -170,8 +170,10 @@ def test_rows_of_a_run_that_has_ended_go_by_another_runs_processors(
 
     def looked() -> bool:
         remover.work()
-        return scene.value(
-            "SELECT ended_at > now() - interval '1 day' FROM trinity.sweep WHERE family = 'payloads'"
+        return bool(
+            scene.value(
+                "SELECT ended_at > now() - interval '1 day' FROM trinity.sweep WHERE family = 'payloads'"
+            )
         )
 
     wait_until(looked, "all payloads were looked at")
@@ -236,7 +238,7 @@ def test_processors_remove_old_rows_between_their_other_work(
 
     def all_looked_at() -> bool:
         role.work()
-        return scene.value(ENDED) >= 3
+        return bool(scene.value(ENDED) >= 3)
 
     wait_until(all_looked_at, "payloads, calls and metrics were looked at")
     assert scene.values(PRUNED) == scene.values(ROWS, trained[:2])
@@ -361,7 +363,7 @@ def test_a_login_without_the_right_says_so_once_and_tries_again_later(
 
     def removed() -> bool:
         remover.work()
-        return scene.value("SELECT count(*) FROM trinity.metric") == 0
+        return bool(scene.value("SELECT count(*) FROM trinity.metric") == 0)
 
     wait_until(removed, "it has the right now")
 
