@@ -191,9 +191,8 @@ class Actor:
         except ray.exceptions.RayError as error:
             self._remove()
             if self._place is None and not self._is_ending and not getattr(error, "actor_init_failed", True):
-                self._work = (
-                    None  # its machine went; Ray may choose it again, as long as it does not know that
-                )
+                # Its machine went. Ray may choose that one again, as long as it does not know.
+                self._work = None
                 return None
             if self._place is not None and not self._is_ending:
                 self._fence(*self._place)

@@ -15,9 +15,7 @@ LOCAL = "local"
 CONNECT_SECONDS = 5.0  # Ray itself tries an address for two minutes, and then ends the process
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """How HTTP/2, and so gRPC, begins: a preface and a frame of settings, which the server answers alike."""
-STORE_BYTES = (
-    100 << 20
-)  # of a local cluster's object store, which nothing of ours goes through; Ray's least is 75 MB
+STORE_BYTES = 100 << 20  # of a local cluster's object store, which no row goes through; Ray's least is 75 MB
 
 
 def check(address: str) -> None:
