@@ -243,6 +243,11 @@ class ProcessorsConfig(Settings):
         return self
 
     @property
+    def works_offline(self) -> bool:
+        """Whether there is work where no rows are explored: to archive, and to remove old rows."""
+        return self.archive is not None or self.retention != RetentionConfig()
+
+    @property
     def has_teacher(self) -> bool:
         """Whether a built-in step stores another model's scores of each token."""
         return any(LISTS["score"].says(step.name) is not None for step in self.score)

@@ -159,3 +159,21 @@ def test_more_epochs_prolong_an_offline_run_and_fewer_end_it(store: Store) -> No
         assert store.value(committed) == steps
     rates = [row["value"] for row in store.rows(RATES, run="passes")]
     assert rates[3:] == pytest.approx([1e-5 * (1 - step / 9) for step in range(3, 9)])
+
+
+def test_a_run_that_explores_nothing_has_processors_that_remove_old_rows(store: Store) -> None:
+    content = {"data": ["answers"], "algorithm": "sft", "trainer": {"batch_size": 2}}
+    config = store.config("kept", **content)
+    entered = (
+        "SELECT family FROM retention t JOIN run r ON r.id = t.run_id WHERE r.name = 'kept' ORDER BY family"
+    )
+    for more, families in (
+        ((), []),
+        (("--set", "trainer.epochs=2", "--set", "processors.retention.metrics=30d", "--change"), ["metrics"]),
+    ):
+        ended = store.run("run", config, *more)
+        assert ended.code == 0, ended.stderr
+        assert [row["family"] for row in store.rows(entered)] == families
+    wrong = store.run("run", config, "--set", "processors.retention.metrics=1y", "--change")
+    assert (wrong.code, len(wrong.error_lines)) == (1, 1), wrong.stderr
+    assert "processors.retention.metrics: '1y' is no age; say it as 30d, 12h or 90m" in wrong.error_lines[0]

@@ -15,6 +15,7 @@ from trinity_db.settings import validate
 ONLINE = {"algorithm": "grpo", "taskset": "tasks", "trainer": {"steps": 1}}
 OFFLINE = {"algorithm": "sft", "data": ["rows"]}
 TAUGHT: dict[str, Any] = {"processors": {"score": ["defaults", {"name": "teacher", "path": "t"}]}}
+REMOVING: dict[str, Any] = {"processors": {"retention": {"metrics": "30d"}}}
 ARCHIVING: dict[str, Any] = {"processors": {"archive": {}}}
 
 
@@ -26,6 +27,7 @@ ARCHIVING: dict[str, Any] = {"processors": {"archive": {}}}
         (ONLINE | {"explorers": 3}, ["explore", "explore-2", "explore-3", "process", "train"]),
         (OFFLINE, ["train"]),
         (OFFLINE | ARCHIVING, ["process", "train"]),
+        (OFFLINE | REMOVING, ["process", "train"]),
     ],
 )
 def test_a_run_has_the_roles_that_its_configuration_needs(content: dict[str, Any], roles: list[str]) -> None:

@@ -116,12 +116,12 @@ def roles_of(config: RunConfig) -> dict[str, str]:
     """The processes that a run needs, by name, and the role of each.
 
     Online these are explorers, processors and the trainer; offline the trainer, and processors if they
-    archive.
+    archive or remove old rows.
     """
     if config.is_online:
         others = {f"explore-{number}": "explore" for number in range(2, config.explorers + 1)}
         return {"explore": "explore", **others, "process": "process", "train": "train"}
-    return {"process": "process", "train": "train"} if config.processors.archive else {"train": "train"}
+    return {"process": "process", "train": "train"} if config.processors.works_offline else {"train": "train"}
 
 
 def processes_of(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = ()) -> list[Process]:
