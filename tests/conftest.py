@@ -92,6 +92,14 @@ def database_url_15(server15: str, template15: str) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def terminal() -> Iterator[None]:
+    """A terminal that closes ends this process and its children, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """Runs trinity-db with these arguments in this process."""

@@ -70,7 +70,7 @@ def config(store: Store) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(store: Store, config: Path) -> Alone:
+def alone(store: Store, config: Path, terminal: None) -> Alone:
     """Chapter 1: without processors nothing can be trained; trainer and explorer wait, and are stopped."""
     trainer, explorer = store.start("train", config), store.start("explore", config)
     store.wait_for("SELECT count(*) > 0 FROM rollout", trainer, explorer)

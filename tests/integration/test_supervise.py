@@ -179,6 +179,7 @@ def test_a_role_whose_log_was_removed_is_started_again(tmp_path: Path) -> None:
     assert role.words == "it said nothing"
 
 
+@pytest.mark.usefixtures("terminal")
 def test_a_terminal_that_closes_stops_all_roles_although_it_says_so_twice(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_terminal_that_closes_stops_all_roles_although_it_says_so_twice(
     assert role.code == 0, "it ended in its own way"
 
 
+@pytest.mark.usefixtures("terminal")
 def test_under_nohup_a_terminal_that_closes_ends_nothing() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
