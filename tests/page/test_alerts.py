@@ -7,6 +7,7 @@ import pytest
 
 from tests.page.browser import Visit
 from tests.rows import Scene, claim_rows, finish_rows, rollout
+from tests.waiting import wait_until
 from trinity_db.diagnosis import learning
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import processing, runs, settings
@@ -126,8 +127,10 @@ def test_a_setback_is_an_event(scene: Scene, visit: Visit) -> None:
             [scene.run.id, scene.trainer],
         )
     visit.open("/run/run")
-    assert visit.rows("events")[0][1:] == ["server lost", "steps 2 to 3 (16 rows); went on from version 0"]
-    assert "work setbacks" in alerts(visit)
+    event = ["server lost", "steps 2 to 3 (16 rows); went on from version 0"]
+    # Visitors share what was read a moment ago: the page shows it at first, and then what is new.
+    wait_until(lambda: visit.rows("events")[0][1:] == event, "the event is shown")
+    wait_until(lambda: "work setbacks" in alerts(visit), "the alert is shown")
 
 
 def test_a_run_that_learns_has_no_alerts(scene: Scene, visit: Visit) -> None:
