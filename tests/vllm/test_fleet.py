@@ -127,16 +127,20 @@ async def loaded(engine: EndpointEngine, folder: Path, version: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def both_sample(servers: list[Server]) -> None:
-    """Wait until each server has sampled some tokens more."""
+async def sampling(
+    servers: list[Server], engine: EndpointEngine, number: int, length: int
+) -> "asyncio.Future[list[Completion]]":
+    """Requests that each server has begun to sample: one that is looked at later may be through with its share."""
     async with aiohttp.ClientSession() as session:
-        for server in servers:
-            before = await metrics.count(session, server.url, metrics.SAMPLED)
-            await metrics.until(session, server.url, metrics.SAMPLED, before + 100)
-
-
-def sampling(engine: EndpointEngine, number: int, length: int) -> "asyncio.Future[list[Completion]]":
-    return asyncio.gather(*(engine.generate(one) for one in requests(number, length)))
+        before = [await metrics.count(session, server.url, metrics.SAMPLED) for server in servers]
+        sampled = asyncio.gather(*(engine.generate(one) for one in requests(number, length)))
+        await asyncio.gather(
+            *(
+                metrics.until(session, server.url, metrics.SAMPLED, tokens + 100)
+                for server, tokens in zip(servers, before, strict=True)
+            )
+        )
+    return sampled
 
 
 def requests(number: int, length: int) -> list[Request]:
@@ -148,8 +152,7 @@ def test_each_token_is_of_the_version_that_it_names(servers: list[Server], untie
 
     async def story(engine: EndpointEngine) -> None:
         await loaded(engine, untied[0], 0)
-        sampled = sampling(engine, 32, 300)
-        await both_sample(servers)
+        sampled = await sampling(servers, engine, 32, 300)
         await loaded(engine, untied[1], 1)
         answers = await sampled
         assert (0, 1) in versions_within(answers)
@@ -188,8 +191,7 @@ def test_a_killed_server_costs_no_answer(servers: list[Server], untied: list[Pat
 
     async def story(engine: EndpointEngine) -> None:
         await loaded(engine, untied[2], 2)
-        sampled = sampling(engine, 64, 300)
-        await both_sample(servers)
+        sampled = await sampling(servers, engine, 64, 300)
         assert all(server.in_flight for server in engine._servers)
         servers[1].kill()
         answers = await sampled
