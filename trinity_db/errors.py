@@ -7,6 +7,7 @@
     ├── MissingExtra          the command needs an optional part of the installation
     ├── NotFound              a run, row or file that was named does not exist
     ├── SchemaMismatch        the database's schema is not the one this code knows
+    │   └── StoreUpgraded     it was, until an upgrade came; a role makes room
     ├── DatabaseUnavailable   no database answers, or it asks to try again; a role does
     └── LeaseLost             another worker took over
 
@@ -48,6 +49,10 @@ class NotFound(TrinityError):
 
 class SchemaMismatch(TrinityError):
     """The database's schema is not the one this code was written for."""
+
+
+class StoreUpgraded(SchemaMismatch):
+    """The store is being upgraded, or was, while this process worked. A role ends, and starts again."""
 
 
 class DatabaseUnavailable(TrinityError):

@@ -5,9 +5,8 @@ missing, all in one transaction.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from typing import Any
 
 import psycopg
@@ -17,6 +16,7 @@ from trinity_db import schema
 from trinity_db.database import Database, connect, first_line
 from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.settings import home
+from trinity_db.upgrades import hold_roles_off, known_versions, mismatch, schema_version
 
 
 def location() -> str:
@@ -42,7 +42,7 @@ def open_database(silence_seconds: float | None = None, statement_seconds: float
     if found is None and is_embedded:
         upgrade(url)
     elif found != schema.HEAD:
-        raise SchemaMismatch(_mismatch(found))
+        raise SchemaMismatch(mismatch(found))
     return Database(url, silence_seconds, home() if is_embedded else None, statement_seconds)
 
 
@@ -70,28 +70,8 @@ def open_reader(statement_seconds: float | None = None) -> Database:
             f"TRINITY_DB_READ_URL ({first_line(error.__cause__)})"
         ) from error
     if found != schema.HEAD:
-        raise SchemaMismatch(_mismatch(found))
+        raise SchemaMismatch(mismatch(found))
     return Database(url, statement_seconds=statement_seconds)
-
-
-def schema_version(url: str) -> str | None:
-    """The version of the schema that is there; None where there is none.
-
-    Raises:
-        DatabaseUnavailable: no server answers.
-        TrinityError: the login may not read it; its cause is psycopg.errors.InsufficientPrivilege.
-    """
-    with connect(url) as connection:
-        try:
-            row = connection.execute("SELECT version_num FROM trinity.alembic_version").fetchone()
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            return None
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise TrinityError(
-                f"Login '{connection.info.user}' may not use the store ({first_line(error)}): let its "
-                "owner make it a member of one of the roles of trinity-db db roles, or use another login."
-            ) from error
-    return row["version_num"] if row else None
 
 
 def encoding_fault(connection: psycopg.Connection[Any]) -> str | None:
@@ -105,8 +85,12 @@ def encoding_fault(connection: psycopg.Connection[Any]) -> str | None:
     )
 
 
-def upgrade(url: str) -> None:
+def upgrade(url: str, make_room: Callable[[], None] = lambda: None) -> None:
     """Bring the schema to the version of this code, from nothing or from an older one.
+
+    Args:
+        make_room: returns when no role works on the older schema. No worker begins from its call on until
+            the upgrade is done or given up.
 
     Raises:
         SchemaMismatch: the schema is newer than this code.
@@ -121,9 +105,12 @@ def upgrade(url: str) -> None:
             raise TrinityError(f"Nothing was created: {fault}")
     found = schema_version(url)
     if found is not None and found not in known_versions():
-        raise SchemaMismatch(_mismatch(found))
+        raise SchemaMismatch(mismatch(found))
     try:
         with alembic_config(url) as config:
+            if found not in (None, schema.HEAD):
+                hold_roles_off(config.attributes["connection"])
+                make_room()
             command.upgrade(config, "head")
     except DBAPIError as error:
         cause = error.orig
@@ -131,14 +118,6 @@ def upgrade(url: str) -> None:
         raise TrinityError(
             f"The schema was left as it is: {first_line(cause or error)}{f' ({detail})' if detail else ''}"
         ) from error
-
-
-def known_versions() -> set[str]:
-    """Every version of the schema that this code has a migration for."""
-    from alembic.script import ScriptDirectory
-
-    scripts = ScriptDirectory(str(files("trinity_db.schema") / "migrations"))
-    return {script.revision for script in scripts.walk_revisions()}
 
 
 @contextmanager
@@ -174,14 +153,3 @@ def migrating(url: str) -> Iterator[Any]:
     engine = create_engine("postgresql+psycopg://", creator=connected, poolclass=NullPool)
     with engine.begin() as connection:
         yield connection
-
-
-def _mismatch(found: str | None) -> str:
-    if found is None:
-        return "The database has no trinity-db schema yet; run: trinity-db db init"
-    if found in known_versions():
-        return f"The database's schema is {found}, trinity-db needs {schema.HEAD}; run: trinity-db db upgrade"
-    return (
-        f"The database's schema is {found}, newer than this trinity-db knows ({schema.HEAD}); "
-        "run: pip install --upgrade trinity-db"
-    )

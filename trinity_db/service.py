@@ -19,9 +19,10 @@ from typing import ClassVar, TypeVar
 
 import psycopg
 
+from trinity_db import upgrades
 from trinity_db.database import RETRY_SECONDS, Database, Transaction, in_our_words, is_pooled
 from trinity_db.endings import endings
-from trinity_db.errors import ConfigError, DatabaseUnavailable, LeaseLost, TrinityError
+from trinity_db.errors import ConfigError, DatabaseUnavailable, LeaseLost, StoreUpgraded, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import evaluations, runs, workers
 
@@ -56,6 +57,10 @@ class Service:
         self.worker_id = 0
         self._stopping = False
         self._was_signalled = False
+        self._is_told_to_end = False
+        """Whether a signal or the store asked this process to end, and not only to make room."""
+        self._upgrade: StoreUpgraded | None = None
+        """Why it makes room."""
         self.hears_of_end = False
         """Whether news said that the run is finished. News may get lost."""
         self._news = threading.Event()
@@ -102,6 +107,7 @@ class Service:
             ConfigError: the role is exclusive, and the run has a live worker in it.
             LeaseLost: this worker was silent for too long, and another worker has its place.
             NotFound: the store has lost the run.
+            StoreUpgraded: the store is being upgraded. What was in hand is finished or given back.
         """
         for number in endings():
             signal.signal(number, self._on_signal)
@@ -130,6 +136,8 @@ class Service:
             if isinstance(pulse.failure, LeaseLost):
                 self._check_that_the_run_exists()
             raise pulse.failure
+        if self._upgrade is not None and not self._is_told_to_end:
+            raise self._upgrade
 
     def stop_if_orphaned(self) -> None:
         """Stop if the supervisor that started this process is gone."""
@@ -139,8 +147,21 @@ class Service:
 
     def stop_as_asked(self) -> None:
         """Stop because the store asks all workers of the run to."""
-        if not self.stopping:
+        if not self._is_told_to_end:
             logger.info("the run was asked to stop: finishing what is in hand")
+            self._is_told_to_end = True
+            self.stop()
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether it stops because the store is being upgraded."""
+        return self._upgrade is not None
+
+    def make_room(self, upgrade: StoreUpgraded) -> None:
+        """Stop because the store is being upgraded, and the upgrade waits for this worker to end."""
+        if self._upgrade is None:
+            logger.info("the store is being upgraded: finishing what is in hand")
+            self._upgrade = upgrade
             self.stop()
 
     def _serve(self, pulse: "Pulse") -> None:
@@ -206,6 +227,7 @@ class Service:
             gone: a rival that is dead. It is stopped first.
         """
         with self.database.transaction() as tx:
+            upgrades.check(tx)
             if not self.exclusive:
                 worker_id: int | None = workers.register(tx, self.run, self.role)
             else:
@@ -259,7 +281,7 @@ class Service:
             return  # a terminal that closes may say so twice, by its shell too
         if self._was_signalled:
             os._exit(128 + number)  # the second signal: end at once, and let the leases run out
-        self._was_signalled = True
+        self._was_signalled = self._is_told_to_end = True
         logger.info("%s: finishing what is in hand; once more to leave at once", signal.Signals(number).name)
         # Do not set an event here: the interrupted code may hold the event's lock. The pulse sets it.
         self._stopping = True
@@ -297,6 +319,8 @@ class Pulse(threading.Thread):
             except DatabaseUnavailable:
                 self._ended.wait(pause)
                 pause = min(2 * pause, longest)
+            except StoreUpgraded as upgrade:
+                self._service.make_room(upgrade)
             except Exception as error:  # after any error: a worker must not work without a heartbeat
                 self.failure = error
                 self._ended.set()
@@ -320,11 +344,14 @@ class Pulse(threading.Thread):
 
         Raises:
             LeaseLost: another worker took this one for dead.
+            StoreUpgraded: an upgrade waits for this worker. It beats again at once, and until it has ended.
         """
         if time.monotonic() - self._last_beat < HEARTBEAT_SECONDS:
             return
         service = self._service
         with service.database.transaction_on(connection) as tx:
+            if not service.makes_room:
+                upgrades.check(tx)
             if self._last_beat == -math.inf:
                 workers.keep_session(tx, service.worker_id)
             beat = workers.beat(tx, service.worker_id, LEASE_SECONDS)

@@ -135,11 +135,3 @@ SELECT f.family,
                       * (pg_total_relation_size(c.oid) / nullif(pg_table_size(c.oid), 0)::numeric)), 0)::bigint AS bytes
 FROM found f
 JOIN pg_class c ON c.relname = f.relation AND c.relnamespace = 'trinity'::regnamespace AND c.relkind = 'r'
-
--- name: living_workers
--- Workers of all runs that gave a sign of life within their lease.
-SELECT r.name AS run, w.role, w.host, w.pid
-FROM trinity.worker w
-JOIN trinity.run r ON r.id = w.run_id
-WHERE w.stopped_at IS NULL AND w.heartbeat_at >= clock_timestamp() - make_interval(secs => %(lease_seconds)s)
-ORDER BY w.run_id, w.id

@@ -13,11 +13,11 @@ from tests.rows import WAIT_SECONDS, Scene, in_a_thread
 from trinity_db import backup
 from trinity_db.database import Transaction, connect
 from trinity_db.errors import TrinityError
-from trinity_db.opening import schema_version
 from trinity_db.privileges import open_to_roles, refuse_writer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import metrics, workers
 from trinity_db.store.metrics import record_metrics
+from trinity_db.upgrades import schema_version
 
 KEYS = ("pace", "metrics", "rescue", "trainer")  # words that roles make, or once made, advisory locks of
 

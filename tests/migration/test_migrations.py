@@ -18,7 +18,7 @@ from sqlalchemy.exc import InternalError
 from sqlalchemy.pool import NullPool
 
 from tests.postgres import execute, new_database
-from trinity_db import database, opening, schema
+from trinity_db import database, opening, schema, upgrades
 from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.schema.models import metadata
 from trinity_db.schema.queries import query
@@ -85,8 +85,8 @@ VISIBLE = (
 
 UPGRADE = """
 import sys
-from trinity_db import opening
-opening.known_versions()  # what takes long to import is imported
+from trinity_db import opening, upgrades
+upgrades.known_versions()  # what takes long to import is imported
 print("ready", flush=True)
 sys.stdin.readline()
 opening.upgrade(sys.argv[1])
@@ -111,7 +111,7 @@ def empty_url(place: tuple[str, str]) -> Iterator[str]:
 def upgraded_url(place: tuple[str, str]) -> Iterator[str]:
     """A database that was empty and is at head; the tests that look at it share it."""
     with new_database(place[0], "template0") as url:
-        assert opening.schema_version(url) is None
+        assert upgrades.schema_version(url) is None
         opening.upgrade(url)
         yield url
 
@@ -141,7 +141,7 @@ def downgrade(url: str, to: str = "base") -> None:
 
 
 def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
-    assert opening.schema_version(upgraded_url) == schema.HEAD
+    assert upgrades.schema_version(upgraded_url) == schema.HEAD
     made = catalogue(upgraded_url)
     assert {name for kind, name in made if kind == "table"} == {
         table.name for table in metadata.sorted_tables
@@ -230,7 +230,7 @@ def test_down_to_nothing_and_up_again_is_the_same_schema(empty_url: str) -> None
     made = catalogue(empty_url)
     downgrade(empty_url)
     assert catalogue(empty_url) == {}
-    assert opening.schema_version(empty_url) is None
+    assert upgrades.schema_version(empty_url) is None
     opening.upgrade(empty_url)
     assert catalogue(empty_url) == made
 
@@ -278,7 +278,7 @@ def test_the_migrations_make_what_the_models_describe(place: tuple[str, str], up
 def test_the_version_of_the_code_is_that_of_the_newest_migration() -> None:
     scripts = ScriptDirectory(str(Path(schema.__file__).parent / "migrations"))
     assert scripts.get_heads() == [schema.HEAD]
-    assert schema.HEAD in opening.known_versions()
+    assert schema.HEAD in upgrades.known_versions()
 
 
 def test_every_migration_says_what_it_is_for_and_whether_old_workers_may_run_on() -> None:
@@ -315,7 +315,7 @@ def test_a_database_without_a_schema_says_what_makes_one(
 
 
 def test_two_processes_that_upgrade_at_the_same_moment_both_succeed(empty_url: str) -> None:
-    upgrades = [
+    upgrading = [
         subprocess.Popen(
             [sys.executable, "-c", UPGRADE, empty_url],
             stdin=subprocess.PIPE,
@@ -325,16 +325,16 @@ def test_two_processes_that_upgrade_at_the_same_moment_both_succeed(empty_url: s
         )
         for _ in range(2)
     ]
-    for process in upgrades:
+    for process in upgrading:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-    for process in upgrades:
+    for process in upgrading:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    errors = [process.communicate(timeout=60)[1] for process in upgrades]
-    assert [process.returncode for process in upgrades] == [0, 0], errors
-    assert opening.schema_version(empty_url) == schema.HEAD
+    errors = [process.communicate(timeout=60)[1] for process in upgrading]
+    assert [process.returncode for process in upgrading] == [0, 0], errors
+    assert upgrades.schema_version(empty_url) == schema.HEAD
     assert {name for kind, name in catalogue(empty_url) if kind == "view"} == VIEWS
 
 

@@ -90,7 +90,7 @@ def test_the_page_of_the_configuration_names_every_environment_variable() -> Non
     code = (path.read_text() for path in (ROOT / "trinity_db").rglob("*.py"))
     read = {name for one in code for name in re.findall(r"TRINITY_DB_[A-Z_]+", one)}
     assert {name for name in read if f"`{name}`" not in text} == {
-        "TRINITY_DB_SUPERVISOR"
+        *("TRINITY_DB_SUPERVISOR", "TRINITY_DB_INTERRUPTED")
     }  # between processes
 
 

@@ -130,7 +130,7 @@ async def loaded(engine: EndpointEngine, folder: Path, version: int) -> None:
 async def sampling(
     servers: list[Server], engine: EndpointEngine, number: int, length: int
 ) -> "asyncio.Future[list[Completion]]":
-    """Requests that each server has begun to sample: one that is looked at later may be through with its share."""
+    """Requests that each server has begun to sample. One that is looked at later may be through by then."""
     async with aiohttp.ClientSession() as session:
         before = [await metrics.count(session, server.url, metrics.SAMPLED) for server in servers]
         sampled = asyncio.gather(*(engine.generate(one) for one in requests(number, length)))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,10 +21,10 @@ def init() -> None:
 
         trinity-db db init
     """
-    from trinity_db import opening, schema
+    from trinity_db import opening, schema, upgrades
 
     url = opening.location()
-    if opening.schema_version(url) is None:
+    if upgrades.schema_version(url) is None:
         opening.upgrade(url)
     opening.open_database()
     print(f"The store is ready (schema {schema.HEAD}).")
@@ -31,17 +32,21 @@ def init() -> None:
 
 @app.command()
 def upgrade() -> None:
-    """Bring the store's schema up to date.
+    """Bring the store's schema up to date. Roles that work on it wait, and go on by themselves.
+
+    Each role finishes what it has in hand first, and starts again when the schema is the one that its code
+    needs. The upgrade waits for them and names them. Ctrl-C leaves the store as it is.
 
     Example:
 
         trinity-db db upgrade
     """
-    from trinity_db import opening, schema
+    from trinity_db import opening, schema, upgrades
+    from trinity_db.service import LEASE_SECONDS
 
     url = opening.location()
-    found = opening.schema_version(url)
-    opening.upgrade(url)
+    found = upgrades.schema_version(url)
+    opening.upgrade(url, lambda: upgrades.make_room(url, LEASE_SECONDS, _name_workers))
     print(f"The schema was {found or 'not there'} and is {schema.HEAD} now.")
 
 
@@ -55,7 +60,7 @@ def check() -> None:
 
         trinity-db db check
     """
-    from trinity_db import opening, schema
+    from trinity_db import opening, schema, upgrades
     from trinity_db.database import connect
     from trinity_db.diagnosis.server import OLDEST_MAJOR
 
@@ -63,7 +68,7 @@ def check() -> None:
     with connect(url) as connection:
         server = connection.info.server_version
         print(f"server  PostgreSQL {connection.info.parameter_status('server_version')}")
-    found = opening.schema_version(url)
+    found = upgrades.schema_version(url)
     print(f"schema  {found or 'none'}, this trinity-db needs {schema.HEAD}")
     if server // 10000 < OLDEST_MAJOR:
         raise SchemaMismatch(f"The server is too old; trinity-db needs PostgreSQL {OLDEST_MAJOR} or newer.")
@@ -264,16 +269,21 @@ def _living_workers(url: str) -> list[str]:
     """Each worker that is alive, in words."""
     from contextlib import closing
 
-    from trinity_db import opening, schema
+    from trinity_db import schema, upgrades
     from trinity_db.database import connect
-    from trinity_db.schema.queries import query
     from trinity_db.service import LEASE_SECONDS
 
-    if opening.schema_version(url) != schema.HEAD:
+    if upgrades.schema_version(url) != schema.HEAD:
         return []
     with closing(connect(url)) as connection:
-        rows = connection.execute(query("living_workers"), {"lease_seconds": LEASE_SECONDS}).fetchall()
-    return [f"{row['role']} of run '{row['run']}' (process {row['pid']} on {row['host']})" for row in rows]
+        return upgrades.at_work(connection, LEASE_SECONDS)
+
+
+def _name_workers(workers: Sequence[str]) -> None:
+    print(
+        f"The upgrade waits until these have finished what they have in hand: {', '.join(workers)}",
+        file=sys.stderr,
+    )
 
 
 def _ask_for(workers: list[str]) -> None:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -243,7 +244,7 @@ def explore(
     tasksets = decide(
         database, lambda tx: {runs.find_taskset(tx, name): weight for name, weight in config.tasksets.items()}
     )
-    Explorer(
+    explorer = Explorer(
         database,
         run,
         config.explorer,
@@ -254,8 +255,9 @@ def explore(
         config.model.prompt_template,
         greedy,
         place=place,
-    ).serve()
-    engine.close()
+    )
+    with closing(engine):
+        explorer.serve()
 
 
 def _check_explored(config: RunConfig, publishes: bool) -> None:

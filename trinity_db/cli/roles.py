@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from trinity_db.cli.again import Again, wait_for_upgrade
 from trinity_db.endings import endings
 
 STOPPED = 130  # the exit code that shells give a command that Ctrl-C ended
@@ -164,10 +165,17 @@ def run(
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """A signal before the work begins ends the command at once; roles at work end in their own way."""
+    """A signal before the work begins ends the command at once; roles at work end in their own way.
+
+    If the store is upgraded meanwhile, the command starts again and waits for that.
+    """
+    again = Again()
     for number in endings():
         signal.signal(number, signal.default_int_handler)
     try:
+        wait_for_upgrade()
         yield
     except KeyboardInterrupt:
         print("Stopped; the same command goes on where it stopped.", file=sys.stderr)
+    except Exception as error:  # of any kind: it decides itself which of them an upgrade explains
+        again.ask(error)

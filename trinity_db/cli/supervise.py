@@ -16,13 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from trinity_db import cores
+from trinity_db import cores, upgrades
 from trinity_db.cli import in_cluster, launch
 from trinity_db.cli.progress import Progress
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction
 from trinity_db.endings import endings
-from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.errors import DatabaseUnavailable, StoreUpgraded, TrinityError
 from trinity_db.process import Process
 from trinity_db.schema.queries import query
 from trinity_db.service import GIVES_UP
@@ -178,6 +178,7 @@ class Supervisor:
 
         Raises:
             TrinityError: a role cannot be kept alive.
+            StoreUpgraded: the store is being upgraded; every role has released what it had in hand.
             KeyboardInterrupt: stopped by a signal or by `trinity-db stop`; every role has released what it
                 had in hand.
         """
@@ -189,6 +190,9 @@ class Supervisor:
                 while not self._database.retry(self._look_after, give_up=lambda: self._signals > 0):
                     tick()
                     time.sleep(TICK_SECONDS)
+        except StoreUpgraded:
+            if not self._signals:
+                raise
         finally:
             self._stop()
             for number, handler in previous.items():
@@ -201,6 +205,7 @@ class Supervisor:
         # Before asking whether the run is finished: a role that ends in between has ended for that reason.
         dead = [child for child in self._children if child.code is not None]
         with self._database.transaction() as tx:
+            upgrades.check(tx)
             is_trained = runs.is_finished(tx, self._run.id)
             finished = is_trained and not evaluations.are_open(tx, self._run.id)
             step = _last_step(tx, self._run.id) if dead else 0

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import psycopg
 
-from trinity_db import database, embedded, opening, schema
+from trinity_db import database, embedded, schema, upgrades
 from trinity_db.diagnosis import horizon, installation, learning, server, tables, work
 from trinity_db.diagnosis.finding import Check, Connection, Finding, Level, fail, ok, warn
 from trinity_db.errors import TrinityError
@@ -86,7 +86,7 @@ def _examine_store(url: str | None) -> list[Finding]:
 def _examine_schema(url: str, connection: Connection) -> list[Finding]:
     """Its version, and whatever of it can be looked at."""
     try:
-        version = opening.schema_version(url)
+        version = upgrades.schema_version(url)
     except TrinityError as error:
         if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
             raise
@@ -128,7 +128,7 @@ def _judge(version: str | None) -> Finding:
         return ok("schema version", version)
     if version is None:
         return fail("schema version", "the database has no trinity-db schema", "trinity-db db init")
-    if version in opening.known_versions():
+    if version in upgrades.known_versions():
         found, remedy = "older than this trinity-db needs", "trinity-db db upgrade"
     else:
         found, remedy = "newer than this trinity-db knows", "pip install --upgrade trinity-db"

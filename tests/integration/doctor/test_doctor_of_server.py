@@ -13,7 +13,7 @@ from tests.command_line import CommandLine
 from tests.complaints import Examine, one, session
 from tests.postgres import discard, execute, new_home, on_database
 from tests.rows import WAIT_SECONDS
-from trinity_db import embedded, opening
+from trinity_db import embedded, opening, upgrades
 from trinity_db.diagnosis import horizon, installation, server
 from trinity_db.errors import TrinityError
 
@@ -151,7 +151,7 @@ def test_a_database_that_cannot_hold_every_text_is_refused(
         assert "ENCODING 'UTF8'" in finding["remedy"]
         with pytest.raises(TrinityError, match=f"the encoding {encoding}.*; create another: CREATE DATABASE"):
             opening.upgrade(url)
-        assert opening.schema_version(url) is None
+        assert upgrades.schema_version(url) is None
         execute(server, finding["remedy"].replace("DATABASE name", "DATABASE {}"), f"other_{encoding}")
         execute(server, "DROP DATABASE {}", f"other_{encoding}")
     finally:
