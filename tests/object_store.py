@@ -1,4 +1,4 @@
-"""A real S3 server of a test's own, by moto, behind a port that can be closed: buckets for versions."""
+"""A real S3 server of a test's own, by moto, behind a port that can be closed or fall silent."""
 
 import os
 import re
@@ -75,7 +75,21 @@ class ObjectStore:
             end.close()
         self._ends.clear()
 
+    def fall_silent(self) -> None:
+        """Accept connections, and answer nothing."""
+        self.go_away()
+        self._listener = socket.create_server(("127.0.0.1", self._port), reuse_port=False)
+
+    def is_asked(self) -> bool:
+        """Whether a client waits for an answer of a server that has fallen silent."""
+        assert self._listener is not None
+        self._listener.settimeout(0)
+        with suppress(BlockingIOError):
+            self._ends.append(self._listener.accept()[0])
+        return bool(self._ends)
+
     def come_back(self) -> None:
+        self.go_away()
         self._listener = socket.create_server(("127.0.0.1", self._port), reuse_port=False)
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 

@@ -98,6 +98,5 @@ def objects(
     for name, value in server_of_objects.environment.items():
         monkeypatch.setenv(name, value)
     yield server_of_objects
-    server_of_objects.go_away()  # it may be away already
-    server_of_objects.come_back()
+    server_of_objects.come_back()  # it may be away
     Bucket(server_of_objects.address).delete(server_of_objects.names())

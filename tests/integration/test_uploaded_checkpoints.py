@@ -21,7 +21,7 @@ from trinity_db.trainer.checkpoints import fetched, patience, run_files
 from trinity_db.trainer.checkpoints.uploads import Checkpoints
 from trinity_db.trainer.config import LoraConfig
 from trinity_db.trainer.service import Trainer
-from trinity_db.weights.bucket import Bucket
+from trinity_db.weights.bucket import REQUEST_SECONDS, Bucket
 
 VERSIONS = """
 SELECT version, step, weights IS NOT NULL, resume_address IS NOT NULL FROM trinity.policy_version
@@ -311,6 +311,30 @@ def test_a_trainer_that_is_to_stop_gives_up_an_object_store_that_is_away(
     trainer = bench.trainer()
     trainer.start()
     assert bench.rows(BATCHES) == [(1, "committed"), (2, "committed")]
+    trainer.release()
+    assert bench.rows(VERSIONS) == [(0, 0, True, False), (1, 2, True, True)]
+
+
+def test_a_trainer_that_is_to_stop_gives_up_an_object_store_that_hangs(
+    bench: Bench, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(patience, "STOP_SECONDS", 1.0)
+    trainer = bench.trainer(publish_every=2)
+    trainer.start()
+    worked(trainer, 2)
+    objects.fall_silent()
+    trainer._publisher.publish()
+    wait_until(objects.is_asked, "a request")
+    begun = time.monotonic()
+    trainer.stop()
+    trainer.release()
+    assert time.monotonic() - begun < REQUEST_SECONDS / 3
+    assert bench.rows(VERSIONS) == [(0, 0, True, False), (1, 2, False, False)]
+    assert "version 1 is not uploaded" in caplog.text
+    assert "checkpoint 1 is not uploaded" in caplog.text
+    objects.come_back()
+    trainer = bench.trainer()
+    trainer.start()
     trainer.release()
     assert bench.rows(VERSIONS) == [(0, 0, True, False), (1, 2, True, True)]
 

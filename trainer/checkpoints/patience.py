@@ -44,7 +44,7 @@ class Patience:
         """
         deadline, is_said = time.monotonic() + AWAY_SECONDS, False
         while True:
-            self._check()
+            self.check()
             try:
                 return work()
             except Unreachable as error:
@@ -60,8 +60,12 @@ class Patience:
                 is_said = True
             time.sleep(PAUSE_SECONDS)
 
-    def _check(self) -> None:
-        """Raise an error if it is over."""
+    def check(self) -> None:
+        """Find out whether it is over.
+
+        Raises:
+            GivenUp: it is.
+        """
         if self._should_stop() and self._stopped_at is None:
             self._stopped_at = time.monotonic()
         if self._stopped_at is not None and time.monotonic() - self._stopped_at > STOP_SECONDS:
@@ -71,7 +75,10 @@ class Patience:
 
 
 class PatientBucket(Bucket):
-    """A bucket that is asked again while it does not answer. Its objects are listed and deleted at once."""
+    """A bucket that is asked again while it does not answer. A list or a deletion is asked for once.
+
+    Each request is given up when the patience is over, also one that hangs.
+    """
 
     def __init__(self, url: str, patience: Patience) -> None:
         super().__init__(url)
@@ -85,3 +92,6 @@ class PatientBucket(Bucket):
 
     def get(self, name: str) -> bytes:
         return self._patience.ask(partial(super().get, name))
+
+    def _look(self) -> None:
+        self._patience.check()

@@ -7,13 +7,17 @@ keeps, and bills, without listing it.
 import importlib
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from trinity_db.errors import ConfigError, MissingExtra, TrinityError
+from trinity_db.weights import at_once
+
+Result = TypeVar("Result")
 
 EXTRA = "object-store"
 REQUEST_SECONDS = 120  # of one request; the largest object has PART_BYTES, so a line of 2 Mbit/s is enough
@@ -79,20 +83,22 @@ class Bucket:
 
     def put(self, name: str, content: bytes) -> None:
         """Write an object, in place of one of that name."""
-        with self._in_our_words(name):
-            self._library.put(self._store, name, content, use_multipart=False)
+        self._ask(name, lambda: self._library.put(self._store, name, content, use_multipart=False))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object unless there is one of that name. Return whether it has this content now.
 
         An answer may be lost, and the request repeated: then the object is there already.
         """
-        try:
-            with self._in_our_words(name):
+
+        def put() -> bool:
+            try:
                 self._library.put(self._store, name, content, mode="create", use_multipart=False)
-        except _Exists:
-            return self.get(name) == content
-        return True
+            except self._library.exceptions.AlreadyExistsError:
+                return False
+            return True
+
+        return self._ask(name, put) or self.get(name) == content
 
     def get(self, name: str) -> bytes:
         """The content of an object.
@@ -100,28 +106,31 @@ class Bucket:
         Raises:
             Missing: there is none.
         """
-        with self._in_our_words(name):
-            return bytes(self._library.get(self._store, name).bytes())
+        return self._ask(name, lambda: bytes(self._library.get(self._store, name).bytes()))
 
     def names(self, prefix: str | None = None) -> list[str]:
         """The names of all objects below a prefix, which ends where a part of the name does."""
-        with self._in_our_words(prefix or "its objects"):
+
+        def listed() -> list[str]:
             return [one["path"] for some in self._library.list(self._store, prefix) for one in some]
+
+        return self._ask(prefix or "its objects", listed)
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects. Those that are gone already are no error."""
         for name in names:  # one by one: not every store takes several in a request
-            with suppress(Missing), self._in_our_words(name):
-                self._library.delete(self._store, name)
+            with suppress(Missing):
+                self._ask(name, partial(self._library.delete, self._store, name))
 
-    @contextmanager
-    def _in_our_words(self, name: str) -> Iterator[None]:
+    def _look(self) -> None:
+        """Is called while a request is on its way, and may raise an error to give it up."""
+
+    def _ask(self, name: str, request: Callable[[], Result]) -> Result:
+        """Make a request of the library, and say in our words what failed."""
         known = self._library.exceptions
         what = f"{self.url}/{name}"
         try:
-            yield
-        except known.AlreadyExistsError as error:
-            raise _Exists(what) from error
+            return at_once.apart(request, self._look)
         except (known.BaseError, OSError) as error:
             said = _line(error)
             if "NoSuchBucket" in said:
@@ -135,10 +144,6 @@ class Bucket:
             if REFUSALS.match(said) or "configured region" in said:
                 raise Refused(f"{what}: the object store refuses it: {said}. {CREDENTIALS}") from error
             raise Unreachable(f"{what}: the object store fails: {said}") from error
-
-
-class _Exists(TrinityError):
-    """There is an object of that name."""
 
 
 def _options() -> dict[str, Any]:
