@@ -2,7 +2,8 @@
 # what `make bench` compares with, into .venv-bench, pinned by benchmarks/peers/requirements.txt; what the losses are held
 # to, into .venv-peers, pinned by tests/peers/requirements.txt; where metrics go besides, into .venv-sinks;
 # the environments that a policy acts in, into .venv-environments, pinned by tests/environments/requirements.txt;
-# frameworks whose agents ask a policy, into .venv-agents, pinned by tests/agents/requirements.txt.
+# frameworks whose agents ask a policy, into .venv-agents, pinned by tests/agents/requirements.txt;
+# an emulator of Azure's object store, which is a package of npm, into .azurite.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -14,10 +15,11 @@ ENVIRONMENTS := .venv-environments
 VERIFIERS := .venv-verifiers
 AGENTS := .venv-agents
 VLLM   := .venv-vllm
+AZURITE := .azurite
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test acceptance test-families test-peers test-sinks test-environments test-agents test-page test-vllm ray learning scale chaos hosts bench gpu check docs reference format migration clean
+.PHONY: help demo test acceptance test-families test-peers test-sinks test-environments test-agents test-objects test-page test-vllm ray learning scale chaos hosts bench gpu check docs reference format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +47,9 @@ test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments $(VERIFIERS)/.ver
 
 test-agents: $(VENV)/.test $(AGENTS)/.agents ## Agents of openai-agents, langchain and smolagents ask a policy (about a minute)
 	$(BIN)/python -m pytest tests/agents
+
+test-objects: $(VENV)/.test $(AZURITE)/.azurite ## Weights and checkpoints in Azure's object store, by its emulator (about a minute); needs npm
+	$(BIN)/python -m pytest $$(grep -rl 'tests.object_store' tests/integration) -m azurite
 
 test-page: $(VENV)/.test ## The web page in a headless Chromium (about eight minutes); skips without one
 	$(BIN)/python -m pytest tests/page -n 2 --dist worksteal
@@ -97,7 +102,7 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 	$(BIN)/alembic revision --autogenerate -m "$(for)"
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
-	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(ENVIRONMENTS) $(VERIFIERS) $(AGENTS) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(ENVIRONMENTS) $(VERIFIERS) $(AGENTS) $(VLLM) $(AZURITE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -150,6 +155,11 @@ $(VERIFIERS)/.verifiers: tests/environments/requirements-verifiers.txt
 $(AGENTS)/.agents: tests/agents/requirements.txt
 	$(PYTHON) -m venv $(AGENTS)
 	$(AGENTS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	touch $@
+
+# Later versions send Microsoft what they are used for, unless they are told not to, or need a newer Node.js.
+$(AZURITE)/.azurite:
+	npm install --prefix $(AZURITE) --no-package-lock --no-audit --no-fund --ignore-scripts --silent azurite@3.33.0
 	touch $@
 
 # A peer that cannot be installed here is left out: its line in the table says so.

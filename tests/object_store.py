@@ -1,15 +1,26 @@
-"""A real S3 server of a test's own, by moto, behind a port that can be closed or fall silent."""
+"""Servers of objects of a test's own, each behind a port that can be closed or fall silent.
 
+s3 is moto. gs is moto too: the emulators of Google's store lack requests that the library makes, and these
+are nearly those of S3. moto does not know Google's condition of a creation, and takes any login. az is
+Azurite, an emulator by Microsoft, which `make test-objects` installs.
+"""
+
+import base64
+import email.utils
+import hmac
 import os
 import re
 import socket
 import subprocess
 import sys
 import threading
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from urllib.error import URLError
+from pathlib import Path
+
+import pytest
 
 from tests.waiting import wait_until
 from trinity_db.weights.bucket import Bucket
@@ -17,6 +28,12 @@ from trinity_db.weights.bucket import Bucket
 BUCKET = "weights"
 KEY = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests"}
 SERVER = "from moto.server import main; main()"  # the installed script may name another interpreter
+AZURITE = Path(__file__).parents[1] / ".azurite/node_modules/azurite/dist/src/blob/main.js"
+ACCOUNT, ACCOUNT_KEY = "tests", base64.b64encode(b"key of tests").decode()  # of Azurite
+
+AZURE = pytest.param("az", marks=pytest.mark.azurite)
+on_each_server = pytest.mark.parametrize("server_of_objects", ["s3", "gs", AZURE], indirect=True)
+on_azure = pytest.mark.parametrize("server_of_objects", [AZURE], indirect=True)
 
 
 class ObjectStore:
@@ -32,9 +49,8 @@ class ObjectStore:
     def __init__(self, **environment: str) -> None:
         self._server = _free_port()
         self._port = _free_port()
-        command = [sys.executable, "-c", SERVER, "-H", "127.0.0.1", "-p", str(self._server)]
         self._process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | environment
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | environment
         )
         self._ends: list[socket.socket] = []
         self._listener: socket.socket | None = None
@@ -43,8 +59,7 @@ class ObjectStore:
         except BaseException:
             self.stop()
             raise
-        request = urllib.request.Request(f"http://127.0.0.1:{self._server}/{BUCKET}", method="PUT")
-        with urllib.request.urlopen(request):
+        with urllib.request.urlopen(self._creation()):
             pass
         self.come_back()
 
@@ -56,6 +71,14 @@ class ObjectStore:
             "AWS_ALLOW_HTTP": "true",
             "AWS_REGION": "us-east-1",
         }
+
+    @property
+    def _command(self) -> list[str]:
+        return [sys.executable, "-c", SERVER, "-H", "127.0.0.1", "-p", str(self._server)]
+
+    def _creation(self) -> urllib.request.Request:
+        """The request that makes the bucket."""
+        return urllib.request.Request(f"http://127.0.0.1:{self._server}/{BUCKET}", method="PUT")
 
     def stop(self) -> None:
         self.go_away()
@@ -105,10 +128,10 @@ class ObjectStore:
     def _answers(self) -> bool:
         assert self._process.poll() is None, "the server has ended"
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._server}/moto-api/", timeout=5):
-                return True
-        except (URLError, OSError):
+            socket.create_connection(("127.0.0.1", self._server), timeout=5).close()
+        except OSError:
             return False
+        return True
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
@@ -118,6 +141,69 @@ class ObjectStore:
                 self._ends += [client, server]
                 for source, sink in ((client, server), (server, client)):
                     threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
+
+
+class GoogleObjects(ObjectStore):
+    """The same server for a client of Google's store."""
+
+    address = f"gs://{BUCKET}/versions"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "GOOGLE_BASE_URL": f"http://127.0.0.1:{self._port}",
+            "GOOGLE_ALLOW_HTTP": "true",
+            "GOOGLE_BEARER_TOKEN": "tests/20260101/us-east-1/s3/aws4_request",  # moto looks for S3's scope
+        }
+
+
+class AzureObjects(ObjectStore):
+    """Azurite, whose bucket is a container."""
+
+    address = f"az://{BUCKET}/versions"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY,
+            "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{self._port}/{ACCOUNT}",
+            "AZURE_ALLOW_HTTP": "true",
+        }
+
+    @property
+    def _command(self) -> list[str]:
+        options = ["--silent", "--inMemoryPersistence", "--disableProductStyleUrl"]
+        accounts = f"AZURITE_ACCOUNTS={ACCOUNT}:{ACCOUNT_KEY}"
+        return ["env", accounts, "node", str(AZURITE), "--blobPort", str(self._server), *options]
+
+    def _creation(self) -> urllib.request.Request:
+        headers = {
+            "x-ms-date": email.utils.formatdate(usegmt=True),
+            "x-ms-version": "2021-12-02",
+            "Content-Type": "",
+        }
+        signed = [
+            *("PUT", *[""] * 11),
+            *(f"{name}:{headers[name]}" for name in ("x-ms-date", "x-ms-version")),
+            *(f"/{ACCOUNT}/{ACCOUNT}/{BUCKET}", "restype:container"),
+        ]
+        headers["Authorization"] = f"SharedKey {ACCOUNT}:{_signature(signed)}"
+        address = f"http://127.0.0.1:{self._server}/{ACCOUNT}/{BUCKET}?restype=container"
+        return urllib.request.Request(address, headers=headers, method="PUT")
+
+
+def token_of_azure(rights: str) -> str:
+    """A signature that gives rights in the container, by their letters: to read, write, delete or list."""
+    version, end = "2020-12-06", "2100-01-01T00:00:00Z"
+    signed = [rights, "", end, f"/blob/{ACCOUNT}/{BUCKET}", "", "", "", version, "c", *[""] * 7]
+    values = {"sv": version, "se": end, "sr": "c", "sp": rights, "sig": _signature(signed)}
+    return urllib.parse.urlencode(values)
+
+
+def _signature(lines: list[str]) -> str:
+    key = base64.b64decode(ACCOUNT_KEY)
+    return base64.b64encode(hmac.digest(key, "\n".join(lines).encode(), "sha256")).decode()
 
 
 def _forward(source: socket.socket, sink: socket.socket) -> None:
@@ -136,9 +222,11 @@ def _free_port() -> int:
 
 
 @contextmanager
-def new_object_store(**environment: str) -> Iterator[ObjectStore]:
+def new_object_store(scheme: str = "s3", **environment: str) -> Iterator[ObjectStore]:
     """A server with an empty bucket."""
-    server = ObjectStore(**environment)
+    if scheme == "az" and not AZURITE.exists():
+        pytest.skip("Azurite is not installed: `make test-objects` installs it")
+    server = {"s3": ObjectStore, "gs": GoogleObjects, "az": AzureObjects}[scheme](**environment)
     try:
         yield server
     finally:

@@ -84,8 +84,9 @@ def written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def server_of_objects() -> Iterator[ObjectStore]:
-    with new_object_store() as found:
+def server_of_objects(request: pytest.FixtureRequest) -> Iterator[ObjectStore]:
+    """moto as an S3 server, unless a test names the scheme of another one."""
+    with new_object_store(getattr(request, "param", "s3")) as found:
         yield found
 
 

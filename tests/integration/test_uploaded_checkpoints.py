@@ -1,4 +1,4 @@
-"""A trainer on another machine goes on from what an object store has, by a real S3 server."""
+"""A trainer on another machine goes on from what an object store has, by a real server."""
 
 import shutil
 import threading
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.bench import Bench
-from tests.object_store import ObjectStore
+from tests.object_store import ObjectStore, on_each_server
 from tests.rows import Scene
 from tests.waiting import wait_until
 from trinity_db.config import ModelConfig
@@ -92,6 +92,7 @@ def uploaded(objects: ObjectStore) -> list[int]:
     return sorted(int(name.split("-")[1]) for name in found)
 
 
+@on_each_server
 def test_a_trainer_on_another_machine_goes_on_to_the_end(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Versions in an object store, on a real S3 server: put, fetched, broken, mended and deleted."""
+"""Versions in an object store, on a real server: put, fetched, broken, mended and deleted."""
 
 import json
 import os
@@ -18,7 +18,7 @@ import pytest
 
 from tests.command_line import CommandLine
 from tests.explorers import Explorers, publish, stored
-from tests.object_store import ObjectStore, new_object_store
+from tests.object_store import ObjectStore, new_object_store, on_each_server
 from tests.rows import Scene
 from tests.waiting import wait_until
 from trinity_db.errors import ConfigError, TrinityError
@@ -84,6 +84,7 @@ def cached() -> list[int]:
     return sorted(int(path.name[8:14]) for path in home().glob("weights/*/version-*"))
 
 
+@on_each_server
 def test_what_is_fetched_is_what_was_uploaded(objects: ObjectStore, versions: Path) -> None:
     to = opened(objects)
     for address, digest in uploaded(to, versions, 0, 1, 2):
@@ -225,6 +226,7 @@ def test_a_manifest_names_no_file_outside_of_its_version(path: str, objects: Obj
         cache.fetch(f"{bucket.url}/version-000001-00000000", "digest")
 
 
+@on_each_server
 def test_a_version_that_is_kept_keeps_those_that_it_lies_on(objects: ObjectStore, versions: Path) -> None:
     to = opened(objects)
     found = uploaded(to, versions, *range(13))
@@ -287,6 +289,7 @@ def test_an_object_store_that_comes_back_gets_the_version(
     assert folder_digest.digest(cache.fetch(*found[0])) == found[0][1]
 
 
+@on_each_server
 def test_an_object_store_that_stays_away_ends_the_upload(
     objects: ObjectStore, versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

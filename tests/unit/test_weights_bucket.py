@@ -1,5 +1,6 @@
 """Addresses of object stores, and what servers of objects may answer: one line each, without a secret."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,16 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.settings import validate
 from trinity_db.trainer.checkpoints import uploads
 from trinity_db.trainer.config import TrainerConfig
+from trinity_db.weights import bucket
 from trinity_db.weights.bucket import Bucket, Refused, Unreachable
+
+AWS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "hunter2", "AWS_ALLOW_HTTP": "true"}
+GOOGLE = {"GOOGLE_BEARER_TOKEN": "hunter2", "GOOGLE_ALLOW_HTTP": "true"}
+AZURE = {
+    "AZURE_STORAGE_ACCOUNT_NAME": "tests",
+    "AZURE_STORAGE_ACCOUNT_KEY": "aHVudGVyMg==",
+    "AZURE_ALLOW_HTTP": "true",
+}
 
 
 class Answering(ThreadingHTTPServer):
@@ -66,6 +76,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answering]:
         (403, "AccessDenied", Refused),
         (301, "PermanentRedirect", Refused),
         (404, "NoSuchBucket", Refused),
+        (404, "ContainerNotFound", Refused),
+        (409, "OperationAborted", Unreachable),
     ],
 )
 def test_an_answer_is_a_line_that_reads_the_same_each_time(
@@ -73,8 +85,8 @@ def test_an_answer_is_a_line_that_reads_the_same_each_time(
 ) -> None:
     """Explorers say it once, and a trainer waits only for what may pass."""
     server.status, server.body = status, f"<Error>\n<Code>{code}</Code>\n<Message>It is\nso.</Message>"
-    bucket = Bucket("s3://weights/run-1")
-    for work in (lambda: bucket.get("a"), lambda: bucket.put("a", b""), lambda: bucket.names("a")):
+    place = Bucket("s3://weights/run-1")
+    for work in (lambda: place.get("a"), lambda: place.put("a", b""), lambda: place.names("a")):
         said = set[str]()
         for _ in range(2):
             with pytest.raises(kind) as raised:
@@ -94,6 +106,43 @@ def test_a_trainer_that_may_not_list_or_delete_hears_it_before_its_run_has_a_nam
         server.methods = (method,)
         with pytest.raises(ConfigError, match=r"^trainer.weights: .*403 Forbidden, AccessDenied, No\. Check"):
             uploads.check("s3://weights/versions")
+
+
+@pytest.mark.parametrize(("code", "kind"), [("AccessDenied", Refused), ("InternalError", Unreachable)])
+def test_a_deletion_may_fail_in_an_answer_that_all_is_well(
+    server: Answering, code: str, kind: type[TrinityError]
+) -> None:
+    error = f"<Error><Key>run-1/a</Key><Code>{code}</Code><Message>It is so.</Message></Error>"
+    server.status, server.body = 200, f"<DeleteResult>{error}</DeleteResult>"
+    with pytest.raises(kind, match=rf"^s3://weights/run-1/a: .*: {code}, It is so"):
+        Bucket("s3://weights/run-1").delete(["a"])
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "complaint"),
+    [
+        ("s3://weights", AWS | {"AWS_ENDPOINT_URL": "ENDPOINT"}, "the object store fails"),
+        ("gs://weights", GOOGLE | {"GOOGLE_BASE_URL": "ENDPOINT"}, "the object store fails"),
+        ("az://weights", AZURE | {"AZURE_STORAGE_ENDPOINT": "ENDPOINT"}, "the object store fails"),
+        ("az://weights", AZURE | {"AZURE_STORAGE_ACCOUNT_KEY": "hunter2"}, "Key.* Check AZURE_"),
+        ("az://weights", {}, "Account must be specified. Check AZURE_"),
+        ("gs://weights", {"GOOGLE_SERVICE_ACCOUNT_KEY": "hunter2"}, "credential .* Check GOOGLE_"),
+        ("gs://weights", {"GOOGLE_SERVICE_ACCOUNT": "/gone"}, "/gone: No such file .* Check GOOGLE_"),
+    ],
+)
+def test_a_secret_of_the_environment_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, address: str, environment: dict[str, str], complaint: str
+) -> None:
+    monkeypatch.setattr(bucket, "RETRIES", 0)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        endpoint = f"http://me:hunter2@127.0.0.1:{nobody.getsockname()[1]}/?sig=hunter2"
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value.replace("ENDPOINT", endpoint))
+        with pytest.raises(ConfigError, match=complaint) as raised:
+            uploads.check(address)
+    assert "hunter2" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +179,10 @@ def test_a_configuration_takes_other_addresses(address: str | None) -> None:
 
 @pytest.mark.parametrize("place", ["a b", "ü", "a+b", "a&b", "50%"])
 def test_a_folder_and_its_objects_may_have_odd_names(tmp_path: Path, place: str) -> None:
-    bucket, name = Bucket(f"file://{tmp_path}/{place}"), "version/files/a b (1)#%20ü+.json.00000"
-    bucket.put(name, b"content")
-    assert bucket.names() == bucket.names("version") == [name]
-    assert bucket.get(name) == b"content"
-    bucket.delete([name])
-    bucket.delete([name])  # another process may have been faster
+    objects, name = Bucket(f"file://{tmp_path}/{place}"), "version/files/a b (1)#%20ü+.json.00000"
+    objects.put(name, b"content")
+    assert objects.names() == objects.names("version") == [name]
+    assert objects.get(name) == b"content"
+    objects.delete([name])
+    objects.delete([name])  # another process may have been faster
     assert list((tmp_path / place).rglob("*")) == []

@@ -25,18 +25,32 @@ CONNECT_SECONDS = 5
 RETRIES = 3  # by the library, of one request, within RETRY_SECONDS
 RETRY_SECONDS = 10
 CONTAINERS = ("abfs", "abfss")  # these name a container before the @
+# How those variables of the environment begin that the library reads, by the scheme of an address.
+VARIABLES = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"} | dict.fromkeys(
+    ("az", "azure", "adl", *CONTAINERS), "AZURE"
+)
 PART_BYTES = 32 << 20  # of an object: several are on their way at a time, each in memory
 
-# What the library says of an answer: its status, and then the document of a server that speaks S3.
+# What the library says of an answer: its status, and then the server's document, which has the same form in
+# S3, Google and Azure. Azure's text goes on with number and time of the request.
 ANSWER = re.compile(
-    r"status code: (?P<status>\d+ [^:]*)(:.*?<Code>(?P<code>[^<]*)</Code>(.*?<Message>(?P<text>[^<]*))?)?",
+    r"(status code: (?P<status>\d+ [^:]*)|error response)"
+    r"(:.*?<Code>(?P<code>[^<]*)</Code>(.*?<Message>(?P<text>[^<]*?)(\s+RequestId:[^<]*)?<)?)?",
     re.DOTALL,
 )
+# Of several deletions in a request each has an answer of its own.
+DELETION = re.compile(r"request failed for key .*?: (?P<text>[^\n]*) \(code: (?P<code>\w+)\)")
+# An address in what the library says: it may hold a login, or a signature.
+LINK = re.compile(r"(?P<shown>\bhttps?://)([^\s/@]*@)?(?P<place>[^\s?]*)(\?\S*)?")
 TIMES = re.compile(r" in [\d.]+(ns|µs|ms|s)(?=[ ,])")  # two failures of one kind must read the same
 CREDENTIALS = "Check the credentials and the region in the environment, and their rights."
 NO_CREDENTIALS = "169.254.169.254"  # where the library asks for credentials if the environment has none
-# What the library takes for failures that may pass, in lists of objects too: statuses, and codes of S3.
-REFUSALS = re.compile(r"(301|401|403)\b|400\b.*, (ExpiredToken|InvalidToken|AuthorizationHeaderMalformed)\b")
+NO_BUCKET = re.compile(r"\b(NoSuchBucket|ContainerNotFound)\b")
+# What the library takes for failures that may pass, in lists of objects too: statuses, and codes of servers.
+REFUSALS = re.compile(
+    r"(301|401|403|AccessDenied)\b"
+    r"|400\b.*, (ExpiredToken|InvalidToken|AuthorizationHeaderMalformed|InvalidResourceName)\b"
+)
 
 
 class Unreachable(TrinityError):
@@ -75,11 +89,13 @@ class Bucket:
         self._library = _library()
         # Folders of a file:// address go with the last file in them, as prefixes of other stores do.
         is_folder = urlsplit(url).scheme == "file"
-        options = {"mkdir": True, "automatic_cleanup": True} if is_folder else _options()
+        variables = VARIABLES.get(urlsplit(url).scheme)
+        options = {"mkdir": True, "automatic_cleanup": True} if is_folder else _options(variables)
         try:
             self._store = self._library.store.from_url(self.url, **options)
         except (self._library.exceptions.BaseError, ValueError, TypeError, OSError) as error:
-            raise ConfigError(f"trainer.weights: {url}: {_line(error)}") from error
+            advice = f". Check {variables}_* in the environment." if variables else ""
+            raise ConfigError(f"trainer.weights: {url}: {_line(error).rstrip('.')}{advice}") from error
 
     def put(self, name: str, content: bytes) -> None:
         """Write an object, in place of one of that name."""
@@ -133,8 +149,10 @@ class Bucket:
             return at_once.apart(request, self._look)
         except (known.BaseError, OSError) as error:
             said = _line(error)
-            if "NoSuchBucket" in said:
-                raise NoBucket(f"{what}: there is no such bucket; make it, or name another.") from error
+            if NO_BUCKET.search(said):
+                raise NoBucket(
+                    f"{what}: there is no such bucket or container; make it, or name another."
+                ) from error
             if isinstance(error, known.NotFoundError | FileNotFoundError):
                 raise Missing(f"{what}: there is no such object.") from error
             if NO_CREDENTIALS in said:
@@ -146,9 +164,9 @@ class Bucket:
             raise Unreachable(f"{what}: the object store fails: {said}") from error
 
 
-def _options() -> dict[str, Any]:
+def _options(variables: str | None) -> dict[str, Any]:
     """For stores that are servers. Options of ours replace all that the environment says of the client."""
-    allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+    allows_http = os.environ.get(f"{variables}_ALLOW_HTTP", "").lower() in ("1", "true")
     return {
         "client_options": {
             "timeout": f"{REQUEST_SECONDS}s",
@@ -196,8 +214,11 @@ def _line(error: Exception) -> str:
 
     The library goes on with the request and all its causes.
     """
-    if (answer := ANSWER.search(str(error))) is not None and NO_CREDENTIALS not in str(error):
-        said = [answer["status"].strip(), answer["code"], (answer["text"] or "").strip().rstrip(".")]
+    whole = str(error)
+    if (answer := ANSWER.search(whole)) is not None and NO_CREDENTIALS not in whole:
+        said = [(answer[part] or "").strip().rstrip(".") for part in ("status", "code", "text")]
         return " ".join(", ".join(filter(None, said)).split())[:300]
-    lines = (line.strip() for line in str(error).splitlines() if line.strip())
-    return TIMES.sub("", next(lines, type(error).__name__))[:300]
+    if (deletion := DELETION.search(whole)) is not None:
+        return f"{deletion['code']}, {deletion['text'].rstrip('.')}"[:300]
+    lines = (line.strip() for line in whole.splitlines() if line.strip())
+    return LINK.sub(r"\g<shown>\g<place>", TIMES.sub("", next(lines, type(error).__name__)))[:300]
