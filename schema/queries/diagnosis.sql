@@ -14,6 +14,13 @@ SELECT s.name, s.setting, s.source, current_user AS role, current_database() AS 
 FROM pg_settings s
 WHERE s.name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'autovacuum', 'track_counts')
 
+-- name: doctor_log
+-- Whether the server hands its log over for restores to a time, when it last did, and which file it cannot hand over.
+SELECT current_setting('archive_mode') <> 'off' AS is_kept, a.last_archived_time AS last_time,
+       a.failed_count > 0 AND a.last_failed_time > coalesce(a.last_archived_time, '-infinity') AS fails,
+       a.last_failed_wal AS failed
+FROM pg_stat_archiver a
+
 -- name: doctor_lax_roles
 -- Other roles whose commits in this database do not wait for the disk.
 SELECT r.rolname AS role, d.datname AS database

@@ -25,6 +25,7 @@ LOCK_SECONDS = 1.0
 OF_SERVERS: tuple[Check, ...] = (
     server.version,
     server.durability,
+    server.log,
     server.connections,
     server.pooler,
     server.autovacuum,

@@ -47,6 +47,20 @@ def durability(connection: Connection) -> list[Finding]:
     return found or [ok(what, "fsync, full_page_writes and synchronous_commit are on")]
 
 
+def log(connection: Connection) -> list[Finding]:
+    """Whether the server hands over its log, where it is told to."""
+    row = connection.execute(query("doctor_log")).fetchone()
+    assert row is not None
+    what = "server log"
+    if not row["is_kept"]:
+        return [ok(what, "not kept: a backup is restored as it was when it was made")]
+    last = f"{row['last_time']:%Y-%m-%d %H:%M:%S %Z}" if row["last_time"] else "never"
+    if row["fails"]:
+        text = f"{row['failed']} cannot be handed over (last success: {last}), and the server's disk fills up"
+        return [fail(what, text, "mend the folder that it goes to (the server's log says what it lacks)")]
+    return [ok(what, f"handed over for restores to a time, last: {last}")]
+
+
 def connections(connection: Connection) -> list[Finding]:
     """How many connections are left, and whether we may see whose the others are."""
     row = connection.execute(query("doctor_connections")).fetchone()
