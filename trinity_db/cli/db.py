@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -159,10 +160,35 @@ def stop(
 
 
 @app.command()
-def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")]) -> None:
+def backup(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A new file; the folder of a continuous backup.")
+    ],
+    continuous: Annotated[
+        bool,
+        typer.Option(
+            "--continuous",
+            help="The embedded server keeps its log in a folder from now on, beside a base backup.",
+        ),
+    ] = False,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Remove all base backups but the newest N, and the log before them."
+        ),
+    ] = None,
+    end: Annotated[
+        bool,
+        typer.Option("--end", help="The server keeps its log there no longer. The folder stays as it is."),
+    ] = False,
+) -> None:
     """Write the whole store to a file, in the format of pg_dump. Roles may go on meanwhile.
 
     Checkpoints and archived payloads are files of their own, and not in it.
+
+    With --continuous the embedded server hands its log over to a folder, from its next start on. The store
+    can be restored as it was at any time since the first base backup there. The same command takes a further
+    one later.
 
     Example:
 
@@ -171,16 +197,42 @@ def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file
     from trinity_db import backup as backups
     from trinity_db import opening
 
-    backups.backup(opening.location(), file)
-    print(f"{file} holds the store ({file.stat().st_size:,} bytes).")
+    if not (continuous or end or backups.is_continuous(file)):
+        if keep is not None:
+            raise ConfigError(f"{file} is no continuous backup: --keep goes with --continuous.")
+        backups.backup(opening.location(), file)
+        print(f"{file} holds the store ({file.stat().st_size:,} bytes).")
+        return
+    _require_home()
+    if end:
+        backups.end_continuous(file)
+        print(f"The embedded server keeps its log in {file} no longer.")
+        return
+    backups.begin_continuous(file)
+    made, removed = backups.take_base_backup(file, keep)
+    size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
+    gone = f" Older ones that are removed: {removed}." if removed else ""
+    print(f"{made} holds a base backup ({size:,} bytes), and the server keeps its log beside it.{gone}")
 
 
 @app.command()
-def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="What db backup wrote.")]) -> None:
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What db backup wrote: a file, or a folder.")],
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Of a folder: the store as it was then, in local time unless an offset or Z follows.",
+        ),
+    ] = None,
+) -> None:
     """Bring a backup into an empty store: another folder, or another database.
 
     What is restored is another store than the one that was backed up: its trainers leave the checkpoints of
     the original alone. Where it takes the original's place, run `trinity-db db moved` next.
+
+    The folder of a continuous backup is restored into a home without a store, as the store was at a time, by
+    itself the latest. In the home of the original it is the original, and needs no `db moved`.
 
     Example:
 
@@ -189,11 +241,28 @@ def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="What db b
     from trinity_db import backup as backups
     from trinity_db import opening
 
-    backups.restore(opening.location(), file)
+    if at is None and not file.is_dir():
+        backups.restore(opening.location(), file)
+        print(
+            f"{file} is restored. This is another store than the one that was backed up; where it takes its "
+            "place, run: trinity-db db moved"
+        )
+        return
+    _require_home()
+    last = backups.restore_to_time(file, _time(at) if at is not None else None)
     print(
-        f"{file} is restored. This is another store than the one that was backed up; where it takes its "
-        "place, run: trinity-db db moved"
+        f"{file} is restored; its last transaction is of {last.astimezone() if last else 'the base backup'}."
     )
+
+
+def _time(text: str) -> datetime:
+    """The time that a text gives; the machine's local time where it names no offset."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{text!a:.40} is no time; say it as 2026-11-25 14:03, or 2026-11-25T14:03:00Z."
+        ) from None
 
 
 @app.command()
@@ -300,4 +369,12 @@ def _require_embedded(command: str) -> None:
     if os.environ.get("TRINITY_DB_URL"):
         raise ConfigError(
             f"db {command} is for the embedded server, and TRINITY_DB_URL names another; unset it first."
+        )
+
+
+def _require_home() -> None:
+    if os.environ.get("TRINITY_DB_URL"):
+        raise ConfigError(
+            "Continuous backups are of the embedded server, and TRINITY_DB_URL names another: unset it, or "
+            "use the tools of that server (docs/guides/operating.md)."
         )

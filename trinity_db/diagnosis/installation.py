@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trinity_db import __version__, cores
 from trinity_db.diagnosis.finding import Finding, fail, ok, size, warn
+from trinity_db.embedded.place import Place
 from trinity_db.settings import home, lance_uri
 
 EXTRAS = {
@@ -37,6 +38,7 @@ FREE_BYTES_WANTED = 5_000_000_000
 def findings() -> list[Finding]:
     """All of them."""
     found = [*packages(), *threads(), *sandboxes(), *folder("installation home", home(), "TRINITY_DB_HOME")]
+    found += continuous_backup(Place(home().resolve()))
     if "://" not in lance_uri():
         found += folder("installation archive", Path(lance_uri()), "TRINITY_DB_LANCE_URI")
     return found
@@ -88,6 +90,15 @@ def sandboxes() -> list[Finding]:
     found = f"no code_tests with the sandbox landlock: {tried.stderr.strip()}"
     remedy = "{name: code_tests, sandbox: bubblewrap}" if has_bubblewrap else "install bubblewrap (bwrap)"
     return [warn(what, found, remedy)]
+
+
+def continuous_backup(place: Place) -> list[Finding]:
+    """Whether the home was copied or moved away from its continuous backup, which ended with that."""
+    if place.continuous_backup or not place.continuous_file.exists():
+        return []
+    text = "its server kept its log in another place, and keeps it no longer: the home was copied or moved"
+    remedy = f"db backup --continuous with a new folder, or remove {place.continuous_file}"
+    return [warn("installation log", text, remedy)]
 
 
 def folder(what: str, path: Path, variable: str) -> list[Finding]:

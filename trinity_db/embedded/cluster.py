@@ -1,5 +1,6 @@
 """A home's server: made where it is missing, started, revived after a crash, and stopped."""
 
+import json
 import os
 import shlex
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 from psycopg.pq import Ping
 
 from trinity_db import durable
-from trinity_db.embedded import logins, presence
+from trinity_db.embedded import continuous, logins, presence
 from trinity_db.embedded.accounts import Account, hand_over, let_through, server_account
 from trinity_db.embedded.binaries import Binaries, reason
 from trinity_db.embedded.place import LOOPBACK, Place
@@ -31,6 +32,8 @@ class Cluster(Place):
     """One data directory and the server on it. Every method may be called by many processes at once."""
 
     binaries: Binaries
+    settings: tuple[str, ...] = ()
+    """More settings that the server is started with, as name=value."""
 
     def listen(self, port: int | None) -> None:
         """Let the server hear a TCP port of the loopback interface from its next start on; None: none.
@@ -51,6 +54,26 @@ class Cluster(Place):
                 _require_free(port)
                 self.port_file.write_text(f"{port}\n")
 
+    def keep_log(self, folder: Path | None) -> None:
+        """Let the server keep its log in a continuous backup's folder from its next start on; None: nowhere.
+
+        Raises:
+            DatabaseUnavailable: the server runs, and keeps it in another one.
+        """
+        if folder == self.continuous_backup:
+            return
+        with presence.locked(self):
+            if self.running():
+                raise DatabaseUnavailable(
+                    "The embedded database runs, and begins or ends to keep its log only when it starts: "
+                    "trinity-db db stop"
+                )
+            if folder is None:
+                self.continuous_file.unlink()
+            else:
+                said = json.dumps({"folder": str(folder), "home": str(self.home)})
+                durable.write(self.continuous_file, said)
+
     def running(self) -> bool:
         """Whether the server accepts connections."""
         return presence.ping(self) is Ping.OK
@@ -70,6 +93,16 @@ class Cluster(Place):
                 self._start()
                 logins.make_database(self)
         return self.url()
+
+    def start(self) -> None:
+        """Start the server on data that were copied here. It accepts connections in its recovery already.
+
+        Raises:
+            DatabaseUnavailable: with the reason.
+        """
+        with presence.locked(self):
+            self._check_version()
+            self._start()
 
     def revive(self) -> bool:
         """Start a server that crashed; False if it runs, or was stopped on purpose.
@@ -118,6 +151,7 @@ class Cluster(Place):
             os.chown(fresh, account.uid, account.gid)
             let_through((fresh, self.binaries.folder / "initdb"), account)
         self.binaries.make(fresh, inherited=[lock])
+        self.continuous_file.unlink(missing_ok=True)  # that was another server's
         fresh.rename(self.data)
         durable.flush(self.home)
 
@@ -168,7 +202,10 @@ class Cluster(Place):
         place = ("-k", str(self.socket), "-p", str(self.port), "-c", heard)
         # Told to all clients, so that a copied home can be told from its original (schema/stores.py).
         named = ("-c", f"{HOME_SETTING}={self.home}")
-        return shlex.join([*place, "-c", "unix_socket_permissions=0700", *named, *QUICK_RECOVERY])
+        folder = self.continuous_backup
+        more = [*self.settings, *(continuous.settings(folder) if folder else ())]
+        added = [part for setting in more for part in ("-c", setting)]
+        return shlex.join([*place, "-c", "unix_socket_permissions=0700", *named, *QUICK_RECOVERY, *added])
 
     def _prepare(self, account: Account | None) -> None:
         """Give the server the folders it needs, and remove what a killed one left."""
