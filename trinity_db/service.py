@@ -204,6 +204,7 @@ class Service:
         """
         watched: workers.Rival | None = None
         since = time.monotonic()
+        self.stop_if_orphaned()  # while it loaded: the role may be at work elsewhere by now
         while not self.stopping:
             seconds = time.monotonic() - since
             is_gone = watched and seconds > (WATCH_SECONDS if watched.is_silent else LEASE_SECONDS)

@@ -36,6 +36,14 @@ SELECT id FROM trinity.worker WHERE id = %(worker_id)s AND stopped_at IS NULL FO
 -- name: stop_worker
 UPDATE trinity.worker SET stopped_at = clock_timestamp() WHERE id = %(worker_id)s AND stopped_at IS NULL
 
+-- name: process_is_at_work
+-- Whether a process has a worker that has not stopped and gave a sign of life within its lease.
+SELECT EXISTS (
+    SELECT FROM trinity.worker
+    WHERE run_id = %(run_id)s AND host = %(host)s AND pid = %(pid)s
+      AND stopped_at IS NULL AND trinity.is_alive(heartbeat_at, %(lease_seconds)s)
+) AS is_at_work
+
 -- name: stop_process
 -- Stops the worker of a process that its supervisor cannot reach any more. If the process lives on, it hears of it at
 -- its next heartbeat, and what it writes until then is refused.

@@ -1,6 +1,8 @@
 """A Ray cluster of several nodes on this machine, and a store beside it."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ class Machines:
                 "_system_config": HEALTH,
             },
         )
+        self._ids: dict[int, str] = {}
+        """Of the nodes that were added, by the number of their hearts."""
 
     @property
     def address(self) -> str:
@@ -42,7 +46,17 @@ class Machines:
         """Add a machine; returns the number of the process that is its heart."""
         node: Any = self._cluster.add_node(num_cpus=cpus, resources=resources, object_store_memory=BYTES)
         (raylet,) = node.all_processes["raylet"]
-        return int(raylet.process.pid)
+        heart = int(raylet.process.pid)
+        self._ids[heart] = str(node.node_id)
+        return heart
+
+    def drain(self, heart: int, seconds: int) -> None:
+        """Let Ray know that a machine will go, as the operators of spot machines do."""
+        ray = str(Path(sys.executable).with_name("ray"))
+        command = [ray, "drain-node", "--address", self.address]
+        which = ["--node-id", self._ids[heart], "--deadline-remaining-seconds", str(seconds)]
+        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a spot machine"]
+        subprocess.run([*command, *which, *why], check=True)
 
     def close(self) -> None:
         self._cluster.shutdown()

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from trinity_db.process import Process
 from trinity_db.ray import cluster
 from trinity_db.ray.actor import Actor
 from trinity_db.ray.config import ResourcesConfig
+from trinity_db.ray.departures import Departures
+from trinity_db.service import LEASE_SECONDS
 from trinity_db.settings import home
 from trinity_db.store import runs, workers
 
@@ -40,23 +42,39 @@ def joined(address: str | None) -> Iterator[None]:
         yield
 
 
-def actors(config: RunConfig, processes: Sequence[Process], database: Database, run: runs.Run) -> list[Actor]:
-    """These processes as actors of the cluster that was joined: further explorers last."""
+@dataclass(frozen=True)
+class Register:
+    """What the store knows of the processes of a run, by host and process id."""
 
-    def fence(host: str, pid: int) -> None:
+    database: Database
+    run_id: int
+
+    def is_at_work(self, host: str, pid: int) -> bool:
+        """Whether a process has a worker that has not signed off and is heard, or the store is away."""
         try:
-            with database.transaction() as tx:
-                workers.stop_process(tx, run.id, host, pid)
+            with self.database.transaction() as tx:
+                return workers.is_at_work(tx, self.run_id, host, pid, LEASE_SECONDS)
+        except DatabaseUnavailable:
+            return True
+
+    def fence(self, host: str, pid: int) -> None:
+        """Refuse what a process writes from now on, and free its place."""
+        try:
+            with self.database.transaction() as tx:
+                workers.stop_process(tx, self.run_id, host, pid)
         except DatabaseUnavailable as error:
             logger.warning("%s; the leases of pid %d on %s run out by themselves", error, pid, host)
 
-    has_gpus = cluster.has_gpus()
+
+def actors(config: RunConfig, processes: Sequence[Process], database: Database, run: runs.Run) -> list[Actor]:
+    """These processes as actors of the cluster that was joined: further explorers last."""
+    register, departures, has_gpus = Register(database, run.id), Departures(), cluster.has_gpus()
 
     def actor(process: Process, role: str, first: Sequence[Actor]) -> Actor:
         needs = needs_of(config, role, has_gpus)
         environment = passed_on(config) | {cores.VARIABLE: _threads(needs)}
         there = replace(process, environment=environment, folder=Path.cwd())
-        return Actor(there, needs, config.ray.place_seconds, fence, first)
+        return Actor(there, needs, config.ray.place_seconds, register, departures, first)
 
     roles = ("explore", "process", "train")
     needed = [actor(process, process.name, ()) for process in processes if process.name in roles]

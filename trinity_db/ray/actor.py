@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from trinity_db.errors import TrinityError
 from trinity_db.process import Process
 from trinity_db.ray import cluster
-from trinity_db.ray.place import THREADS, Place
+from trinity_db.ray.departures import Departures
+from trinity_db.ray.place import THREADS, Place, Whereabouts
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +17,19 @@ logger = logging.getLogger(__name__)
 # to find that its supervisor is gone, and to give its leases back.
 NO_KILL = {"RAY_kill_child_processes_on_worker_exit": "0"}
 KILL_SECONDS = 1.0  # for a machine to hear that a role is to end at once
+# For a role whose actor is gone to sign off: it gives back what it has, and a trainer writes a checkpoint.
+GOODBYE_SECONDS = 60.0
 LOST = -1  # the exit code of a role whose actor Ray has lost; its own is not known
+
+
+class Register(Protocol):
+    """What the store knows of roles that run elsewhere."""
+
+    def is_at_work(self, host: str, pid: int) -> bool:
+        """Whether a process has a worker that has not signed off and is heard."""
+
+    def fence(self, host: str, pid: int) -> None:
+        """Refuse what a process writes from now on, and free its place."""
 
 
 class Actor:
@@ -28,8 +41,9 @@ class Actor:
     Args:
         needs: what Ray is to keep for it on one machine, by Ray's names.
         place_seconds: how long it may wait for a machine before that is said.
-        fence: called with host and process id when Ray has lost it. The process may live on where Ray does
-            not see it.
+        register: what the store knows of its processes. If Ray loses one, it is fenced: it may live on where
+            Ray does not see it.
+        departures: the machines that are to go. The role ends on such a machine, and begins elsewhere.
         first: the roles that the run needs more than this one. It asks for a machine while all of them have
             one, and gives way to them. None are first for a role that the run cannot begin without.
     """
@@ -39,14 +53,16 @@ class Actor:
         process: Process,
         needs: Mapping[str, float],
         place_seconds: float,
-        fence: Callable[[str, int], None],
+        register: Register,
+        departures: Departures,
         first: Sequence["Actor"] = (),
     ) -> None:
         self.name = process.name
         self._process = process
         self._needs = needs
         self._place_seconds = place_seconds
-        self._fence = fence
+        self._register = register
+        self._departures = departures
         self._first = first
         self._others: list[Actor] = []
         for one in first:
@@ -54,15 +70,16 @@ class Actor:
         self._handle: Any = None
         self._work: Any = None
         self._where: Any = None
-        self._place: tuple[str, int] | None = None
+        self._place: Whereabouts | None = None
         self._ended: tuple[int, str] | None = None
         self._has_worked = self._gives_way = self._is_ending = self._is_killed = False
         self._waits_since = 0.0
+        self._lost_at: float | None = None
 
     @property
     def log(self) -> str:
         """Where it writes what it says."""
-        return f"{self._place[0]}:{self._process.log}" if self._place else str(self._process.log)
+        return f"{self._place.host}:{self._process.log}" if self._place else str(self._process.log)
 
     @property
     def words(self) -> str:
@@ -81,6 +98,8 @@ class Actor:
                 self._look_for_place()
             if self._work is not None and _is_there(self._work):
                 self._ended = self._result()
+            elif self._is_to_move() and not self._gives_way and not self._is_ending:
+                self._give_way()
         return self._ended[0] if self._ended else None
 
     @property
@@ -97,7 +116,10 @@ class Actor:
 
     def start(self) -> None:
         """Begin a life of the role: where it was, or else on a machine that Ray gives it."""
-        self._place = self._ended = self._work = None
+        if self._is_to_move():
+            self._remove()
+        self._place = self._ended = self._work = self._lost_at = None
+        self._gives_way = False
         self._waits_since = time.monotonic()
         if self._handle is not None or not self._must_give_way():
             self._ask()
@@ -143,12 +165,12 @@ class Actor:
             self._wait()
             return
         try:
-            self._place = ray.get(self._where)
+            self._place = where = ray.get(self._where)
         except ray.exceptions.RayError:
             return  # the actor is gone, and _work says so too
         self._process.once = ()
         self._has_worked = True
-        logger.info("%s runs on %s, pid %d", self.name, *self._place)
+        logger.info("%s runs on %s, pid %d", self.name, where.host, where.pid)
 
     def _wait(self) -> None:
         """Ask for a machine, or leave those there are to roles that come first; say that it takes long."""
@@ -179,8 +201,11 @@ class Actor:
         self._gives_way = True
         self._handle.end.remote()
 
+    def _is_to_move(self) -> bool:
+        return self._place is not None and self._departures.has(self._place)
+
     def _result(self) -> tuple[int, str] | None:
-        """How its life has ended. None: it had not begun, and is asked for again."""
+        """How its life has ended. None: it had not begun, and is asked for again; or it is about to leave."""
         import ray
 
         try:
@@ -194,15 +219,27 @@ class Actor:
                 # Its machine went. Ray may choose that one again, as long as it does not know.
                 self._work = None
                 return None
-            if self._place is not None and not self._is_ending:
-                self._fence(*self._place)
-            host = f" on {self._place[0]}" if self._place else ""
+            if self._place is not None and not self._is_killed and not self._has_left(self._place):
+                return None
+            host = f" on {self._place.host}" if self._place else ""
             *_, reason = str(error).strip().splitlines() or [type(error).__name__]
             return LOST, f"Ray has lost it{host}: {reason.strip()}"
         if self._gives_way:
-            self._gives_way = False
             self._remove()
         return int(code), str(words)
+
+    def _has_left(self, where: Whereabouts) -> bool:
+        """Whether a role whose actor is gone has signed off, or was fenced.
+
+        It finds that its supervisor is gone, and stops as after SIGTERM. So nothing is lost if a machine ends
+        in order, or only the actor dies. On a machine that Ray has given up it may work on, and is fenced.
+        """
+        self._lost_at = self._lost_at or time.monotonic()
+        may_come = time.monotonic() - self._lost_at < GOODBYE_SECONDS and not cluster.is_cut_off(where.node)
+        if may_come and self._register.is_at_work(where.host, where.pid):
+            return False
+        self._register.fence(where.host, where.pid)
+        return True
 
     def _remove(self) -> None:
         """Free what Ray keeps for it."""

@@ -15,6 +15,9 @@ LOCAL = "local"
 CONNECT_SECONDS = 5.0  # Ray itself tries an address for two minutes, and then ends the process
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """How HTTP/2, and so gRPC, begins: a preface and a frame of settings, which the server answers alike."""
+ANSWER_SECONDS = 1.0  # for the head to say which machines are to go; a Ctrl-C waits so long
+IN_ORDER = (1, 3, 4)
+"""Reasons of a machine's death, as Ray numbers them in NodeDeathInfo: it was told to end, or drained."""
 STORE_BYTES = 100 << 20  # of a local cluster's object store, which no row goes through; Ray's least is 75 MB
 
 
@@ -82,6 +85,28 @@ def joined(address: str) -> Iterator[None]:
 def has_gpus() -> bool:
     """Whether a machine of the cluster has a GPU now."""
     return bool(_totals().get("GPU"))
+
+
+def draining() -> dict[str, int] | None:
+    """Nodes that are to go soon, and when: in milliseconds since the epoch, or 0. None: the head is silent.
+
+    Ray has no public way to ask. Ray Serve asks the same client; `ray._private.state` takes no timeout.
+    """
+    import ray
+
+    try:
+        client = ray._private.worker.global_worker.gcs_client
+        return dict(client.get_draining_nodes(timeout=ANSWER_SECONDS))
+    except ray.exceptions.RpcError:
+        return None
+
+
+def is_cut_off(node: str) -> bool:
+    """Whether Ray has given a machine up that did not say goodbye: what runs there may not know of it."""
+    import ray
+
+    found = next((one for one in ray.nodes() if one["NodeID"] == node), None)
+    return found is None or not (found["Alive"] or found["DeathReason"] in IN_ORDER)
 
 
 def shortage(needs: Mapping[str, float]) -> str:

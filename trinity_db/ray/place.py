@@ -1,14 +1,24 @@
-"""What an actor does on its machine. Nothing here imports ray: a cluster brings it along."""
+"""What an actor does on its machine. Only its methods import ray: a cluster brings it along."""
 
 import os
 import socket
 import threading
 import time
+from typing import NamedTuple
 
 from trinity_db.process import Process
 
 LOOK_SECONDS = 0.2  # between two looks at the process
 THREADS = 3  # one waits for the process, one tells where it is, one passes signals on
+
+
+class Whereabouts(NamedTuple):
+    """Where a role runs."""
+
+    host: str
+    pid: int
+    node: str
+    """The machine's id in the cluster."""
 
 
 class Place:
@@ -37,10 +47,13 @@ class Place:
         self._is_started.clear()  # for its next life
         return code, self._process.words
 
-    def where(self) -> tuple[str, int]:
-        """The machine's name and the number of the process there, once it is started."""
+    def where(self) -> Whereabouts:
+        """Where the role runs, once it is started."""
+        import ray
+
         self._is_started.wait()
-        return socket.gethostname(), self._process.pid
+        node = str(ray.get_runtime_context().get_node_id())
+        return Whereabouts(socket.gethostname(), self._process.pid, node)
 
     def end(self) -> None:
         """Ask the role to end."""

@@ -199,6 +199,14 @@ def stop(tx: Transaction, worker_id: int) -> None:
     tx.execute(query("stop_worker"), {"worker_id": worker_id})
 
 
+def is_at_work(tx: Transaction, run_id: int, host: str, pid: int, lease_seconds: float) -> bool:
+    """Whether a process has a worker that has not stopped and gave a sign of life within its lease."""
+    values = {"run_id": run_id, "host": host, "pid": pid, "lease_seconds": lease_seconds}
+    row = tx.execute(query("process_is_at_work"), values).fetchone()
+    assert row is not None
+    return bool(row["is_at_work"])
+
+
 def stop_process(tx: Transaction, run_id: int, host: str, pid: int) -> None:
     """Take a worker for gone, by its process: its place is free, and its writes are refused from now on."""
     tx.execute(query("stop_process"), {"run_id": run_id, "host": host, "pid": pid})
