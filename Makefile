@@ -57,7 +57,7 @@ test-page: $(VENV)/.test ## The web page in a headless Chromium (about eight min
 test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)
 	$(BIN)/python -m pytest tests/vllm
 
-ray: $(VENV)/.ray ## A run on a Ray cluster of several nodes: lost, frozen and added ones (about four minutes)
+ray: $(VENV)/.ray ## A run on a Ray cluster of several nodes: lost, frozen, added and departing ones (about six minutes)
 	$(BIN)/python -m pytest tests/ray
 
 learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences, the examples (about fifteen minutes)

@@ -12,6 +12,7 @@ from tests.acceptance.command import Ended, Store, reversing
 from tests.postgres import discard, new_home
 from tests.processes import is_alive
 from tests.ray.conftest import Machines, machine_of
+from tests.ray.history import ALIVE, REACHED, TRAINED_BY_ANOTHER, check_history, steps
 from tests.waiting import wait_until
 from trinity_db import embedded
 
@@ -20,18 +21,6 @@ pytestmark = pytest.mark.timeout(
 )  # one run, which loses machines again and again, is set up in the first test
 
 RUN = "away"
-COMMITTED = """
-SELECT count(*) FROM batch b JOIN run r ON r.id = b.run_id WHERE r.name = %(run)s AND b.state = 'committed'
-"""
-REACHED = f"SELECT ({COMMITTED}) >= %(steps)s"
-ALIVE = """
-SELECT w.id, w.role::text AS role, w.pid FROM worker w JOIN run r ON r.id = w.run_id
-WHERE r.name = %(run)s AND w.stopped_at IS NULL ORDER BY w.id
-"""
-TRAINED_BY_ANOTHER = """
-SELECT count(*) > 0 FROM worker w JOIN run r ON r.id = w.run_id
-WHERE r.name = %(run)s AND w.stopped_at IS NULL AND w.role = 'train' AND w.pid <> %(pid)s
-"""
 PLACE_SECONDS = 20  # an actor takes 2 s to start, on a busy machine ten times as long
 MOST_STEPS = 100_000  # it is stopped before
 
@@ -54,10 +43,6 @@ def config(store: Store) -> Path:
     return store.config(RUN, explorers=2, **run | {"trainer": run["trainer"] | {"learning_rate": 3e-3}})
 
 
-def steps(store: Store) -> int:
-    return int(store.value(COMMITTED, run=RUN))
-
-
 @pytest.fixture(scope="module")
 def facts(store: Store, machines: Machines) -> Facts:
     path = config(store)
@@ -74,7 +59,7 @@ def facts(store: Store, machines: Machines) -> Facts:
     wait_until(
         lambda: not is_alive(trainer), "the trainer on the frozen machine hears that another has its place"
     )
-    store.wait_for(REACHED, driver, run=RUN, steps=steps(store) + 10)
+    store.wait_for(REACHED, driver, run=RUN, steps=steps(store, RUN) + 10)
     os.kill(frozen, signal.SIGKILL)
     driver.signal(signal.SIGINT)
     stopped = driver.wait()
@@ -92,14 +77,14 @@ def facts(store: Store, machines: Machines) -> Facts:
     os.kill(added, signal.SIGKILL)
     wait_until(lambda: not is_alive(explorer), "no role outlives its machine")
     wait_until(lambda: "explore-3 ended with code -1" in driver.errors, "Ray loses the machine")
-    store.wait_for(REACHED, driver, run=RUN, steps=max(120, steps(store) + 10))
+    store.wait_for(REACHED, driver, run=RUN, steps=max(120, steps(store, RUN) + 10))
     orphans = [int(one["pid"]) for one in store.rows(ALIVE, run=RUN)]
     driver.signal(signal.SIGKILL)
     driver.wait()
     wait_until(lambda: not any(map(is_alive, orphans)), "the roles end with their driver")
     left += store.rows(ALIVE, run=RUN)
 
-    last = ("--change", "--set", f"trainer.steps={steps(store) + 10}")
+    last = ("--change", "--set", f"trainer.steps={steps(store, RUN) + 10}")
     ended = store.run("run", path, "--ray", machines.address, *last)
     trainers = store.value("SELECT count(DISTINCT pid) FROM worker WHERE role = 'train'")
     return Facts(trainers, stopped, left, leased, waiting, ended)
@@ -126,36 +111,8 @@ def test_the_run_ends_with_its_last_step(store: Store, facts: Facts) -> None:
 
 
 @pytest.mark.usefixtures("facts")
-def test_each_step_is_one_committed_batch_that_a_version_includes(store: Store) -> None:
-    batches = store.rows(
-        "SELECT step, included_version FROM batch_view "
-        "WHERE run = %(run)s AND state = 'committed' ORDER BY step",
-        run=RUN,
-    )
-    assert [one["step"] for one in batches] == [*range(1, len(batches) + 1)]
-    assert all(one["included_version"] is not None for one in batches)
-
-
-@pytest.mark.usefixtures("facts")
-def test_no_row_is_consumed_twice_and_none_is_left_behind(store: Store) -> None:
-    used = store.rows(
-        """
-        SELECT e.use_count, e.state::text, count(*) AS batches
-        FROM batch_item i JOIN batch b ON b.id = i.batch_id JOIN experience e ON e.id = i.experience_id
-        JOIN run r ON r.id = e.run_id
-        WHERE r.name = %(run)s AND b.state = 'committed'
-        GROUP BY e.id
-        """,
-        run=RUN,
-    )
-    assert {(one["state"], one["use_count"], one["batches"]) for one in used} == {("trained", 1, 1)}
-    uncommitted = """
-        SELECT count(*) FROM experience e WHERE e.use_count > 0 AND NOT EXISTS (
-            SELECT FROM batch_item i JOIN batch b ON b.id = i.batch_id
-            WHERE i.experience_id = e.id AND b.state = 'committed')
-    """
-    assert store.value(uncommitted) == 0
-    assert store.value("SELECT count(*) FROM experience WHERE worker_id IS NOT NULL") == 0
+def test_each_step_is_one_batch_and_no_row_is_used_twice(store: Store) -> None:
+    check_history(store, RUN)
 
 
 @pytest.mark.usefixtures("facts")
