@@ -217,6 +217,16 @@ def test_a_second_worker_of_an_exclusive_role_is_refused(
     assert all(_goodbyes(run[0]))
 
 
+def test_a_role_whose_supervisor_is_gone_before_it_has_a_place_takes_none(
+    run: tuple[Database, runs.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(service.SUPERVISOR, str(os.getpid()))  # which is not this process's parent
+    role = Probe(*run)
+    role.serve()
+    assert role.rounds == 0
+    assert _goodbyes(run[0]) == []
+
+
 def test_a_signal_lets_the_work_in_hand_end_and_no_more_begin(run: tuple[Database, runs.Run]) -> None:
     role = Interrupted(*run)
     role.serve()

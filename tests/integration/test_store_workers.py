@@ -131,6 +131,19 @@ def test_the_time_of_a_goodbye_is_that_of_the_first(scene: Scene) -> None:
     assert goodbyes[0] == goodbyes[1]
 
 
+def test_a_process_is_at_work_until_it_falls_silent_or_is_stopped(scene: Scene) -> None:
+    def at_work(pid: int) -> bool:
+        with scene.database.transaction() as tx:
+            return workers.is_at_work(tx, scene.run.id, "beta", pid, LEASE_SECONDS)
+
+    _, silent = (worker(scene, WorkerRole.PROCESS, pid, "beta") for pid in (1, 2))
+    fall_silent(scene, silent, LEASE_SECONDS + 1)
+    assert [at_work(pid) for pid in (1, 2, 3)] == [True, False, False]
+    with scene.database.transaction() as tx:
+        workers.stop_process(tx, scene.run.id, "beta", 1)
+    assert not at_work(1)
+
+
 def test_a_batch_is_given_back_by_the_next_trainer_and_by_no_other_worker(scene: Scene) -> None:
     scene.make_ready(1)
     scene.draw(step=1, size=1)
