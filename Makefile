@@ -69,7 +69,7 @@ scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million r
 chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make chaos MINUTES=10 SEED=7 REPORT=file.json ONLY=pgbouncer
 	$(BIN)/python -m pytest tests/chaos -s $(MINUTES:%=--minutes %) $(SEED:%=--seed %) $(REPORT:%=--report %) $(if $(ONLY),-k "$(ONLY)")
 
-hosts: $(VENV)/.test ## Two hosts whose network, power and clock fail (about four minutes); skips unless root on Linux
+hosts: $(VENV)/.test ## Two hosts whose network, power and clock fail (about four minutes, eight if Ray is installed); skips unless root on Linux
 	$(BIN)/python -m pytest tests/hosts -s
 
 bench: $(VENV)/.test $(BENCH)/.bench $(PEERS)/.peers ## Measure the store against bare PostgreSQL and peers, also as: make bench ARGUMENTS="--only ingest"

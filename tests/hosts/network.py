@@ -125,5 +125,5 @@ class Network(threading.Thread):
         while self._under_way and self._under_way[0][0] <= time.monotonic():
             _, _, to, packet = heapq.heappop(self._under_way)
             if (line := self._lines.get(to)) is not None and not line.down.is_cut:
-                with suppress(BlockingIOError):  # the host is too slow: its packets are lost
+                with suppress(OSError):  # the host is too slow, or still boots: its packets are lost
                     os.write(line.device, packet)

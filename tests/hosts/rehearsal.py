@@ -180,7 +180,7 @@ def rehearsal(folder: Path, seed: int) -> Iterator[Rehearsal]:
     cluster = None
     try:
         hosts["server"] = Host("server", NUMBERS["server"], network)
-        cluster = _serve(folder / "home", hosts["server"])
+        cluster = serve(folder / "home", hosts["server"])
         made = _begin(folder, cluster, network, hosts, seed)
         try:
             made.crew.start()
@@ -197,7 +197,7 @@ def rehearsal(folder: Path, seed: int) -> Iterator[Rehearsal]:
         network.close()
 
 
-def _serve(home: Path, host: Host) -> Cluster:
+def serve(home: Path, host: Host) -> Cluster:
     """Start a server on a host. It trusts the network."""
     found = embedded.cluster(home)
     heard = NetworkBinaries(
