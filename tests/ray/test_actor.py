@@ -18,9 +18,9 @@ from trinity_db.ray import cluster
 from trinity_db.ray.actor import LOST, Actor
 from trinity_db.ray.departures import Departures
 
-# It ends with the actor that started it, as a role does.
+# It ends with the actor that started it, as a role does. The actor may end before its first line.
 LIVES = """import os, time
-parent = os.getppid()
+parent = int(os.environ['TRINITY_DB_SUPERVISOR'])
 print('works', flush=True)
 while os.getppid() == parent:
     time.sleep(0.05)"""
@@ -29,7 +29,7 @@ DIES = "import sys\nprint('error: no luck', flush=True)\nsys.exit(3)"
 LEAVES = """import os, signal, sys, time
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-parent = os.getppid()
+parent = int(os.environ['TRINITY_DB_SUPERVISOR'])
 print('works', flush=True)
 while os.getppid() == parent and not told:
     time.sleep(0.05)
