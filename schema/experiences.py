@@ -25,6 +25,13 @@ from sqlalchemy.orm import Mapped, mapped_column
 from trinity_db.schema.base import HOT_TABLE, LOCAL, OF_THE_STORE, TRANSACTION, Base, Id, Now, enum, refers_to
 from trinity_db.schema.states import ExperienceState
 
+IS_UNJUDGED = "state = ANY (ARRAY['raw'::trinity.experience_state, 'clean'::trinity.experience_state])"
+# A row without tokens has no place. Without labels a row with a reward of zero or less has none; with
+# labels, a row without a reward. trinity.is_learned_from says the same for statements.
+HAS_PLACE = (
+    "prompt_length IS NOT NULL AND (reward > 0::double precision OR (reward IS NOT NULL) = draws_labels)"
+)
+
 
 class Experience(Base):
     """One trainable token sequence: the hot row. Explorer or import write it, processors and trainer move it.
@@ -126,19 +133,48 @@ class Experience(Base):
         server_default="false",
         comment="Whether its run learns from good and bad rows, copied when the run adopted it",
     )
-    # A row without tokens has no place. Without labels a row with a reward of zero or less has none; with
-    # labels, a row without a reward. trinity.is_learned_from says the same for statements.
     place: Mapped[int | None] = mapped_column(
         Computed(
-            "CASE WHEN prompt_length IS NOT NULL"
-            " AND (reward > 0::double precision OR (reward IS NOT NULL) = draws_labels)"
-            " THEN hashint8extended(source_id, seed + use_count) ELSE NULL::bigint END",
+            f"CASE WHEN {HAS_PLACE} THEN hashint8extended(source_id, seed + use_count) ELSE NULL::bigint END",
             persisted=True,
         ),
         comment=(
             "Its place in the shuffled order of a pass over data; each use gives it another. "
             "NULL if it cannot be drawn now"
         ),
+    )
+    # No index names the state, the lease or the uses, or has them in its condition: these columns stand in
+    # their place. So a move that leaves these as they are, as from scored to ready, to leased and to trained,
+    # writes no entry in any index (HOT).
+    to_judge: Mapped[ExperienceState | None] = mapped_column(
+        enum(ExperienceState, "experience_state"),
+        Computed(
+            f"CASE WHEN {IS_UNJUDGED} THEN state ELSE NULL::trinity.experience_state END",
+            persisted=True,
+        ),
+        comment="raw or clean while processors have yet to judge it; NULL from then on",
+    )
+    judge_id: Mapped[int | None] = mapped_column(
+        Computed(
+            f"CASE WHEN {IS_UNJUDGED} THEN worker_id ELSE NULL::bigint END",
+            persisted=True,
+        ),
+        comment="The processor that holds the lease on it; NULL while none does",
+        info=refers_to("worker"),
+    )
+    is_offered: Mapped[bool] = mapped_column(
+        Boolean,
+        Computed("state = 'ready'::trinity.experience_state AND version_min IS NULL", persisted=True),
+        comment="Whether it is ready, and of a data set or adopted: no policy of its run sampled it",
+    )
+    pass_number: Mapped[int | None] = mapped_column(
+        Integer,
+        Computed(
+            f"CASE WHEN state = 'ready'::trinity.experience_state AND {HAS_PLACE}"
+            " AND source_id IS NOT NULL AND seed IS NOT NULL THEN use_count ELSE NULL::integer END",
+            persisted=True,
+        ),
+        comment="The pass over data in which it is drawn next, from 0; NULL if it cannot be drawn now",
     )
 
     __table_args__ = (
@@ -182,21 +218,21 @@ class Experience(Base):
         Index(
             "experience_open_idx",
             "run_id",
-            "state",
+            "to_judge",
             "id",
-            postgresql_where=text("state IN ('raw', 'clean', 'scored') AND worker_id IS NULL"),
+            postgresql_where=text("to_judge IS NOT NULL"),
         ),
         Index(
             "experience_place_idx",
             "run_id",
-            "use_count",
+            "pass_number",
             "place",
             "id",
-            postgresql_where=text("state = 'ready' AND place IS NOT NULL"),
+            postgresql_where=text("pass_number IS NOT NULL"),
         ),
-        Index("experience_ready_idx", "run_id", "id", postgresql_where=text("state = 'ready'")),
+        Index("experience_ready_idx", "run_id", "id", postgresql_where=text("is_offered")),
         Index("experience_group_idx", "group_id", postgresql_where=text("group_id IS NOT NULL")),
-        Index("experience_worker_idx", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
+        Index("experience_judge_idx", "judge_id", postgresql_where=text("judge_id IS NOT NULL")),
         {"postgresql_with": HOT_TABLE},
     )
 

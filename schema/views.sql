@@ -971,7 +971,12 @@ FROM trinity.worker w
 JOIN trinity.run r ON r.id = w.run_id
 CROSS JOIN LATERAL (
     SELECT (SELECT count(*) FROM trinity.rollout_group g WHERE g.worker_id = w.id) AS groups,
-           (SELECT count(*) FROM trinity.experience e WHERE e.worker_id = w.id)
+           (SELECT count(*) FROM trinity.experience e WHERE e.judge_id = w.id)
+           + (SELECT count(*)
+              FROM trinity.batch b
+              JOIN trinity.batch_item i ON i.batch_id = b.id
+              JOIN trinity.experience e ON e.id = i.experience_id AND e.worker_id = w.id AND e.state = 'leased'
+              WHERE b.run_id = w.run_id AND b.worker_id = w.id AND b.state = 'leased')
            + (SELECT count(*) FROM trinity.preference p WHERE p.worker_id = w.id) AS rows,
            (SELECT count(*) FROM trinity.batch b
             WHERE b.run_id = w.run_id AND b.worker_id = w.id AND b.state = 'leased') AS batches

@@ -35,6 +35,7 @@ OWNER = {
 OF_EXPERIENCES = "t.experience_id IN (SELECT id FROM trinity.experience WHERE run_id = ANY(%(runs)s))"
 REFERENCES = {
     "run_id": "run", "taskset_id": "taskset", "task_id": "task", "worker_id": "worker",
+    "judge_id": "worker",
     "group_id": "rollout_group", "floor": "rollout_group", "rollout_id": "rollout",
     "experience_id": "experience", "chosen_id": "experience", "rejected_id": "experience",
     "source_id": "experience", "origin_id": "experience", "preference_id": "preference", "batch_id": "batch",

@@ -21,9 +21,9 @@ WITH adopted AS (
         SELECT abs(hashtextextended(coalesce(nullif(x.prompt, ''), x.response), 0) %% 1000000)
                    < %(holdout)s::float8 * 1000000 AS is_so
     ) kept
-    WHERE r.id = %(run_id)s AND e.run_id = %(source_run_id)s AND e.state = 'ready'
+    WHERE r.id = %(run_id)s AND e.run_id = %(source_run_id)s AND e.is_offered
       AND e.id > coalesce((SELECT n.id FROM trinity.experience n
-                           WHERE n.run_id = %(source_run_id)s AND n.state = 'ready'
+                           WHERE n.run_id = %(source_run_id)s AND n.is_offered
                              AND (SELECT a.id FROM trinity.experience a
                                   WHERE a.source_id = n.id AND a.run_id = %(run_id)s) IS NOT NULL
                            ORDER BY n.id DESC LIMIT 1), 0)

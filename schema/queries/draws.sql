@@ -48,8 +48,8 @@ RETURNING e.id, trinity.staleness(e.run_id, %(version)s, e.version_min, e.versio
 -- statement sees one snapshot, as draw_groups does.
 SELECT e.id, e.use_count, e.reward, pg_current_snapshot()::text AS snapshot
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.place IS NOT NULL
-ORDER BY e.use_count, e.place, e.id
+WHERE e.run_id = %(run_id)s AND e.pass_number IS NOT NULL
+ORDER BY e.pass_number, e.place, e.id
 LIMIT %(limit)s
 
 -- name: draw_experts
@@ -58,13 +58,13 @@ LIMIT %(limit)s
 SELECT d.name AS data, e.id, pg_current_snapshot()::text AS snapshot
 FROM unnest(%(data)s::text[]) WITH ORDINALITY AS d (name, number)
 JOIN trinity.run r ON r.name = d.name
-CROSS JOIN LATERAL (SELECT e.id, e.use_count, e.place
+CROSS JOIN LATERAL (SELECT e.id, e.pass_number, e.place
                     FROM trinity.experience e
                     JOIN trinity.experience o ON o.id = e.source_id
-                    WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.place IS NOT NULL AND o.run_id = r.id
-                    ORDER BY e.use_count, e.place, e.id
+                    WHERE e.run_id = %(run_id)s AND e.pass_number IS NOT NULL AND o.run_id = r.id
+                    ORDER BY e.pass_number, e.place, e.id
                     LIMIT %(limit)s) e
-ORDER BY d.number, e.use_count, e.place, e.id
+ORDER BY d.number, e.pass_number, e.place, e.id
 
 -- name: draw_pairs
 -- The next pairs. Each pass over the data has a shuffled order of its own, which a restart does not change. A pair

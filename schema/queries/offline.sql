@@ -101,7 +101,7 @@ WHERE p.id IN (SELECT f.id FROM trinity.preference f
 -- Rows of a run that learns from labels that have no reward, and so no label.
 SELECT count(*) AS rows
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL
+WHERE e.run_id = %(run_id)s AND e.is_offered AND e.draws_labels AND e.reward IS NULL
 
 -- name: count_pairs
 SELECT p.use_count AS uses, count(*) AS rows
@@ -116,7 +116,7 @@ GROUP BY p.use_count
 -- Rows that are kept for evaluation, by the rules of those that are drawn.
 SELECT e.id, e.reward
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.held_out AND e.prompt_length IS NOT NULL
+WHERE e.run_id = %(run_id)s AND e.is_offered AND e.held_out AND e.prompt_length IS NOT NULL
   AND trinity.is_learned_from(e.reward, e.draws_labels)
   AND (e.draws_labels OR NOT EXISTS (SELECT FROM trinity.preference p WHERE p.rejected_id = e.id))
 ORDER BY e.id
@@ -150,7 +150,7 @@ FROM trinity.experience e
 JOIN trinity.experience o ON o.id = e.source_id
 JOIN trinity.run r ON r.id = o.run_id
 JOIN trinity.experience_text x ON x.experience_id = e.source_id
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL AND e.id > %(after)s
+WHERE e.run_id = %(run_id)s AND e.is_offered AND e.prompt_length IS NULL AND e.id > %(after)s
 ORDER BY e.id
 LIMIT %(limit)s
 
@@ -159,13 +159,13 @@ SELECT r.id, r.name, r.config -> 'model' AS model
 FROM trinity.run r
 WHERE r.kind = 'train'
   AND r.id IN (SELECT o.run_id FROM trinity.experience e JOIN trinity.experience o ON o.id = e.source_id
-               WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL)
+               WHERE e.run_id = %(run_id)s AND e.is_offered AND e.prompt_length IS NULL)
 ORDER BY r.id
 
 -- name: count_unencoded
 SELECT count(*) AS rows
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.prompt_length IS NULL
+WHERE e.run_id = %(run_id)s AND e.is_offered AND e.prompt_length IS NULL
 
 -- name: encode_rows
 -- Records the lengths of rows that have tokens now. From now on they can be drawn.

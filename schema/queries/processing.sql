@@ -5,7 +5,7 @@
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
-    WHERE e.run_id = %(run_id)s AND e.state = %(state)s AND e.worker_id IS NULL AND e.id >= %(after)s
+    WHERE e.run_id = %(run_id)s AND e.to_judge = %(state)s AND e.worker_id IS NULL AND e.id >= %(after)s
       AND (e.held_out OR NOT %(evaluated)s)
       AND (e.attempt < %(suspect)s
            OR e.attempt - coalesce((SELECT max(v.attempt) FROM trinity.processing v
@@ -25,7 +25,7 @@ RETURNING e.id, e.attempt
 WITH picked AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
-    WHERE e.run_id = %(run_id)s AND e.state = %(state)s AND e.worker_id IS NULL AND (e.held_out OR NOT %(evaluated)s)
+    WHERE e.run_id = %(run_id)s AND e.to_judge = %(state)s AND e.worker_id IS NULL AND (e.held_out OR NOT %(evaluated)s)
     ORDER BY e.id
     LIMIT 1
     FOR NO KEY UPDATE SKIP LOCKED
@@ -108,11 +108,10 @@ SELECT coalesce((SELECT known.version FROM known), (SELECT made.version FROM mad
 
 -- name: hold_rows
 -- Those of these rows that the worker still holds, with their attempts; locked for the verdicts, in the order in which
--- every statement locks rows. NOT DISTINCT stands in place of =, which the planner may answer from the index of
--- workers, by all rows that this worker ever held.
+-- every statement locks rows.
 SELECT e.id, e.attempt
 FROM trinity.experience e
-WHERE e.id = ANY(%(ids)s) AND e.worker_id IS NOT DISTINCT FROM %(worker_id)s AND e.state IN ('raw', 'clean')
+WHERE e.id = ANY(%(ids)s) AND e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean')
 ORDER BY e.id
 FOR NO KEY UPDATE
 
@@ -162,20 +161,17 @@ ON CONFLICT (experience_id) DO NOTHING
 -- name: count_unprocessed
 -- Rows that processors have yet to move on, free or held. Scored rows that wait for a reward of another source do not
 -- count, and neither do those of groups that are still being explored or were abandoned.
-SELECT (SELECT count(*) FROM trinity.experience e
-        WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean', 'scored') AND e.worker_id IS NULL
-          AND (e.state <> 'scored'
-               OR (%(requires_reward)s::text IS NULL
-                   AND (SELECT g.state FROM trinity.rollout_group g WHERE g.id = e.group_id) <> 'open')))
-     + (SELECT count(*) FROM trinity.experience e
-        WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NOT NULL) AS rows
+SELECT (SELECT count(*) FROM trinity.experience e WHERE e.run_id = %(run_id)s AND e.to_judge IS NOT NULL)
+     + (SELECT count(*)
+        FROM trinity.rollout_group g
+        JOIN trinity.experience e ON e.group_id = g.id AND e.state = 'scored'
+        WHERE g.run_id = %(run_id)s AND g.state = 'complete' AND %(requires_reward)s::text IS NULL
+          AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)) AS rows
 
 -- name: all_judged
 -- Whether no row of a run waits for a verdict of clean or score, and no processor has one in hand.
 SELECT NOT EXISTS (SELECT FROM trinity.experience e
-                   WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NULL)
-   AND NOT EXISTS (SELECT FROM trinity.experience e
-                   WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NOT NULL) AS all_judged
+                   WHERE e.run_id = %(run_id)s AND e.to_judge IS NOT NULL) AS all_judged
 
 -- name: take_pairings
 -- Takes the oldest changes of groups in which no processor has looked for pairs yet, and skips those that another

@@ -124,5 +124,5 @@ DELETE FROM trinity.rescore q WHERE q.group_id = ANY(%(group_ids)s)
 -- name: unprocessed_row
 -- A row that waits for a processor; none if processors keep up.
 SELECT e.id FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state IN ('raw', 'clean') AND e.worker_id IS NULL
+WHERE e.run_id = %(run_id)s AND e.to_judge IS NOT NULL AND e.worker_id IS NULL
 LIMIT 1

@@ -16,7 +16,7 @@ WHERE s.experience_id = ANY(%(ids)s) AND s.name = %(name)s
 -- Adopted rows that may be drawn or are held out and that this model has not scored, by id, after the id :after.
 SELECT e.id
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.source_id IS NOT NULL AND e.prompt_length IS NOT NULL
+WHERE e.run_id = %(run_id)s AND e.is_offered AND e.source_id IS NOT NULL AND e.prompt_length IS NOT NULL
   AND e.id > %(after)s
   AND NOT EXISTS (SELECT FROM trinity.score s
                   WHERE s.experience_id = e.id AND s.name = %(name)s AND s.digest = %(digest)s)
@@ -26,6 +26,6 @@ LIMIT %(limit)s
 -- name: count_unscored
 SELECT count(*) AS rows
 FROM trinity.experience e
-WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.source_id IS NOT NULL AND e.prompt_length IS NOT NULL
+WHERE e.run_id = %(run_id)s AND e.is_offered AND e.source_id IS NOT NULL AND e.prompt_length IS NOT NULL
   AND NOT EXISTS (SELECT FROM trinity.score s
                   WHERE s.experience_id = e.id AND s.name = %(name)s AND s.digest = %(digest)s)

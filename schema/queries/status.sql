@@ -143,7 +143,7 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)
         GROUP BY v.source) AS awaited,
        (SELECT count(*) FROM trinity.experience e
-        WHERE e.run_id = %(run_id)s AND e.state = 'ready' AND e.draws_labels AND e.reward IS NULL) AS unlabelled,
+        WHERE e.run_id = %(run_id)s AND e.is_offered AND e.draws_labels AND e.reward IS NULL) AS unlabelled,
        jsonb_build_object(
            'rollouts',
            (SELECT count(*) FROM trinity.rollout m WHERE m.run_id = %(run_id)s AND m.state = 'refused'

@@ -125,7 +125,7 @@ stalled_groups AS MATERIALIZED (
     FOR NO KEY UPDATE OF g SKIP LOCKED
 ),
 stalled_experiences AS MATERIALIZED (
-    SELECT e.id FROM gone JOIN trinity.experience e ON e.worker_id = gone.id AND e.state IN ('raw', 'clean', 'scored')
+    SELECT e.id FROM gone JOIN trinity.experience e ON e.judge_id = gone.id
     ORDER BY e.id
     FOR NO KEY UPDATE OF e SKIP LOCKED
 ),
@@ -160,7 +160,7 @@ WITH held_groups AS MATERIALIZED (
 ),
 held_experiences AS MATERIALIZED (
     SELECT e.id FROM trinity.experience e
-    WHERE e.worker_id = %(worker_id)s AND e.state IN ('raw', 'clean', 'scored') AND e.id <> ALL(%(keep)s::bigint[])
+    WHERE e.judge_id = %(worker_id)s AND e.id <> ALL(%(keep)s::bigint[])
     ORDER BY e.id
     FOR NO KEY UPDATE
 ),
