@@ -21,10 +21,13 @@ ORDER BY g.id
 FOR NO KEY UPDATE
 
 -- name: lock_batch_rows
--- Locks the rows of batches, after their groups. Rows of pairs are left out: they are neither leased nor used up.
+-- Locks the rows of batches, after their groups. Rows of pairs are left out: they are neither leased nor used up. So are
+-- members of the run's own groups: what changes one that was settled holds the lock of its group.
+-- ARRAY has the server look up each row.
 SELECT e.id FROM trinity.experience e
-WHERE e.id IN (SELECT i.experience_id FROM trinity.batch_item i
-               WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL)
+WHERE e.id = ANY(ARRAY(SELECT i.experience_id FROM trinity.batch_item i
+                       WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL))
+  AND (e.group_id IS NULL OR e.source_id IS NOT NULL)
 ORDER BY e.id
 FOR NO KEY UPDATE
 

@@ -117,8 +117,14 @@ FOR NO KEY UPDATE
 
 -- name: pass_rows
 -- Moves held rows from a stage's state to the next, or, in an evaluation, to its end. The states are sent as literals.
+-- Those of :rewarded, about which events were written in this transaction, get their reward in the same move, by the rule
+-- of refresh_rewards.
 UPDATE trinity.experience e
-SET state = CASE WHEN e.held_out THEN 'evaluated' ELSE %(next_state)s END::trinity.experience_state, worker_id = NULL
+SET state = CASE WHEN e.held_out THEN 'evaluated' ELSE %(next_state)s END::trinity.experience_state, worker_id = NULL,
+    reward = CASE WHEN e.id = ANY(%(rewarded)s::bigint[])
+                  THEN (SELECT coalesce(sum(v.share), trinity.label_in(e.id, NULL)) FROM trinity.reward_part_view v
+                        WHERE v.experience_id = e.id)
+                  ELSE e.reward END
 WHERE e.id = ANY(%(ids)s) AND e.state = %(state)s
 
 -- name: drop_held

@@ -200,24 +200,29 @@ def finish(
     give_back = query("release_held")
     if before is not None:
         give_back = query("pass_rows", state=state, next_state=stage.state)
-    rewards.lock(tx, [event for verdict in verdicts for event in verdict.events])  # groups before rows
+    locked = rewards.lock(tx, [event for verdict in verdicts for event in verdict.events])  # before rows
     held = _hold(tx, worker_id, verdicts)
     with tx.pipeline():  # one round trip for all that needs no answer
         if before is not None:
             _record(tx, before.stage, before.verdicts, held)
         _record(tx, stage, verdicts, held)
         judged = _bury(tx, stage, [verdict for verdict in verdicts if verdict.id in held], max_attempts)
+        events = [event for verdict in judged for event in verdict.events]
+        rewards.write(tx, run_id, stage.processor, events, processor_version=stage.version)
+        rewarded = [verdict.id for verdict in judged if verdict.events]
         for statement, outcome in (
             (query("pass_rows", state=state, next_state=stage.next_state), Outcome.PASSED),
             (query("drop_held"), Outcome.DROPPED),
             (give_back, Outcome.FAILED),
         ):
             if chosen := [verdict.id for verdict in judged if verdict.outcome == outcome]:
-                tx.execute(statement, {"ids": chosen})
+                tx.execute(statement, {"ids": chosen, "rewarded": rewarded})
         drops = [_drop(verdict) for verdict in judged if verdict.outcome == Outcome.DROPPED]
         record_drops(tx, run_id, stage.processor, drops)
-        events = [event for verdict in judged for event in verdict.events]
-        rewards.record(tx, run_id, stage.processor, events, processor_version=stage.version)
+        if events:
+            if len(held) < len(verdicts):
+                locked = rewards.lock(tx, events)  # without what refused verdicts are about
+            rewards.follow(tx, run_id, *locked)
         if said := [score for verdict in judged for score in verdict.said]:
             scores.write(tx, said)
     return held

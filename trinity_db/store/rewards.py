@@ -101,8 +101,22 @@ def record(
     """
     if not events:
         return
-    groups, experiences = lock(tx, events)
-    before = tx.execute(query("count_settled"), {"group_ids": groups}).fetchall()
+    locked = lock(tx, events)
+    write(tx, run_id, source, events, created_by, processor_version)
+    follow(tx, run_id, *locked)
+
+
+def write(
+    tx: Transaction,
+    run_id: int,
+    source: str,
+    events: Sequence[RewardEvent],
+    created_by: str | None = None,
+    processor_version: int | None = None,
+) -> None:
+    """Write events alone, under the locks of `lock`; `follow` comes later in the transaction."""
+    if not events:
+        return
     tx.execute(
         query("insert_reward_events"),
         {
@@ -117,6 +131,11 @@ def record(
             "details": [json.dumps(event.detail) if event.detail else None for event in events],
         },
     )
+
+
+def follow(tx: Transaction, run_id: int, groups: Sequence[int], experiences: Sequence[int]) -> None:
+    """Write what follows from events about these locked rows: rewards, statistics of groups, counts of tasks."""
+    before = tx.execute(query("count_settled"), {"group_ids": groups}).fetchall()
     tx.execute(query("refresh_rewards"), {"ids": experiences})
     tx.execute(query("refresh_pairs"), {"ids": experiences})
     tx.execute(query("refresh_groups"), {"group_ids": groups})
