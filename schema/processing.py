@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, Integer, Text, UniqueConstraint
+from sqlalchemy import CheckConstraint, ForeignKey, Identity, Index, Integer, Text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -46,18 +46,27 @@ class Processing(Base):
 
     __tablename__ = "processing"
 
-    id: Mapped[Id] = mapped_column(comment="Number of the pass, never used again")
+    # No index of its own: all that asks for passes asks for those of a row.
+    id: Mapped[int] = mapped_column(Identity(always=False), comment="Number of the pass, never used again")
+    # A verdict that is sent twice counts once.
     experience_id: Mapped[int] = mapped_column(
-        ForeignKey("experience.id", ondelete="CASCADE"), comment="The experience that was looked at"
+        ForeignKey("experience.id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="The experience that was looked at",
     )
     processor: Mapped[str] = mapped_column(
-        Text, comment="Which processor: clean or score; rescore where a row was judged again"
+        Text,
+        primary_key=True,
+        comment="Which processor: clean or score; rescore where a row was judged again",
     )
     processor_version: Mapped[int] = mapped_column(
-        Integer, comment="Version of the list of steps, as in step_list; that of score where it is rescore"
+        Integer,
+        primary_key=True,
+        comment="Version of the list of steps, as in step_list; that of score where it is rescore",
     )
     attempt: Mapped[int] = mapped_column(
         Integer,
+        primary_key=True,
         comment=(
             "Attempt of the row's lease under which the processor looked at it; where it was judged again, "
             "how often it was by this version"
@@ -77,13 +86,7 @@ class Processing(Base):
     )
     created_at: Mapped[Now] = mapped_column(comment="Time at which the processor was done with the row")
 
-    __table_args__ = (
-        # A verdict that is sent twice counts once. By the rule its name would be longer than Postgres allows.
-        UniqueConstraint(
-            "experience_id", "processor", "processor_version", "attempt", name="processing_attempt_key"
-        ),
-        CheckConstraint("(outcome = 'failed') = (error IS NOT NULL)", "error_iff_failed"),
-    )
+    __table_args__ = (CheckConstraint("(outcome = 'failed') = (error IS NOT NULL)", "error_iff_failed"),)
 
 
 class Rescore(Base):

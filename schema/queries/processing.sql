@@ -144,14 +144,21 @@ WHERE p.experience_id = ANY(%(ids)s) AND p.processor = %(processor)s
 GROUP BY p.experience_id
 
 -- name: record_processing
--- Writes one row for each verdict, with the step that dropped or failed the row. A verdict that was written before, in
--- a transaction whose commit was unclear, stays as it is.
+-- Writes one row for each verdict on a row that is held, with the step that dropped or failed the row.
 INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, step, error, detail)
 SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, p.outcome::trinity.processing_outcome, p.step, p.error,
        p.detail
 FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(steps)s::text[], %(errors)s::text[],
             %(details)s::jsonb[])
      AS p (id, attempt, outcome, step, error, detail)
+
+-- name: record_refused
+-- Writes one row for each verdict on a row that is held no more. A verdict that was written before, in a transaction whose
+-- commit was unclear, stays as it is. Verdicts on held rows are new, so that they need no such check, which the server
+-- writes into its log for each row.
+INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome)
+SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, 'refused'
+FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS p (id, attempt)
 ON CONFLICT (experience_id, processor, processor_version, attempt) DO NOTHING
 
 -- name: record_drops

@@ -105,10 +105,10 @@ SELECT min(a.id) AS id, max(a.id) AS last FROM trinity.agent a WHERE a.id > %(af
 -- name: prunable_processing
 -- Processing records of rows in a range of ids that are done with: no retry counts these records any more.
 -- OFFSET 0 has the server look up the records of each row, also while it believes that there are few.
-SELECT c.id, c.bytes
+SELECT e.id, c.bytes
 FROM trinity.experience e
 CROSS JOIN LATERAL (
-    SELECT c.id, pg_column_size(c.*)::bigint AS bytes, c.created_at
+    SELECT pg_column_size(c.*)::bigint AS bytes, c.created_at
     FROM trinity.processing c
     WHERE c.experience_id = e.id
     OFFSET 0
@@ -119,7 +119,9 @@ WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
   AND (%(version)s::integer IS NULL OR e.version_max <= %(version)s)
 
 -- name: prune_processing
-DELETE FROM trinity.processing c WHERE c.id = ANY(%(ids)s)
+-- Those of these rows that prunable_processing found.
+DELETE FROM trinity.processing c
+WHERE c.experience_id = ANY(%(ids)s) AND (%(before)s::timestamptz IS NULL OR c.created_at < %(before)s)
 
 -- name: prunable_metrics
 -- A run's metrics in a range of ids. No checkpoint needs any. Those of an explorer count in versions, not in steps.

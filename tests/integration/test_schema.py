@@ -305,7 +305,7 @@ REFUSED = [
     ("processing_error_iff_failed_check", NEW_PROCESSING + "(1, 'clean', 1, 2, 'failed', NULL)"),
     ("processing_error_iff_failed_check", NEW_PROCESSING + "(1, 'clean', 1, 2, 'passed', 'why')"),
     (
-        "processing_attempt_key",
+        "processing_pkey",
         NEW_PROCESSING + "(1, 'clean', 1, 1, 'dropped', NULL)",
     ),
     ("drop_about_one_row_check", NEW_DROP + "(1, NULL, NULL, NULL, 'clean', 'empty')"),

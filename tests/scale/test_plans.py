@@ -140,7 +140,7 @@ def store15(server15: str, template15: str) -> Iterator[Store]:
 STATEMENTS = (
     "claim_rows to clean", "claim_rows to score", "claim_suspect to clean", "claim_suspect to score",
     "read_claimed to clean", "read_claimed to score", "hold_rows", "pass_rows to clean", "pass_rows to score",
-    "drop_held", "release_held", "record_processing", "count_failures",
+    "drop_held", "release_held", "record_processing", "record_refused", "count_failures",
     "pick_groups", "settle_groups", "drop_unselected", "ready_members", "drop_members", "count_unprocessed",
     "all_judged", "count_pace", "claim_abandoned_groups", "hold_groups", "count_settled",
     "woken_members", "read_passes", "tasks_at", "harder_tasks", "start_groups",

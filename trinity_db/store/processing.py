@@ -307,19 +307,20 @@ def _bury(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], max_attemp
 
 def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], held: Collection[int]) -> None:
     """What was said of each row; of one that is not held only that it came too late."""
-    tx.execute(
-        query("record_processing"),
-        {
-            "processor": stage.processor,
-            "processor_version": stage.version,
-            "ids": [v.id for v in verdicts],
-            "attempts": [v.attempt for v in verdicts],
-            "outcomes": [(v.outcome if v.id in held else Outcome.REFUSED).value for v in verdicts],
-            "steps": [v.step if v.id in held else None for v in verdicts],
-            "errors": [v.error if v.id in held else None for v in verdicts],
-            "details": [json.dumps(v.notes) if v.notes and v.id in held else None for v in verdicts],
-        },
-    )
+    by = {"processor": stage.processor, "processor_version": stage.version}
+    if late := [v for v in verdicts if v.id not in held]:
+        refused = {"ids": [v.id for v in late], "attempts": [v.attempt for v in late]}
+        tx.execute(query("record_refused"), by | refused)
+    if said := [v for v in verdicts if v.id in held]:
+        values: dict[str, list[Any]] = {
+            "ids": [v.id for v in said],
+            "attempts": [v.attempt for v in said],
+            "outcomes": [v.outcome.value for v in said],
+            "steps": [v.step for v in said],
+            "errors": [v.error for v in said],
+            "details": [json.dumps(v.notes) if v.notes else None for v in said],
+        }
+        tx.execute(query("record_processing"), by | values)
 
 
 def _drop(verdict: Verdict) -> Drop:

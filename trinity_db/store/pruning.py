@@ -113,10 +113,10 @@ def prune_range(
     found = _find(tx, family, values, hold=not dry_run)
     archived = sum(row["bytes"] is None for row in found)
     if found and not dry_run:
-        ids = {"ids": [row["id"] for row in found]}
+        chosen = values | {"ids": [row["id"] for row in found]}
         if archived:
-            tx.execute(query("discount_archived"), {"run_id": run_id, **ids})
-        tx.execute(query(family.prune), ids)
+            tx.execute(query("discount_archived"), chosen)
+        tx.execute(query(family.prune), chosen)
     return Pruned(len(found), sum(row["bytes"] or 0 for row in found), archived)
 
 

@@ -134,7 +134,7 @@ def write(
 
 
 def follow(tx: Transaction, run_id: int, groups: Sequence[int], experiences: Sequence[int]) -> None:
-    """Write what follows from events about these locked rows: rewards, statistics of groups, counts of tasks."""
+    """Write what follows from events about these locked rows: rewards, pairs, statistics, counts."""
     before = tx.execute(query("count_settled"), {"group_ids": groups}).fetchall()
     tx.execute(query("refresh_rewards"), {"ids": experiences})
     tx.execute(query("refresh_pairs"), {"ids": experiences})

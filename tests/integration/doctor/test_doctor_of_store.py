@@ -109,13 +109,13 @@ def test_an_index_that_failed_to_be_built_is_found(url: str, examine: Examine) -
 
 def test_the_remedy_of_a_missing_index_makes_it(url: str, examine: Examine) -> None:
     execute(url, "DROP INDEX trinity.rollout_group_chance_idx, trinity.experience_import_key")
-    execute(url, "ALTER TABLE trinity.processing DROP CONSTRAINT processing_attempt_key")
+    execute(url, "ALTER TABLE trinity.rollout DROP CONSTRAINT rollout_group_id_ordinal_attempt_key")
     found = examine(url)
     levels = {finding["found"].split()[0]: finding["level"] for finding in found}
     assert levels == {
         "rollout_group_chance_idx": "warn",
         "experience_import_key": "fail",
-        "processing_attempt_key": "fail",
+        "rollout_group_id_ordinal_attempt_key": "fail",
     }
     for finding in found:
         execute(url, finding["remedy"])
