@@ -50,5 +50,6 @@ def counted(scene: Scene, verb: Callable[[Transaction], Any]) -> tuple[int, int]
         before = tx.execute(MOVES).fetchone()
         verb(tx)
         after = tx.execute(MOVES).fetchone()
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     return after["moves"] - before["moves"], after["alone"] - before["alone"]
