@@ -85,16 +85,17 @@ def encoding_fault(connection: psycopg.Connection[Any]) -> str | None:
     )
 
 
-def upgrade(url: str, make_room: Callable[[], None] = lambda: None) -> None:
+def upgrade(url: str, make_room: Callable[[Any], None] = lambda connection: None) -> None:
     """Bring the schema to the version of this code, from nothing or from an older one.
 
     Args:
-        make_room: returns when no role works on the older schema. No worker begins from its call on until
-            the upgrade is done or given up.
+        make_room: is given SQLAlchemy's connection, and returns when no role works on the older schema. No
+            worker begins from its call on until the upgrade is done or given up.
 
     Raises:
         SchemaMismatch: the schema is newer than this code.
         TrinityError: the database has another encoding than UTF-8.
+        TrinityError: another session holds the upgrade up.
         TrinityError: the server refuses a step, as when a user's own view stands on one of ours.
     """
     from alembic import command
@@ -110,7 +111,7 @@ def upgrade(url: str, make_room: Callable[[], None] = lambda: None) -> None:
         with alembic_config(url) as config:
             if found not in (None, schema.HEAD):
                 hold_roles_off(config.attributes["connection"])
-                make_room()
+                make_room(config.attributes["connection"])
             command.upgrade(config, "head")
     except DBAPIError as error:
         cause = error.orig

@@ -109,8 +109,7 @@ class Service:
             NotFound: the store has lost the run.
             StoreUpgraded: the store is being upgraded. What was in hand is finished or given back.
         """
-        for number in endings():
-            signal.signal(number, self._on_signal)
+        previous = {number: signal.signal(number, self._on_signal) for number in endings()}
         try:
             self.worker_id = self._claim_place()
         except DatabaseUnavailable as error:
@@ -137,6 +136,8 @@ class Service:
                 self._check_that_the_run_exists()
             raise pulse.failure
         if self._upgrade is not None and not self._is_told_to_end:
+            for number, handler in previous.items():  # what comes next can be interrupted
+                signal.signal(number, handler)
             raise self._upgrade
 
     def stop_if_orphaned(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from trinity_db import schema
-from trinity_db.database import Transaction, connect, first_line
+from trinity_db.database import Transaction, connect, first_line, in_our_words
 from trinity_db.errors import StoreUpgraded, TrinityError
 from trinity_db.schema.queries import query
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 LOOK_SECONDS = 0.5  # between two looks at the workers that an upgrade waits for
+LOCK_SECONDS = 10  # for sessions that read the version to end
+SILENT_SECONDS = 30  # after which an upgrade that says nothing is lost
 
 
 def schema_version(url: str) -> str | None:
@@ -33,7 +35,7 @@ def schema_version(url: str) -> str | None:
         StoreUpgraded: an upgrade is under way.
         TrinityError: the login may not read it; its cause is psycopg.errors.InsufficientPrivilege.
     """
-    with connect(url) as connection:
+    with connect(url) as connection, in_our_words(connection):
         try:
             return _version(connection)
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -78,27 +80,46 @@ def check(tx: Transaction) -> None:
 def hold_roles_off(connection: "Connection") -> None:
     """Begin an upgrade: until the transaction ends no worker begins, and those that work see it.
 
-    It stands still until they have ended. The lock is one that no role may take: any login may take an
-    advisory lock, and would stop all roles.
+    The lock is one that no role may take: any login may take an advisory lock, and would stop all roles. The
+    server ends the transaction if the machine of this process is lost, and the roles go on.
+
+    Raises:
+        TrinityError: another session has read the version, and is still in that transaction.
     """
-    connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-    connection.exec_driver_sql("LOCK TABLE trinity.alembic_version IN ACCESS EXCLUSIVE MODE")
+    from sqlalchemy.exc import DBAPIError
+
+    connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{SILENT_SECONDS}s'")
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+    try:
+        connection.exec_driver_sql("LOCK TABLE trinity.alembic_version IN ACCESS EXCLUSIVE MODE")
+    except DBAPIError as error:
+        if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
+            raise
+        raise TrinityError(
+            "The upgrade has not begun: another session reads the whole store, as trinity-db db backup does. "
+            "Try again when it has ended; pg_stat_activity shows it."
+        ) from error
+    connection.exec_driver_sql("SET LOCAL lock_timeout TO DEFAULT")
 
 
-def make_room(url: str, lease_seconds: float, tell: Callable[[Sequence[str]], None]) -> None:
-    """Wait until no role works. The caller holds new ones off meanwhile, with `hold_roles_off`.
+def make_room(
+    connection: "Connection", url: str, lease_seconds: float, tell: Callable[[Sequence[str]], None]
+) -> None:
+    """Wait until no role works.
 
     Args:
+        connection: holds new ones off meanwhile, by `hold_roles_off`.
         tell: gets the workers that are waited for, in words, each time that they change.
     """
     told: list[str] = []
-    with closing(connect(url, autocommit=True)) as connection:
-        while found := at_work(connection, lease_seconds):
+    with closing(connect(url, autocommit=True)) as looking:
+        while found := at_work(looking, lease_seconds):
             if found != told:
                 tell(found)
                 told = found
             time.sleep(LOOK_SECONDS)
-        connection.execute(query("stop_silent_workers"))
+            connection.exec_driver_sql("SELECT 1")  # it is not lost, and the server sees that we are not
+        looking.execute(query("stop_silent_workers"))
 
 
 def at_work(connection: Transaction, lease_seconds: float) -> list[str]:
@@ -116,6 +137,8 @@ def _version(tx: Transaction) -> str | None:
     try:
         tx.execute("LOCK TABLE trinity.alembic_version IN ACCESS SHARE MODE NOWAIT")
     except psycopg.errors.LockNotAvailable:
-        raise StoreUpgraded("The store is being upgraded") from None
+        raise StoreUpgraded(
+            "The store is being upgraded; try again when trinity-db db upgrade has ended."
+        ) from None
     row = tx.execute(query("read_schema_version")).fetchone()
     return row["version"] if row else None

@@ -34,6 +34,8 @@ def upgrade() -> None:
 '''
 COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
 LIVING = "SELECT count(*) FROM worker WHERE stopped_at IS NULL"
+WORKERS = "SELECT pid FROM worker WHERE role = 'explore' AND stopped_at IS NULL"
+WAITS = "run: trinity-db db upgrade"
 VERSION = "SELECT version_num FROM alembic_version"
 
 
@@ -122,15 +124,20 @@ def upgraded(store: Store, config: Path, sites: tuple[Site, Site], newer: Path) 
     explorer = store.start("explore", config, **other.environment)
     store.wait_for(COMMITTED, run, explorer, steps=3)
     store.wait_for(f"SELECT ({LIVING}) = 4", run, explorer)
-    explorer.signal(signal.SIGSTOP)
     one.install(newer)
+    (explores,) = store.rows(f"{WORKERS} AND pid <> %(pid)s", pid=explorer.pid)
+    os.kill(explores["pid"], signal.SIGKILL)
+    wait_until(
+        lambda: WAITS in store.log("upgraded", "explore"), "its successor has the newer code, and waits"
+    )
+    explorer.signal(signal.SIGSTOP)
     waiting = store.start("db", "upgrade", **one.environment)
     alone = f"in hand: explore of run 'upgraded' (process {explorer.pid} on {os.uname().nodename})"
     wait_until(lambda: waiting.errors.strip().endswith(alone), "the upgrade waits for the frozen one alone")
     waiting.signal(signal.SIGINT)
     given_up = waiting.wait()
     version_then = store.value(VERSION)
-    wait_until(lambda: "run: trinity-db db upgrade" in run.errors, "the new code waits for its schema")
+    wait_until(lambda: WAITS in run.errors, "the new code waits for its schema")
     ended = store.run("db", "upgrade", **one.environment)
     steps = store.value("SELECT count(*) FROM batch WHERE state = 'committed'")
     return Upgraded(run, explorer, given_up, version_then, ended, steps)
@@ -162,6 +169,12 @@ def test_an_upgrade_waits_for_roles_and_names_them(upgraded: Upgraded) -> None:
     assert upgraded.ended.code == 0, upgraded.ended.stderr
     first, *_ = upgraded.given_up.stderr.splitlines()
     assert all(f"{role} of run 'upgraded'" in first for role in ("explore", "process", "train"))
+
+
+def test_a_role_that_meets_the_older_schema_waits_and_is_no_quick_death(
+    store: Store, upgraded: Upgraded
+) -> None:
+    assert upgraded.run.errors.count("explore ended with code") == 1, upgraded.run.errors
 
 
 def test_an_upgrade_that_is_given_up_leaves_the_store_as_it_was(upgraded: Upgraded) -> None:

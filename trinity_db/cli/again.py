@@ -9,19 +9,22 @@ import atexit
 import logging
 import os
 import re
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+from trinity_db.endings import endings
 from trinity_db.errors import LeaseLost, StoreUpgraded, TrinityError
 
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = "TRINITY_DB_INTERRUPTED"  # environment variable of a command that an upgrade interrupted
 LOOK_SECONDS = 2.0  # between two looks at the store's schema
-INSTALLED_SECONDS = 10.0  # between two looks at the installed code; each starts an interpreter
+INSTALLED_SECONDS = 10.0  # for which the installed code is the same, so that no half of it is started
 # Set by torchrun: without the other ranks no rank can go on, so all of them are to be started again.
 BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 
@@ -46,6 +49,11 @@ class Again:
         logger.info("this command starts again, and goes on when the store is upgraded")
         os.environ[INTERRUPTED] = "1"
         self._is_asked = True
+        for number in endings():
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, *_: Any) -> None:
+        self._is_asked = False
 
     def _start(self) -> None:
         if self._is_asked:
@@ -53,42 +61,48 @@ class Again:
 
 
 def wait_for_upgrade() -> None:
-    """If an upgrade interrupted this command, wait until the store's schema is the one of this code.
+    """Wait until the store's schema is the one of this code, if an upgrade interrupted this command.
 
-    If the schema is newer, wait until code for it is installed, and start that.
+    So does a role that has a supervisor: newer code may have been installed while its run was at work. If the
+    schema is newer, wait until code for it is installed, and start that.
+
+    Raises:
+        KeyboardInterrupt: the supervisor is gone.
     """
-    if os.environ.pop(INTERRUPTED, None) is None:
+    from trinity_db.service import is_orphan, is_supervised
+
+    if os.environ.pop(INTERRUPTED, None) is None and not is_supervised():
         return
     from trinity_db import schema
     from trinity_db.database import retry
     from trinity_db.opening import location
 
-    told, looked_at = None, time.monotonic()
-    url = retry(location)
-    while found := retry(lambda: _obstacle(url)):
+    told, since = None, time.monotonic()
+    installed: str | None = schema.HEAD
+    url = retry(location, is_orphan)
+    while found := retry(lambda: _obstacle(url), is_orphan):
+        if is_orphan():
+            raise KeyboardInterrupt
         if str(found) != told:
             told = str(found)
             logger.warning("waiting for the store: %s", told)
-        if time.monotonic() - looked_at > INSTALLED_SECONDS:
-            looked_at = time.monotonic()
-            if _installed() not in (None, schema.HEAD):
-                os.environ[INTERRUPTED] = "1"
-                _replace_process()
+        if (head := _installed()) != installed:
+            installed, since = head, time.monotonic()
+        if installed not in (None, schema.HEAD) and time.monotonic() - since > INSTALLED_SECONDS:
+            os.environ[INTERRUPTED] = "1"
+            _replace_process()
         time.sleep(LOOK_SECONDS)
 
 
 def _obstacle(url: str) -> StoreUpgraded | None:
-    from contextlib import closing
+    """Why the store does not fit this code; None: it does."""
+    from trinity_db import schema, upgrades
 
-    from trinity_db import upgrades
-    from trinity_db.database import connect
-
-    with closing(connect(url)) as connection:
-        try:
-            upgrades.check(connection)
-        except StoreUpgraded as error:
-            return error
-    return None
+    try:
+        found = upgrades.schema_version(url)
+    except StoreUpgraded as error:
+        return error
+    return StoreUpgraded(upgrades.mismatch(found)) if found != schema.HEAD else None
 
 
 def _is_by_upgrade(error: Exception) -> bool:
@@ -106,16 +120,26 @@ def _is_by_upgrade(error: Exception) -> bool:
         return True
     if not isinstance(error, LeaseLost | psycopg.Error):
         return False
-    with suppress(TrinityError):
+    try:
         return upgrades.schema_version(location()) != schema.HEAD
-    return False
+    except StoreUpgraded:
+        return True
+    except TrinityError:
+        return False
 
 
 def _installed() -> str | None:
-    """The schema that the installed code needs. None: it cannot say it, as while it is being installed."""
-    asked = [sys.executable, "-c", "from trinity_db import schema; print(schema.HEAD)"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+    """The schema that the installed code needs; it may have been installed after this process began.
+
+    None: the code cannot be read, as while it is being installed.
+    """
+    from trinity_db import schema
+
+    with suppress(OSError):
+        text = Path(schema.__file__).read_text(encoding="utf-8")
+        if found := re.search(r'^HEAD = "(\w+)"', text, re.MULTILINE):
+            return found[1]
+    return None
 
 
 def _replace_process() -> None:

@@ -47,7 +47,7 @@ def upgrade() -> None:
 
     url = opening.location()
     found = upgrades.schema_version(url)
-    opening.upgrade(url, lambda: upgrades.make_room(url, LEASE_SECONDS, _name_workers))
+    opening.upgrade(url, lambda lock: upgrades.make_room(lock, url, LEASE_SECONDS, _name_workers))
     print(f"The schema was {found or 'not there'} and is {schema.HEAD} now.")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity_db.cli import output
+from trinity_db.cli.again import wait_for_upgrade
 from trinity_db.cli.roles import STOPPED, stoppable
 from trinity_db.errors import ConfigError
 
@@ -94,17 +95,19 @@ def rescore(
     from trinity_db.store.rescore import Selection
 
     selection = Selection(version, taskset, where)
-    with stoppable(), closing(open_database(LEASE_SECONDS)) as database:
-        run, config = _found(database, name)
-        chosen = _steps(config, steps or ())
-        work = Work(chosen, is_whole=not steps, among=_selected(database, run, selection), rate=rate)
-        context = Context(database, config.model, config.explorer.temperature)
-        if dry_run:
-            known = replace(work, steps=[step.identified(context) for step in chosen])
-            _print(_counted(database, run, known), as_json)
-            return
-        ready = replace(work, steps=[step.prepared(context) for step in chosen])
-        _carry_out(Rescorer(database, run, ready), as_json)
+    with stoppable():
+        wait_for_upgrade()
+        with closing(open_database(LEASE_SECONDS)) as database:
+            run, config = _found(database, name)
+            chosen = _steps(config, steps or ())
+            work = Work(chosen, is_whole=not steps, among=_selected(database, run, selection), rate=rate)
+            context = Context(database, config.model, config.explorer.temperature)
+            if dry_run:
+                known = replace(work, steps=[step.identified(context) for step in chosen])
+                _print(_counted(database, run, known), as_json)
+                return
+            ready = replace(work, steps=[step.prepared(context) for step in chosen])
+            _carry_out(Rescorer(database, run, ready), as_json)
 
 
 def _found(database: "Database", name: str) -> "tuple[Run, RunConfig]":

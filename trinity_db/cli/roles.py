@@ -79,6 +79,7 @@ def explore(
     from trinity_db.cli import launch
 
     with stoppable():
+        wait_for_upgrade()
         launch.explore(launch.read(config, overrides), change, groups)
 
 
@@ -100,6 +101,7 @@ def process(
     from trinity_db.cli import launch
 
     with stoppable():
+        wait_for_upgrade()
         if launch.process(launch.read(config, overrides), drain, change):
             return
     if drain:
@@ -128,6 +130,7 @@ def train(
         launch.follow()
         return
     with stoppable():
+        wait_for_upgrade()
         launch.train(launch.read(config, overrides), from_start, from_version, change)
 
 
@@ -158,6 +161,7 @@ def run(
     from trinity_db.cli import launch, supervise
 
     with stoppable():
+        wait_for_upgrade()
         once = ["--from-start"] if from_start else []
         once += ["--from-version", str(from_version)] if from_version is not None else []
         supervise.run(launch.read(config, overrides), launch.arguments(config, overrides), once, change, ray)
@@ -167,13 +171,13 @@ def run(
 def stoppable() -> Iterator[None]:
     """A signal before the work begins ends the command at once; roles at work end in their own way.
 
-    If the store is upgraded meanwhile, the command starts again and waits for that.
+    If the store is upgraded meanwhile, the command starts again. What it does within then begins by
+    `wait_for_upgrade`.
     """
     again = Again()
     for number in endings():
         signal.signal(number, signal.default_int_handler)
     try:
-        wait_for_upgrade()
         yield
     except KeyboardInterrupt:
         print("Stopped; the same command goes on where it stopped.", file=sys.stderr)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from trinity_db.cli.again import wait_for_upgrade
 from trinity_db.cli.roles import Change, Config, Groups, Overrides, stoppable
 from trinity_db.errors import ConfigError
 
@@ -40,6 +41,7 @@ def serve(
             f"Any machine that reaches {host} could ask: put a key into {SERVE_KEY}, or leave out --host."
         )
     with stoppable():
+        wait_for_upgrade()
         read = launch.read(config, overrides)
         launch.explore(read, change, groups, Place(host, port, Offers(read.explorer.attempt_seconds), key))
 

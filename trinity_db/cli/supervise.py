@@ -183,6 +183,7 @@ class Supervisor:
                 had in hand.
         """
         previous = {number: signal.signal(number, self._on_signal) for number in endings()}
+        upgrade: StoreUpgraded | None = None
         try:
             for child in self._children:
                 self._start(child)
@@ -190,15 +191,16 @@ class Supervisor:
                 while not self._database.retry(self._look_after, give_up=lambda: self._signals > 0):
                     tick()
                     time.sleep(TICK_SECONDS)
-        except StoreUpgraded:
-            if not self._signals:
-                raise
+        except StoreUpgraded as error:
+            upgrade = error
         finally:
             self._stop()
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if self._signals or self._is_asked_to_stop:
             raise KeyboardInterrupt
+        if upgrade is not None:
+            raise upgrade
 
     def _look_after(self) -> bool:
         """Start dead roles again. True when the run and its evaluations are finished, or it is to stop."""
