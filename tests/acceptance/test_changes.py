@@ -60,6 +60,7 @@ def test_another_configuration_is_refused_without_the_flag(refused: Ended) -> No
         "trainer.learning_rate, trainer.schedule, trainer.steps may change for what follows, with --change"
         in line
     )
+    assert "To go on as the run began" not in line  # no key has to go back
 
 
 def test_a_finished_run_goes_on_with_the_new_rate_over_the_new_number_of_steps(

@@ -134,9 +134,9 @@ def test_a_secret_of_the_environment_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch, address: str, environment: dict[str, str], complaint: str
 ) -> None:
     monkeypatch.setattr(bucket, "RETRIES", 0)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        endpoint = f"http://me:hunter2@127.0.0.1:{nobody.getsockname()[1]}/?sig=hunter2"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        endpoint = f"http://me:hunter2@127.0.0.1:{silent.getsockname()[1]}/?sig=hunter2"
         for name, value in environment.items():
             monkeypatch.setenv(name, value.replace("ENDPOINT", endpoint))
         with pytest.raises(ConfigError, match=complaint) as raised:

@@ -72,7 +72,7 @@ def _check(run: runs.Run, differences: Sequence[runs.Difference], use: settings.
     back = [
         shlex.quote(f"{one.key}={one.before}") for one in differences if one.key in kept and _is_plain(one)
     ]
-    if len(back) == len(kept) <= MENTIONED:
+    if kept and len(back) == len(kept) <= MENTIONED:
         said.append(f"To go on as the run began: {' '.join(f'--set {one}' for one in back)}.")
     raise ConfigError(f"{' '.join(said)} For a new run choose another name with --set name=...")
 
