@@ -16,7 +16,7 @@ from trinity_db import schema
 from trinity_db.database import Database, connect, first_line
 from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.settings import home
-from trinity_db.upgrades import hold_roles_off, known_versions, mismatch, schema_version
+from trinity_db.upgrades import LOCK_SECONDS, hold_roles_off, known_versions, mismatch, schema_version
 
 
 def location() -> str:
@@ -115,6 +115,11 @@ def upgrade(url: str, make_room: Callable[[Any], None] = lambda connection: None
             command.upgrade(config, "head")
     except DBAPIError as error:
         cause = error.orig
+        if isinstance(cause, psycopg.errors.LockNotAvailable):
+            raise TrinityError(
+                "The schema was left as it is: another session held one of its tables for longer than "
+                f"{LOCK_SECONDS} s. Try again when it has ended; pg_stat_activity shows it."
+            ) from error
         detail = cause.diag.message_detail if isinstance(cause, psycopg.Error) else None
         raise TrinityError(
             f"The schema was left as it is: {first_line(cause or error)}{f' ({detail})' if detail else ''}"

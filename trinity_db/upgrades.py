@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 LOOK_SECONDS = 0.5  # between two looks at the workers that an upgrade waits for
-LOCK_SECONDS = 10  # for sessions that read the version to end
+LOCK_SECONDS = 30  # for other sessions to give a table free; the page's statements take less
 SILENT_SECONDS = 30  # after which an upgrade that says nothing is lost
 
 
@@ -81,7 +81,8 @@ def hold_roles_off(connection: "Connection") -> None:
     """Begin an upgrade: until the transaction ends no worker begins, and those that work see it.
 
     The lock is one that no role may take: any login may take an advisory lock, and would stop all roles. The
-    server ends the transaction if the machine of this process is lost, and the roles go on.
+    server ends the transaction if the machine of this process is lost, and the roles go on. So they do if a
+    session keeps one of the tables to itself: each statement of the transaction waits for `LOCK_SECONDS`.
 
     Raises:
         TrinityError: another session has read the version, and is still in that transaction.
@@ -99,7 +100,6 @@ def hold_roles_off(connection: "Connection") -> None:
             "The upgrade has not begun: another session reads the whole store, as trinity-db db backup does. "
             "Try again when it has ended; pg_stat_activity shows it."
         ) from error
-    connection.exec_driver_sql("SET LOCAL lock_timeout TO DEFAULT")
 
 
 def make_room(
@@ -119,6 +119,7 @@ def make_room(
                 told = found
             time.sleep(LOOK_SECONDS)
             connection.exec_driver_sql("SELECT 1")  # it is not lost, and the server sees that we are not
+        looking.execute(query("end_sessions_of_silent_workers"))
         looking.execute(query("stop_silent_workers"))
 
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,10 +18,12 @@ from sqlalchemy.exc import InternalError
 from sqlalchemy.pool import NullPool
 
 from tests.postgres import execute, new_database
+from tests.waiting import wait_until
 from trinity_db import database, opening, schema, upgrades
 from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.schema.models import metadata
 from trinity_db.schema.queries import query
+from trinity_db.service import LEASE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 VIEWS = {
@@ -343,6 +345,61 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(head_url: str) -> Non
     before = catalogue(head_url)
     with pytest.raises(InternalError, match=r"view mine depends on table trinity\.run"):
         downgrade(head_url)
+    assert catalogue(head_url) == before
+
+
+AT_WORK = """
+INSERT INTO trinity.run (name, kind, config, draws) VALUES ('run', 'train', '{{}}', 'rows');
+INSERT INTO trinity.run_setting (run_id, config) SELECT id, config FROM trinity.run;
+INSERT INTO trinity.worker (run_id, setting_id, role, host, pid, heartbeat_at)
+SELECT run_id, id, 'explore', 'host', 1, clock_timestamp() - interval '1 h' FROM trinity.run_setting
+"""
+
+
+def value(url: str, statement: str) -> object:
+    with closing(psycopg.connect(url)) as connection:
+        row = connection.execute(statement.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def upgrade_beside_roles(url: str) -> None:
+    opening.upgrade(url, lambda lock: upgrades.make_room(lock, url, LEASE_SECONDS, lambda workers: None))
+
+
+def test_a_worker_that_froze_in_the_middle_of_a_pipeline_does_not_hold_an_upgrade_up(head_url: str) -> None:
+    downgrade(head_url, "0044")
+    execute(head_url, AT_WORK)
+    held = (
+        "SELECT count(*) FROM pg_locks"
+        " WHERE mode = 'RowExclusiveLock' AND relation = 'trinity.worker'::regclass"
+    )
+    named = "SELECT set_config('application_name', 'trinity-db worker ' || id, false) FROM trinity.worker"
+    with (
+        closing(database.connect(head_url)) as frozen,
+        suppress(psycopg.OperationalError),  # its session is ended
+        frozen.pipeline(),
+    ):
+        frozen.execute(named.encode())
+        frozen.commit()
+        frozen.execute("UPDATE trinity.worker SET heartbeat_at = heartbeat_at")
+        frozen.pgconn.flush()  # without a synchronization, so that no time-out of the server runs
+        wait_until(lambda: value(head_url, held) == 1, "it holds the row")
+        upgrade_beside_roles(head_url)
+    assert upgrades.schema_version(head_url) == schema.HEAD
+    assert value(head_url, "SELECT count(*) FROM trinity.worker WHERE stopped_at IS NULL") == 0
+
+
+def test_an_upgrade_gives_up_a_table_that_another_session_keeps(
+    head_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downgrade(head_url, "0044")
+    before = catalogue(head_url)
+    monkeypatch.setattr(upgrades, "LOCK_SECONDS", 1)
+    with closing(database.connect(head_url)) as reading:
+        reading.execute("SELECT FROM trinity.processing")
+        with pytest.raises(TrinityError, match="another session held one of its tables"):
+            upgrade_beside_roles(head_url)
     assert catalogue(head_url) == before
 
 
