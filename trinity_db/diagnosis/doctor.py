@@ -14,7 +14,7 @@ import psycopg
 from trinity_db import database, embedded, schema, upgrades
 from trinity_db.diagnosis import horizon, installation, learning, server, tables, work
 from trinity_db.diagnosis.finding import Check, Connection, Finding, Level, fail, ok, warn
-from trinity_db.errors import TrinityError
+from trinity_db.errors import StoreUpgraded, TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.settings import home
 
@@ -88,6 +88,8 @@ def _examine_schema(url: str, connection: Connection) -> list[Finding]:
     """Its version, and whatever of it can be looked at."""
     try:
         version = upgrades.schema_version(url)
+    except StoreUpgraded as error:  # its tables are locked
+        return [warn("schema version", _line(error), "wait until trinity-db db upgrade has ended")]
     except TrinityError as error:
         if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
             raise

@@ -141,6 +141,14 @@ def test_a_schema_that_does_not_fit_is_found(url: str, examine: Examine, stateme
     assert (finding["level"], finding["remedy"]) == ("fail", remedy)
 
 
+def test_an_upgrade_that_is_under_way_is_named(url: str, examine: Examine) -> None:
+    with session(url) as upgrading:
+        upgrading.execute("LOCK TABLE trinity.alembic_version IN ACCESS EXCLUSIVE MODE")
+        finding = one(examine(url)[-1:], "schema version")
+    assert finding["level"] == "warn"
+    assert "is being upgraded" in finding["found"]
+
+
 def test_a_locked_table_does_not_keep_the_doctor_waiting(
     url: str, examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
