@@ -89,8 +89,6 @@ def rescore(
         trinity-db rescore demo-1 --where "state = 'ready'" --rate 50
     """
     from trinity_db.opening import open_database
-    from trinity_db.processors.rescore import Rescorer, Work
-    from trinity_db.processors.step import Context
     from trinity_db.service import LEASE_SECONDS
     from trinity_db.store.rescore import Selection
 
@@ -98,16 +96,31 @@ def rescore(
     with stoppable():
         wait_for_upgrade()
         with closing(open_database(LEASE_SECONDS)) as database:
-            run, config = _found(database, name)
-            chosen = _steps(config, steps or ())
-            work = Work(chosen, is_whole=not steps, among=_selected(database, run, selection), rate=rate)
-            context = Context(database, config.model, config.explorer.temperature)
-            if dry_run:
-                known = replace(work, steps=[step.identified(context) for step in chosen])
-                _print(_counted(database, run, known), as_json)
-                return
-            ready = replace(work, steps=[step.prepared(context) for step in chosen])
-            _carry_out(Rescorer(database, run, ready), as_json)
+            _rescore(database, name, steps or (), selection, rate, dry_run, as_json)
+
+
+def _rescore(
+    database: "Database",
+    name: str,
+    named: Sequence[str],
+    selection: "Selection",
+    rate: float | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from trinity_db.processors.rescore import Rescorer, Work
+    from trinity_db.processors.step import Context
+
+    run, config = _found(database, name)
+    chosen = _steps(config, named)
+    work = Work(chosen, is_whole=not named, among=_selected(database, run, selection), rate=rate)
+    context = Context(database, config.model, config.explorer.temperature)
+    if dry_run:
+        known = replace(work, steps=[step.identified(context) for step in chosen])
+        _print(_counted(database, run, known), as_json)
+        return
+    ready = replace(work, steps=[step.prepared(context) for step in chosen])
+    _carry_out(Rescorer(database, run, ready), as_json)
 
 
 def _found(database: "Database", name: str) -> "tuple[Run, RunConfig]":
