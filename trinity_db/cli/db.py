@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from trinity_db.errors import ConfigError, SchemaMismatch, TrinityError
+from trinity_db.errors import ConfigError, NotFound, SchemaMismatch, TrinityError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, check and upgrade the store.")
 
@@ -241,6 +241,8 @@ def restore(
     from trinity_db import backup as backups
     from trinity_db import opening
 
+    if not file.exists():  # before this home gets a server for it, which a later restore would find
+        raise NotFound(f"{file}: there is no such file or folder.")
     if at is None and not file.is_dir():
         backups.restore(opening.location(), file)
         print(
