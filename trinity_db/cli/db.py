@@ -162,33 +162,34 @@ def stop(
 @app.command()
 def backup(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A new file; the folder of a continuous backup.")
+        Path, typer.Argument(metavar="FILE", help="A new file, or the folder of a continuous backup.")
     ],
     continuous: Annotated[
         bool,
         typer.Option(
             "--continuous",
-            help="The embedded server keeps its log in a folder from now on, beside a base backup.",
+            help="Have the embedded server keep its log (WAL) in a folder, and copy the server there.",
         ),
     ] = False,
     keep: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Remove all base backups but the newest N, and the log before them."
+            metavar="N", min=1, help="Keep only the newest N base backups there, and the log since then."
         ),
     ] = None,
     end: Annotated[
         bool,
-        typer.Option("--end", help="The server keeps its log there no longer. The folder stays as it is."),
+        typer.Option("--end", help="Have the server keep its log there no longer. The folder stays."),
     ] = False,
 ) -> None:
     """Write the whole store to a file, in the format of pg_dump. Roles may go on meanwhile.
 
     Checkpoints and archived payloads are files of their own, and not in it.
 
-    With --continuous the embedded server hands its log over to a folder, from its next start on. The store
-    can be restored as it was at any time since the first base backup there. The same command takes a further
-    one later.
+    With --continuous the embedded server hands its log, the record of all changes, over to a folder, and the
+    store can be restored as it was at any time from then on. The server begins and ends this only when it
+    starts: stop it before the first time, when the command starts it again, and before --end. Given again,
+    the command adds a base backup, a copy of the server, while roles go on.
 
     Example:
 
@@ -203,13 +204,19 @@ def backup(
         backups.backup(opening.location(), file)
         print(f"{file} holds the store ({file.stat().st_size:,} bytes).")
         return
-    _require_home()
+    _require_own_server()
     if end:
         backups.end_continuous(file)
         print(f"The embedded server keeps its log in {file} no longer.")
         return
-    backups.begin_continuous(file)
-    made, removed = backups.take_base_backup(file, keep)
+    _back_up_continuously(file, keep)
+
+
+def _back_up_continuously(folder: Path, keep: int | None) -> None:
+    from trinity_db import backup as backups
+
+    backups.begin_continuous(folder)
+    made, removed = backups.take_base_backup(folder, keep)
     size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
     gone = f" Older ones that are removed: {removed}." if removed else ""
     print(f"{made} holds a base backup ({size:,} bytes), and the server keeps its log beside it.{gone}")
@@ -222,7 +229,7 @@ def restore(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Of a folder: the store as it was then, in local time unless an offset or Z follows.",
+            help="Of a folder: the store as it was then. Local time, unless an offset or Z follows.",
         ),
     ] = None,
 ) -> None:
@@ -231,8 +238,9 @@ def restore(
     What is restored is another store than the one that was backed up: its trainers leave the checkpoints of
     the original alone. Where it takes the original's place, run `trinity-db db moved` next.
 
-    The folder of a continuous backup is restored into a home without a store, as the store was at a time, by
-    itself the latest. In the home of the original it is the original, and needs no `db moved`.
+    The folder of a continuous backup is restored into a home without a store: as the store was at the time of
+    --at, or else with all that the folder has. In the home of the original it is the original, and needs no
+    `db moved`.
 
     Example:
 
@@ -250,7 +258,7 @@ def restore(
             "place, run: trinity-db db moved"
         )
         return
-    _require_home()
+    _require_own_server()
     last = backups.restore_to_time(file, _time(at) if at is not None else None)
     print(
         f"{file} is restored; its last transaction is of {last.astimezone() if last else 'the base backup'}."
@@ -374,7 +382,7 @@ def _require_embedded(command: str) -> None:
         )
 
 
-def _require_home() -> None:
+def _require_own_server() -> None:
     if os.environ.get("TRINITY_DB_URL"):
         raise ConfigError(
             "Continuous backups are of the embedded server, and TRINITY_DB_URL names another: unset it, or "
