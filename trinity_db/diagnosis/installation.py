@@ -93,11 +93,11 @@ def sandboxes() -> list[Finding]:
 
 
 def continuous_backup(place: Place) -> list[Finding]:
-    """Whether the home was copied or moved away from its continuous backup, which ended with that."""
+    """Whether a home that was copied or moved has lost its continuous backup, as it is of the home before."""
     if place.continuous_backup or not place.continuous_file.exists():
         return []
-    text = "its server kept its log in another place, and keeps it no longer: the home was copied or moved"
-    remedy = f"db backup --continuous with a new folder, or remove {place.continuous_file}"
+    text = "this home was copied or moved from one with a continuous backup, and its server keeps no log"
+    remedy = f"trinity-db db backup --continuous NEW_FOLDER, or remove {place.continuous_file}"
     return [warn("installation log", text, remedy)]
 
 

@@ -48,16 +48,20 @@ def durability(connection: Connection) -> list[Finding]:
 
 
 def log(connection: Connection) -> list[Finding]:
-    """Whether the server hands over its log, where it is told to."""
+    """Whether the server hands over its log (WAL), if it is told to."""
     row = connection.execute(query("doctor_log")).fetchone()
     assert row is not None
     what = "server log"
     if not row["is_kept"]:
-        return [ok(what, "not kept: a backup is restored as it was when it was made")]
+        return [
+            ok(what, "not kept: the store can be restored from backups alone, and to no time between them")
+        ]
     last = f"{row['last_time']:%Y-%m-%d %H:%M:%S %Z}" if row["last_time"] else "never"
     if row["fails"]:
         text = f"{row['failed']} cannot be handed over (last success: {last}), and the server's disk fills up"
-        return [fail(what, text, "mend the folder that it goes to (the server's log says what it lacks)")]
+        return [
+            fail(what, text, "mend the place that it goes to; the server's own messages say what fails there")
+        ]
     return [ok(what, f"handed over for restores to a time, last: {last}")]
 
 

@@ -165,8 +165,13 @@ class Bucket:
 
 
 def _options(variables: str | None) -> dict[str, Any]:
-    """For stores that are servers. Options of ours replace all that the environment says of the client."""
-    allows_http = os.environ.get(f"{variables}_ALLOW_HTTP", "").lower() in ("1", "true")
+    """For stores that are servers. Options of ours replace all that the environment says of the client.
+
+    Args:
+        variables: how those of the environment begin. None: this kind of address has none, and needs TLS.
+    """
+    allowed = os.environ.get(f"{variables}_ALLOW_HTTP", "") if variables else ""
+    allows_http = allowed.lower() in ("1", "true")
     return {
         "client_options": {
             "timeout": f"{REQUEST_SECONDS}s",
