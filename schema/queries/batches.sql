@@ -22,8 +22,8 @@ FOR NO KEY UPDATE
 
 -- name: lock_batch_rows
 -- Locks the rows of batches, after their groups. Rows of pairs are left out: they are neither leased nor used up. So are
--- members of the run's own groups: what changes one that was settled holds the lock of its group.
--- ARRAY has the server look up each row.
+-- members of the run's own groups: a transaction that changes a settled member holds the lock of its group.
+-- ARRAY has the server look up each row by its id.
 SELECT e.id FROM trinity.experience e
 WHERE e.id = ANY(ARRAY(SELECT i.experience_id FROM trinity.batch_item i
                        WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL))

@@ -154,8 +154,8 @@ FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(outcomes)s::text[], %(
 
 -- name: record_refused
 -- Writes one row for each verdict on a row that is held no more. A verdict that was written before, in a transaction whose
--- commit was unclear, stays as it is. Verdicts on held rows are new, so that they need no such check, which the server
--- writes into its log for each row.
+-- commit was unclear, stays as it is. Verdicts on held rows are new, so record_processing does not check for that: a check
+-- costs WAL for each row.
 INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome)
 SELECT p.id, %(processor)s, %(processor_version)s, p.attempt, 'refused'
 FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS p (id, attempt)

@@ -119,7 +119,7 @@ WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
   AND (%(version)s::integer IS NULL OR e.version_max <= %(version)s)
 
 -- name: prune_processing
--- Those of these rows that prunable_processing found.
+-- Deletes the records of these rows that prunable_processing found.
 DELETE FROM trinity.processing c
 WHERE c.experience_id = ANY(%(ids)s) AND (%(before)s::timestamptz IS NULL OR c.created_at < %(before)s)
 

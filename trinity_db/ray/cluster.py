@@ -88,7 +88,8 @@ def has_gpus() -> bool:
 
 
 def draining() -> dict[str, int] | None:
-    """Nodes that are to go soon, and when: in milliseconds since the epoch, or 0. None: the head is silent.
+    """Nodes that are to go soon, and when: in milliseconds since the epoch; 0: not known. None: the head is
+    silent.
 
     Ray has no public way to ask. Ray Serve asks the same client; `ray._private.state` takes no timeout.
     """

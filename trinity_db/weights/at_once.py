@@ -1,6 +1,9 @@
-"""Does work in threads that a process does not wait for when it ends: several pieces at once, or one apart.
+"""Does work in threads that a process does not wait for when it ends.
 
-Those of ThreadPoolExecutor are waited for: an explorer that was told to stop would fetch the rest of a file.
+`do` does several pieces at once. `apart` does one, while the thread that asked for it hears signals.
+
+A process waits for the threads of ThreadPoolExecutor: an explorer that was told to stop would fetch the rest
+of a file.
 """
 
 import threading

@@ -139,7 +139,7 @@ class Bucket:
                 self._ask(name, partial(self._library.delete, self._store, name))
 
     def _look(self) -> None:
-        """Is called while a request is on its way, and may raise an error to give it up."""
+        """What `_ask` calls while a request is on its way. An error that it raises gives the request up."""
 
     def _ask(self, name: str, request: Callable[[], Result]) -> Result:
         """Make a request of the library, and say in our words what failed."""
