@@ -15,8 +15,11 @@ FROM pg_settings s
 WHERE s.name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'autovacuum', 'track_counts')
 
 -- name: doctor_log
--- Whether the server hands its log over for restores to a time, when it last did, and which file it cannot hand over.
-SELECT current_setting('archive_mode') <> 'off' AS is_kept, a.last_archived_time AS last_time,
+-- Whether the server hands its log over for restores to a time, whether it knows where to, when it last did, and which
+-- file it cannot hand over.
+SELECT current_setting('archive_mode') <> 'off' AS is_kept,
+       current_setting('archive_command') <> '' OR current_setting('archive_library') <> '' AS has_place,
+       a.last_archived_time AS last_time,
        a.failed_count > 0 AND a.last_failed_time > coalesce(a.last_archived_time, '-infinity') AS fails,
        a.last_failed_wal AS failed
 FROM pg_stat_archiver a

@@ -56,8 +56,13 @@ class Again:
         self._is_asked = False
 
     def _start(self) -> None:
-        if self._is_asked:
+        if not self._is_asked:
+            return
+        try:
             _replace_process()
+        except OSError as error:  # an exception here would leave the exit code 0
+            print(f"this command cannot start again: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def wait_for_upgrade() -> None:

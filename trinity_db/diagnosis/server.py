@@ -56,6 +56,14 @@ def log(connection: Connection) -> list[Finding]:
         return [
             ok(what, "not kept: the store can be restored from backups alone, and to no time between them")
         ]
+    if not row["has_place"]:
+        return [
+            fail(
+                what,
+                "is to be handed over, but to no place, and the server's disk fills up",
+                "set archive_command, or archive_mode = off and start the server again",
+            )
+        ]
     last = f"{row['last_time']:%Y-%m-%d %H:%M:%S %Z}" if row["last_time"] else "never"
     if row["fails"]:
         text = f"{row['failed']} cannot be handed over (last success: {last}), and the server's disk fills up"

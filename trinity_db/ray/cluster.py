@@ -1,14 +1,17 @@
 """A Ray cluster: join one or start one on this machine, and say why it has no room for a role."""
 
+import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 from trinity_db.errors import ConfigError, MissingExtra, TrinityError
+
+logger = logging.getLogger(__name__)
 
 LOCAL = "local"
 """The address of a cluster that is started on this machine, and ends with its driver."""
@@ -76,6 +79,10 @@ def joined(address: str) -> Iterator[None]:
             f"--ray {address}: Ray does not let this process in: {first_line(error)}"
         ) from error
     signal.signal(signal.SIGTERM, handler)
+    if _question_of_draining() is None:
+        logger.warning(
+            "Ray %s does not say which machines are to go: their roles end with them", ray.__version__
+        )
     try:
         yield
     finally:
@@ -91,15 +98,25 @@ def draining() -> dict[str, int] | None:
     """Nodes that are to go soon, and when: in milliseconds since the epoch; 0: not known. None: the head is
     silent.
 
-    Ray has no public way to ask. Ray Serve asks the same client; `ray._private.state` takes no timeout.
+    Empty with a version of Ray that cannot be asked: `joined` has said so.
     """
     import ray
 
+    ask = _question_of_draining()
+    if ask is None:
+        return {}
     try:
-        client = ray._private.worker.global_worker.gcs_client
-        return dict(client.get_draining_nodes(timeout=ANSWER_SECONDS))
+        return dict(ask(timeout=ANSWER_SECONDS))
     except ray.exceptions.RpcError:
         return None
+
+
+def _question_of_draining() -> Callable[..., Mapping[str, int]] | None:
+    """Ray has no public way to ask. Ray Serve asks the same client; `ray._private.state` takes no timeout."""
+    import ray
+
+    client = ray._private.worker.global_worker.gcs_client
+    return getattr(client, "get_draining_nodes", None)
 
 
 def is_cut_off(node: str) -> bool:

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from tests.command_line import CommandLine
 from tests.complaints import Examine, one, session
-from tests.postgres import discard, execute, new_home, on_database
+from tests.postgres import cluster_18, discard, execute, new_home, on_database, start
 from tests.rows import WAIT_SECONDS
 from trinity_db import embedded, opening, upgrades
+from trinity_db.database import connect
 from trinity_db.diagnosis import horizon, installation, server
 from trinity_db.errors import TrinityError
 
@@ -53,6 +55,26 @@ def test_a_server_that_may_lose_commits_is_found(
             admin.execute(f"ALTER SYSTEM RESET {name}")
             wait_for_setting(admin, name, "on")
     assert examine(url) == []
+
+
+def test_a_log_that_is_handed_over_to_no_place_is_found() -> None:
+    cluster = cluster_18()
+    try:
+        execute(start(cluster), "ALTER SYSTEM SET archive_mode = on")
+        cluster.stop()
+        cluster.ensure_running()
+        with closing(connect(cluster.url("postgres"))) as connection:
+            [finding] = server.log(connection)
+            assert finding.level == "fail"
+            assert "to no place" in finding.found
+            assert "archive_mode = off and start the server again" in str(finding.remedy)
+        execute(cluster.url("postgres"), "ALTER SYSTEM SET archive_mode = off")
+        cluster.stop()
+        cluster.ensure_running()
+        with closing(connect(cluster.url("postgres"))) as connection:
+            assert [finding.level for finding in server.log(connection)] == ["ok"]
+    finally:
+        discard(cluster)
 
 
 def test_commits_that_do_not_wait_are_found_at_every_level(url: str, examine: Examine) -> None:
