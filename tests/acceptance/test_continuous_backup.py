@@ -179,6 +179,18 @@ def test_times_and_folders_that_cannot_be_are_refused_in_one_line(
         assert "TRINITY_DB_URL names another" in command_line("db", *command, str(kept.folder)).complaint
 
 
+def test_nothing_takes_the_place_of_data_that_were_moved_away_from_a_server_that_runs(
+    kept: Kept, cluster: Cluster, command_line: CommandLine
+) -> None:
+    cluster.ensure_running()
+    away = cluster.data.rename(cluster.home / "away")
+    for command in (("restore", str(kept.folder)), ("init",)):
+        assert "move them back, and stop it first" in command_line("db", *command).complaint
+        assert not cluster.data.exists()
+    away.rename(cluster.data)
+    assert command_line("db", "stop").code == 0
+
+
 def damage(path: Path) -> None:
     """Change a byte in the middle of a file."""
     content = bytearray(path.read_bytes())

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from trinity_db.embedded.place import LOOPBACK, Place
 from trinity_db.errors import DatabaseUnavailable
 
 HOME_SETTING = "trinity_db.home"
+SILENCE_SECONDS = 2  # a server that was killed just now may still answer
 
 # After a crash the server flushes all that it may have written, before it replays its log: by one call for
 # the file system where there is one, as one for each of its thousand files takes seconds.
@@ -142,7 +144,7 @@ class Cluster(Place):
 
         initdb inherits the lock: should this process be killed, the next one waits for the orphan to end.
         """
-        self._end_orphans()
+        self.make_way()
         account = server_account(self.data)
         fresh = self.home / "postgres.new"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -154,6 +156,24 @@ class Cluster(Place):
         self.continuous_file.unlink(missing_ok=True)  # that was another server's
         fresh.rename(self.data)
         durable.flush(self.home)
+
+    def make_way(self) -> None:
+        """See to it that no server runs here any more whose data are gone.
+
+        It would answer in place of the server on new data, and write its control file over theirs.
+
+        Raises:
+            DatabaseUnavailable: the data of a server that runs were moved away.
+        """
+        self._end_orphans()
+        deadline = time.monotonic() + SILENCE_SECONDS
+        while presence.answers(self):
+            if time.monotonic() > deadline:
+                raise DatabaseUnavailable(
+                    f"The embedded database runs, but its data are not in {self.data} any more: move them "
+                    "back, and stop it first: trinity-db db stop"
+                )
+            time.sleep(presence.POLL_SECONDS)
 
     def _end_orphans(self) -> None:
         """Kill servers whose data directory stood here and was deleted under them (known on Linux only).

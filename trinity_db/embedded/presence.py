@@ -37,8 +37,15 @@ def serves(place: Place) -> bool:
 
 def ping(place: Place) -> Ping:
     """OK also where all connections are taken, REJECT while starting up or shutting down."""
-    if not owns_socket(place):
-        return Ping.NO_RESPONSE
+    return _ping(place) if owns_socket(place) else Ping.NO_RESPONSE
+
+
+def answers(place: Place) -> bool:
+    """Whether a server answers at the socket, also one whose data are not in their place any more."""
+    return _ping(place) in (Ping.OK, Ping.REJECT)
+
+
+def _ping(place: Place) -> Ping:
     address = make_conninfo(place.url("postgres"), connect_timeout=CONNECT_SECONDS)
     return Ping(PGconn.ping(address.encode()))
 

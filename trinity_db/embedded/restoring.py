@@ -47,6 +47,7 @@ def restored(cluster: Cluster, folder: Folder, at: datetime | None) -> Iterator[
     What the caller does with the server is a part of it: the home gets the data when it is through.
 
     Raises:
+        DatabaseUnavailable: the server of the home runs, and its data were moved away.
         TrinityError: the home has data, the time is before the first base backup or after the end of the
             log, or the backup is damaged.
     """
@@ -60,6 +61,7 @@ def restored(cluster: Cluster, folder: Folder, at: datetime | None) -> Iterator[
                 f"{cluster.home} has a store: move {cluster.data} away, or name another folder in "
                 "TRINITY_DB_HOME."
             )
+        cluster.make_way()
         aside.stop()  # of a command that was killed
         shutil.rmtree(aside.home, ignore_errors=True)
         try:
