@@ -155,6 +155,52 @@ def test_a_restored_store_is_a_copy_elsewhere_and_the_original_in_its_home(
         (home / "before").rename(kept.cluster.data)
 
 
+def test_each_restore_begins_a_history_with_a_folder_of_its_own(
+    kept: Kept, cluster: Cluster, command_line: CommandLine
+) -> None:
+    later = cluster.home / "later"
+
+    def restore(folder: Path, *options: str) -> str:
+        """What a backup into the later folder says afterwards."""
+        shutil.rmtree(cluster.data, ignore_errors=True)
+        assert command_line("db", "restore", str(folder), *options).code == 0
+        cluster.stop()
+        done = command_line("db", "backup", "--continuous", str(later))
+        return done.output if done.code == 0 else done.complaint
+
+    assert "holds a base backup" in restore(kept.folder)
+    add_row(cluster)
+    cluster.stop()
+    # Both have the same timeline as the server of the folder had.
+    before = "from before it was restored"
+    assert before in restore(kept.folder, "--at", kept.times[0].isoformat())
+    assert before in restore(kept.folder)
+    assert before in restore(later)
+    cluster.ensure_running()
+    assert num_rows(cluster) == 5
+
+
+def test_a_server_that_was_set_back_by_a_copy_takes_no_base_backup_beside_the_log_of_its_later_self(
+    cluster: Cluster, command_line: CommandLine
+) -> None:
+    folder, copy = cluster.home / "backup", cluster.home / "copy"
+    opening.upgrade(cluster.ensure_running())
+    execute(cluster.url(), "CREATE TABLE public.kept (id serial)")
+    cluster.stop()
+    assert command_line("db", "backup", "--continuous", str(folder)).code == 0
+    cluster.stop()
+    shutil.copytree(cluster.data, copy)
+    for _ in range(3):
+        cluster.ensure_running()
+        add_row(cluster)
+        cluster.stop()
+    before = sorted(folder.iterdir())
+    shutil.rmtree(cluster.data)
+    copy.rename(cluster.data)
+    assert "cannot hand over its log" in command_line("db", "backup", str(folder)).complaint
+    assert sorted(folder.iterdir()) == before
+
+
 def test_times_and_folders_that_cannot_be_are_refused_in_one_line(
     kept: Kept, cluster: Cluster, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

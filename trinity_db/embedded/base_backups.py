@@ -49,16 +49,18 @@ def take(cluster: Cluster, folder: Folder) -> Path:
             failed = _failures(connection)
             aside = _copy(cluster, folder)
             path = folder.path / _now(connection).strftime(NAMES)
-            aside.rename(path)
-            durable.flush(folder.path)
-            last = folder.log / manifest.read(path).last_segment
-            while not last.exists():
+            last = manifest.read(aside).last_segment
+            # A file of that name may be there, of another history: the server says what it has handed over.
+            while _handed_over(connection) < last:
                 if _failures(connection) > failed:
+                    shutil.rmtree(aside, ignore_errors=True)
                     raise TrinityError(
-                        f"{path} is there, but the server cannot hand over its log to {folder.log} (see "
+                        f"The base backup failed: the server cannot hand over its log to {folder.log} (see "
                         f"{cluster.log})."
                     )
                 time.sleep(POLL_SECONDS)
+            aside.rename(path)
+            durable.flush(folder.path)
     except psycopg.OperationalError as error:
         line = str(error).partition("\n")[0]
         raise DatabaseUnavailable(f"The embedded database went away: {line}") from error
@@ -111,6 +113,13 @@ def _now(connection: psycopg.Connection[TupleRow]) -> datetime:
     assert row is not None
     moment: datetime = row[0]
     return moment.astimezone(UTC)
+
+
+def _handed_over(connection: psycopg.Connection[TupleRow]) -> str:
+    """The last file of its log that the server has handed over; it does so in order."""
+    row = connection.execute("SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver").fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def _failures(connection: psycopg.Connection[TupleRow]) -> int:

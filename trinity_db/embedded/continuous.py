@@ -4,7 +4,7 @@
     base-20261125T140312.123456Z/   a base backup, by the time at which it was whole: the first to restore to
     log/                            the files of the log, as the server handed them over
 
-One folder has one timeline of the log. A server that was restored goes on in another folder.
+One folder has one history of a server. A server that was restored goes on in another folder.
 """
 
 import json
@@ -38,6 +38,8 @@ class Server:
     system_identifier: int
     timeline: int
     home: str
+    restored: str | None = None
+    """When its data were restored, which began another history."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Folder:
             durable.write(self.server_file, json.dumps(asdict(wanted)))
         elif found != wanted:
             what = "another server" if found.system_identifier != wanted.system_identifier else "this server"
-            since = "" if found.home != wanted.home else ", from before it was restored"
+            is_here = what == "this server" and found.home == wanted.home
+            since = ", from before it was restored" if is_here else ""
             raise TrinityError(
                 f"{self.path} is the continuous backup of {what} in {found.home}{since}: name another folder."
             )
@@ -174,10 +177,14 @@ def _log(folder: Path) -> str:
 
 
 def _server(place: Place, binaries: Binaries) -> Server:
-    """What the control file of a home's server says."""
+    """What a home's server says of itself in its data."""
+    if account := server_account(place.data):  # root may have copied them, as the start takes into account
+        hand_over(place.data, account)
+        let_through((place.data,), account)
     said = binaries.run("pg_controldata", data=place.data)
     if said.returncode:
         raise DatabaseUnavailable(f"The embedded database cannot be looked at: {reason(said.stdout)}")
     lines = dict(line.split(":", 1) for line in said.stdout.splitlines() if ":" in line)
     identifier, timeline = lines["Database system identifier"], lines["Latest checkpoint's TimeLineID"]
-    return Server(int(identifier), int(timeline), str(place.home))
+    restored = place.restored_file.read_text() if place.restored_file.exists() else None
+    return Server(int(identifier), int(timeline), str(place.home), restored)

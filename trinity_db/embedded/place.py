@@ -44,6 +44,14 @@ class Place:
         return self.data / "postmaster.pid"
 
     @property
+    def restored_file(self) -> Path:
+        """Says when the data were restored from a continuous backup; missing where they never were.
+
+        A server that was restored twice has the same timeline both times, and two histories.
+        """
+        return self.data / "trinity-db.restored"
+
+    @property
     def socket(self) -> Path:
         """The socket's folder. One in /tmp where the home's path is too long, or has a comma (which libpq
         reads as a list of hosts); not in TMPDIR, which may differ from process to process.

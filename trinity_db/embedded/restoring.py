@@ -139,6 +139,10 @@ def _copy(base_backup: BaseBackup, aside: Cluster) -> Manifest:
             "by moving this one away."
         )
     copy.rename(aside.data)
+    aside.restored_file.unlink(missing_ok=True)  # of a server that had been restored before
+    aside.restored_file.write_text(datetime.now(UTC).isoformat())
+    if account := server_account(aside.data):
+        hand_over(aside.restored_file, account)
     return needed
 
 
