@@ -201,6 +201,27 @@ def test_a_server_that_was_set_back_by_a_copy_takes_no_base_backup_beside_the_lo
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_limit_that_was_raised_after_the_base_backup_does_not_stop_a_restore(
+    cluster: Cluster, command_line: CommandLine
+) -> None:
+    folder = cluster.home / "backup"
+    opening.upgrade(cluster.ensure_running())
+    execute(cluster.url(), "CREATE TABLE public.kept (id serial)")
+    cluster.stop()
+    assert command_line("db", "backup", "--continuous", str(folder)).code == 0
+    for limit in ("max_connections = 300", "max_wal_senders = 20"):
+        execute(cluster.url(), f"ALTER SYSTEM SET {limit}")
+    cluster.stop()
+    cluster.ensure_running()
+    moment = add_row(cluster)
+    add_row(cluster)
+    cluster.stop()
+    shutil.rmtree(cluster.data)
+    assert command_line("db", "restore", str(folder), "--at", moment.isoformat()).code == 0
+    assert num_rows(cluster) == 1
+    assert value(cluster, "SHOW max_connections") == "200", "as the base backup has it"
+
+
 def test_times_and_folders_that_cannot_be_are_refused_in_one_line(
     kept: Kept, cluster: Cluster, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from trinity_db.errors import DatabaseUnavailable, TrinityError
 POLL_SECONDS = 0.1  # while the server replays its log, which takes a minute for some gigabytes
 LAST_TRANSACTION = re.compile(r"last completed transaction was at log time (\S+ \S+)")
 BEFORE_TARGET = "recovery ended before configured recovery target was reached"
+# The server was started with a lower limit than its original had later on: the base backup has the limits.
+TOO_LOW = re.compile(r"(\w+) = \d+ is a lower setting than on the primary server, where its value was (\d+)")
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,29 @@ def _recover(aside: Cluster, folder: Folder, base_backup: BaseBackup, at: dateti
     if at is None:
         _check_log(aside, folder, needed)
     try:
-        aside.start()
-        return _await_end(aside)
+        return _replay(aside)
     except DatabaseUnavailable as error:
         if at and BEFORE_TARGET in _said(aside):
             _check_log(aside, folder, needed)
             raise TrinityError(_too_late(aside, folder, at)) from error
         raise
+
+
+def _replay(aside: Cluster) -> datetime | None:
+    """Start the server until its recovery has ended, again with higher limits where the log needs them."""
+    limits: dict[str, str] = {}
+    while True:
+        settings = (*aside.settings, *(f"{name}={value}" for name, value in limits.items()))
+        server = replace(aside, settings=settings)
+        try:
+            server.start()
+            return _await_end(server)
+        except DatabaseUnavailable:
+            too_low = dict(TOO_LOW.findall(_said(aside)))
+            if too_low == limits:
+                raise
+            limits = too_low
+            server.stop()
 
 
 def _choose(folder: Folder, at: datetime | None) -> BaseBackup:
@@ -175,13 +193,14 @@ def _await_end(aside: Cluster) -> datetime | None:
     """Wait until the server has ended its recovery; the time of the last transaction in it.
 
     Raises:
-        DatabaseUnavailable: the server has ended.
+        DatabaseUnavailable: the server has ended, or waits for ever.
     """
     while True:
         try:
             with closing(psycopg.connect(aside.url("postgres"))) as connection:
                 row = connection.execute(
-                    "SELECT pg_is_in_recovery(), pg_last_xact_replay_timestamp()"
+                    "SELECT pg_is_in_recovery(), pg_last_xact_replay_timestamp(), "
+                    "CASE WHEN pg_is_in_recovery() THEN pg_get_wal_replay_pause_state() END"
                 ).fetchone()
         except psycopg.OperationalError:
             if presence.ping(aside) is Ping.NO_RESPONSE:
@@ -192,6 +211,8 @@ def _await_end(aside: Cluster) -> datetime | None:
             last: datetime | None = row[1]
             if not row[0]:
                 return last
+            if row[2] == "paused":
+                raise DatabaseUnavailable(f"The replay of the log has paused (see {aside.log})")
         time.sleep(POLL_SECONDS)
 
 
