@@ -294,6 +294,25 @@ def test_a_damaged_backup_is_refused_and_leaves_the_home_without_data(
     assert "has a gap or damage" in refused()
     assert "has a gap or damage" in refused("--at", kept.times[1].isoformat())
     assert command_line("db", "restore", str(folder), "--at", kept.times[0].isoformat()).code == 0
+    discard(cluster)
+    for segment in segments:
+        segment.unlink(missing_ok=True)
+    assert "has a gap" in refused(), "a log without a file"
+
+
+def test_a_log_that_is_removed_while_it_is_replayed_is_no_end_of_it(
+    kept: Kept, folder: Path, cluster: Cluster, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove_and_start(server: Cluster) -> None:
+        """Another command takes a base backup and keeps only this one, after the log was looked through."""
+        for segment in (folder / "log").iterdir():
+            segment.unlink()
+        start_server(server)
+
+    start_server = Cluster.start
+    monkeypatch.setattr(Cluster, "start", remove_and_start)
+    assert "give this one again" in command_line("db", "restore", str(folder)).complaint
+    assert not cluster.data.exists()
 
 
 def test_a_killed_restore_is_given_again(kept: Kept, cluster: Cluster, command_line: CommandLine) -> None:

@@ -87,15 +87,19 @@ def _recover(aside: Cluster, folder: Folder, base_backup: BaseBackup, at: dateti
     needed = _copy(base_backup, aside)
     if account := server_account(aside.data):
         folder.give_to(account)
-    if at is None:
-        _check_log(aside, folder, needed)
+    segments = _check_log(aside, folder, needed) if at is None else []
     try:
-        return _replay(aside)
+        last = _replay(aside)
     except DatabaseUnavailable as error:
         if at and BEFORE_TARGET in _said(aside):
             _check_log(aside, folder, needed)
             raise TrinityError(_too_late(aside, folder, at)) from error
         raise
+    if not set(segments) <= set(folder.segments(needed.first_segment)):
+        raise TrinityError(
+            f"Another command has removed files of the log in {folder.log} meanwhile: give this one again."
+        )
+    return last
 
 
 def _replay(aside: Cluster) -> datetime | None:
@@ -169,15 +173,19 @@ def _copy_of(aside: Cluster) -> Path:
     return aside.home / "copy"
 
 
-def _check_log(aside: Cluster, folder: Folder, needed: Manifest) -> None:
-    """Read the whole log after a base backup: a server in recovery takes a gap for its end.
+def _check_log(aside: Cluster, folder: Folder, needed: Manifest) -> list[str]:
+    """Read the whole log after a base backup, whose files are returned: a server in recovery takes a gap for
+    its end.
 
     Raises:
         TrinityError: a file is missing or damaged.
     """
     segments = folder.segments(needed.first_segment)
-    if not segments:
-        return
+    if needed.last_segment not in segments:
+        raise TrinityError(
+            f"The log in {folder.log} has a gap: {needed.last_segment} is missing; --at restores to a time "
+            "before it."
+        )
     read = aside.binaries.run(
         *("pg_waldump", "--quiet", "--path", str(folder.log), needed.first_segment, segments[-1]),
         data=aside.data,
@@ -187,6 +195,7 @@ def _check_log(aside: Cluster, folder: Folder, needed: Manifest) -> None:
             f"The log in {folder.log} has a gap or damage: {reason(read.stdout)}; --at restores to a time "
             "before it."
         )
+    return segments
 
 
 def _await_end(aside: Cluster) -> datetime | None:
