@@ -48,8 +48,6 @@ def restore(url: str, file: Path) -> None:
         TrinityError: the store holds rows, a pooler is between, no pg_restore fits the server, pg_restore
             fails, or the login may not do it.
     """
-    if not file.is_file():
-        raise TrinityError(f"{file}: there is no such file.")
     with (
         closing(database.connect(url)) as connection,
         database.in_our_words(connection),

@@ -108,6 +108,7 @@ def test_a_store_comes_back_as_it_was_at_a_time(
     at = () if number is None else ("--at", kept.times[number].isoformat())
     said = command_line("db", "restore", str(kept.folder), *at)
     assert "is restored; its last transaction is of 20" in said.output
+    assert "keeps no log" in said.output
     assert num_rows(cluster) == found
     assert not (cluster.home / "postgres.restored").exists()
     assert value(cluster, "SHOW archive_mode") == "off"
@@ -238,6 +239,7 @@ def test_times_and_folders_that_cannot_be_are_refused_in_one_line(
     assert "is yet to come" in refused(kept.folder, "--at", tomorrow.isoformat())
     assert "is no time" in refused(kept.folder, "--at", "yesterday")
     assert "is no continuous backup" in refused(tmp_path)
+    assert "there is no such file or folder" in refused(tmp_path / "unmounted")
     cluster.data.mkdir()
     assert "has a store" in command_line("db", "restore", str(kept.folder)).complaint
     cluster.data.rmdir()

@@ -261,7 +261,8 @@ def restore(
     _require_own_server()
     last = backups.restore_to_time(file, _time(at) if at is not None else None)
     print(
-        f"{file} is restored; its last transaction is of {last.astimezone() if last else 'the base backup'}."
+        f"{file} is restored; its last transaction is of {last.astimezone() if last else 'the base backup'}. "
+        "Its server keeps no log: db backup --continuous begins a new folder."
     )
 
 
