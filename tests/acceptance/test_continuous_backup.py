@@ -1,5 +1,6 @@
 """Continuous backups of embedded servers, and stores that are restored from them as they were at a time."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,16 +13,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psycopg
 import pytest
 
 from tests.command_line import CommandLine
 from tests.postgres import discard, execute, new_home, start
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 from trinity_db import backup, embedded, opening
 from trinity_db.database import Database
+from trinity_db.embedded import continuous
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.store import instances
 
@@ -379,6 +381,42 @@ def test_the_server_goes_on_while_it_cannot_hand_over_its_log_and_the_doctor_say
     folder.rename(away)
     assert "is gone: mount it" in command_line("db", "backup", str(folder), "--continuous").complaint
     assert not folder.exists()
+
+
+def test_a_killed_base_backup_that_goes_on_is_not_mixed_with_another_one(
+    cluster: Cluster, command_line: CommandLine
+) -> None:
+    folder = cluster.home / "backup"
+    opening.upgrade(cluster.ensure_running())
+    cluster.stop()
+    backup.begin_continuous(folder)
+    cluster.ensure_running()
+    # A base backup waits for its first checkpoint, and that for a server process that stands still.
+    checkpointer = value(cluster, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
+    os.kill(checkpointer, signal.SIGSTOP)
+    try:
+        command = [sys.executable, "-m", "trinity_db", "db", "backup", str(folder)]
+        process = subprocess.Popen(command)
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'"
+        wait_until(lambda: value(cluster, waiting) == 1, "a base backup that has begun")
+        process.kill()
+        process.wait()
+        second = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=WAIT_SECONDS)
+    finally:
+        os.kill(checkpointer, signal.SIGCONT)
+    assert "Another command takes a base backup" in second.stderr
+    wait_until(lambda: command_line("db", "backup", str(folder)).code == 0, "the end of the killed one")
+
+
+def test_the_folder_may_be_one_of_nfs(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock_of_nfs(file: IO[str], operation: int) -> None:
+        """It refuses an exclusive lock on a file that is not open for writing (man 2 flock)."""
+        if not file.writable():
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(continuous, "flock", flock_of_nfs)
+    with continuous.Folder(kept.folder).locked():
+        pass
 
 
 def test_old_base_backups_go_with_the_log_before_them(

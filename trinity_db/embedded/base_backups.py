@@ -45,9 +45,9 @@ def take(cluster: Cluster, folder: Folder) -> Path:
     """
     url = cluster.ensure_running()
     try:
-        with folder.locked(), closing(psycopg.connect(url, autocommit=True)) as connection:
+        with folder.locked() as lock, closing(psycopg.connect(url, autocommit=True)) as connection:
             failed = _failures(connection)
-            aside = _copy(cluster, folder)
+            aside = _copy(cluster, folder, lock)
             path = folder.path / _now(connection).strftime(NAMES)
             last = manifest.read(aside).last_segment
             # A file of that name may be there, of another history: the server says what it has handed over.
@@ -67,8 +67,11 @@ def take(cluster: Cluster, folder: Folder) -> Path:
     return path
 
 
-def _copy(cluster: Cluster, folder: Folder) -> Path:
-    """Copy the server's files aside, as they are on the disk when pg_basebackup has ended."""
+def _copy(cluster: Cluster, folder: Folder, lock: int) -> Path:
+    """Copy the server's files aside, as they are on the disk when pg_basebackup has ended.
+
+    pg_basebackup inherits the lock: should this process be killed, the next one keeps off its files.
+    """
     aside = folder.path / "base.new"
     shutil.rmtree(aside, ignore_errors=True)  # a killed command left it
     aside.mkdir(mode=0o700)
@@ -79,6 +82,7 @@ def _copy(cluster: Cluster, folder: Folder) -> Path:
         f"--manifest-checksums={manifest.CHECKSUMS}",
         *("--host", str(cluster.socket), "--port", str(cluster.port), "--username", SUPERUSER),
         data=cluster.data,
+        inherited=[lock],
     )
     if made.returncode:
         shutil.rmtree(aside, ignore_errors=True)

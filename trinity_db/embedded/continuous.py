@@ -131,16 +131,17 @@ class Folder:
         let_through((self.log,), account)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Let one process at a time make and remove base backups.
+    def locked(self) -> Iterator[int]:
+        """Let one process at a time make and remove base backups. Yields the lock: a child that inherits it
+        holds it on when its parent is killed.
 
         Raises:
             TrinityError: another one does, or the folder cannot be used.
         """
         try:
-            with self.server_file.open() as file:
+            with self.server_file.open("r+") as file:  # NFS locks nothing that is open for reading only
                 flock(file, LOCK_EX | LOCK_NB)
-                yield
+                yield file.fileno()
         except BlockingIOError:
             raise TrinityError(f"Another command takes a base backup into {self.path}.") from None
         except OSError as error:
