@@ -342,11 +342,15 @@ def test_the_server_goes_on_while_it_cannot_hand_over_its_log_and_the_doctor_say
     opening.upgrade(cluster.ensure_running())
     execute(cluster.url(), "CREATE TABLE public.kept (id serial)")
     assert "trinity-db db stop" in command_line("db", "backup", str(folder), "--continuous").complaint
+    assert not folder.exists()
     cluster.stop()
     nowhere = cluster.home / "not" / "there"
     for wrong in (nowhere, cluster.log):
         assert "cannot be made" in command_line("db", "backup", str(wrong), "--continuous").complaint
-    assert "holds other files" in command_line("db", "backup", str(cluster.data), "--continuous").complaint
+    assert "holds other files" in command_line("db", "backup", str(cluster.home), "--continuous").complaint
+    within = cluster.data / "backup"
+    assert "name another folder" in command_line("db", "backup", str(within), "--continuous").complaint
+    assert cluster.continuous_backup is None
     assert "goes with" in command_line("db", "backup", str(nowhere), "--keep", "1").complaint
     assert command_line("db", "backup", str(folder), "--continuous").code == 0
     log = folder / "log"

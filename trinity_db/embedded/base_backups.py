@@ -33,6 +33,10 @@ def begin(cluster: Cluster, folder: Folder) -> None:
         raise TrinityError(f"There is no store in {cluster.home} yet: trinity-db db init")
     if cluster.continuous_backup == folder.path and folder.server() is None:
         raise TrinityError(f"{folder.path} is gone: mount it, or end the backup there with --end.")
+    if folder.path.is_relative_to(cluster.data):
+        raise TrinityError(f"{folder.path} is among the data that it would hold: name another folder.")
+    if cluster.continuous_backup != folder.path:
+        cluster.require_stopped()
     folder.take_for(cluster, cluster.binaries)
     cluster.keep_log(folder.path)
 

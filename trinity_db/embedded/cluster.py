@@ -65,16 +65,20 @@ class Cluster(Place):
         if folder == self.continuous_backup:
             return
         with presence.locked(self):
-            if self.running():
-                raise DatabaseUnavailable(
-                    "The embedded database runs, and begins or ends to keep its log only when it starts: "
-                    "trinity-db db stop"
-                )
+            self.require_stopped()
             if folder is None:
                 self.continuous_file.unlink()
             else:
                 said = json.dumps({"folder": str(folder), "home": str(self.home)})
                 durable.write(self.continuous_file, said)
+
+    def require_stopped(self) -> None:
+        """Raises DatabaseUnavailable if the server runs: it would keep its log as before."""
+        if self.running():
+            raise DatabaseUnavailable(
+                "The embedded database runs, and begins or ends to keep its log only when it starts: "
+                "trinity-db db stop"
+            )
 
     def running(self) -> bool:
         """Whether the server accepts connections."""
