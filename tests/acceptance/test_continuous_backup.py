@@ -387,7 +387,7 @@ def test_the_server_goes_on_while_it_cannot_hand_over_its_log_and_the_doctor_say
     assert not folder.exists()
 
 
-def test_a_killed_base_backup_that_goes_on_is_not_mixed_with_another_one(
+def test_a_killed_base_backup_is_none_and_is_not_mixed_with_another_one(
     cluster: Cluster, command_line: CommandLine
 ) -> None:
     folder = cluster.home / "backup"
@@ -395,6 +395,9 @@ def test_a_killed_base_backup_that_goes_on_is_not_mixed_with_another_one(
     cluster.stop()
     backup.begin_continuous(folder)
     cluster.ensure_running()
+    found = json.loads(command_line("doctor", "--json").stdout)
+    [finding] = [finding for finding in found if finding["what"] == "installation log"]
+    assert "has no base backup" in finding["found"]
     # A base backup waits for its first checkpoint, and that for a server process that stands still.
     checkpointer = value(cluster, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
     os.kill(checkpointer, signal.SIGSTOP)
@@ -410,6 +413,8 @@ def test_a_killed_base_backup_that_goes_on_is_not_mixed_with_another_one(
         os.kill(checkpointer, signal.SIGCONT)
     assert "Another command takes a base backup" in second.stderr
     wait_until(lambda: command_line("db", "backup", str(folder)).code == 0, "the end of the killed one")
+    found = json.loads(command_line("doctor", "--json").stdout)
+    assert [finding for finding in found if finding["what"] == "installation log"] == []
 
 
 def test_the_folder_may_be_one_of_nfs(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from trinity_db import __version__, cores
 from trinity_db.diagnosis.finding import Finding, fail, ok, size, warn
+from trinity_db.embedded.continuous import Folder
 from trinity_db.embedded.place import Place
 from trinity_db.settings import home, lance_uri
 
@@ -93,8 +95,13 @@ def sandboxes() -> list[Finding]:
 
 
 def continuous_backup(place: Place) -> list[Finding]:
-    """Whether a home that was copied or moved has lost its continuous backup, as it is of the home before."""
-    if place.continuous_backup or not place.continuous_file.exists():
+    """Whether a continuous backup lacks its base backup, or ended because the home was copied or moved."""
+    if kept := place.continuous_backup:
+        if Folder(kept).base_backups():
+            return []
+        text = f"{kept} has no base backup: nothing can be restored from the log there"
+        return [warn("installation log", text, f"trinity-db db backup --continuous {shlex.quote(str(kept))}")]
+    if not place.continuous_file.exists():
         return []
     text = "this home was copied or moved from one with a continuous backup, and its server keeps no log"
     remedy = f"trinity-db db backup --continuous NEW_FOLDER, or remove {place.continuous_file}"
