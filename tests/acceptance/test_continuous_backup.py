@@ -292,7 +292,7 @@ def test_a_damaged_backup_is_refused_and_leaves_the_home_without_data(
     assert num_rows(cluster) == 4
     discard(cluster)
     segments[-1].rename(folder / "kept")
-    assert "before" in refused("--at", kept.times[1].isoformat())
+    assert "without --at you get all that there is" in refused("--at", kept.times[1].isoformat())
     (folder / "kept").rename(segments[-1])
     segments[-2].unlink()
     assert "has a gap or damage" in refused()

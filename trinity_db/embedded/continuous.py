@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -80,8 +80,9 @@ class Folder:
     def base_backups(self) -> list[BaseBackup]:
         """All that are whole, the oldest first."""
         found = []
-        for path in sorted(self.path.glob("base-????????T??????.??????Z")):
-            found.append(BaseBackup(path, datetime.strptime(path.name, NAMES).replace(tzinfo=UTC)))
+        for path in sorted(self.path.glob("base-*")):
+            with suppress(ValueError):  # another name: none of ours
+                found.append(BaseBackup(path, datetime.strptime(path.name, NAMES).replace(tzinfo=UTC)))
         return found
 
     def segments(self, first: str) -> list[str]:

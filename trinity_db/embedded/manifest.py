@@ -69,6 +69,8 @@ def check(base_backup: Path, manifest: Manifest, binaries: Binaries) -> str | No
                 found = hashlib.file_digest(file, CHECKSUMS).hexdigest()
         except FileNotFoundError:
             return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
         if found != expected:
             return f"{name} has another content than when it was written"
     read = binaries.run(
