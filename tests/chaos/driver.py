@@ -60,6 +60,7 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 ORDER BY backend_start
 """
 AT_WORK = "SELECT pid FROM worker WHERE stopped_at IS NULL"
+HELD_BY_THE_DEAD = "SELECT worker FROM lease_view WHERE NOT alive"
 COMMITTED = "SELECT count(*) FROM batch WHERE state = 'committed'"
 
 
@@ -139,7 +140,8 @@ class Driver:
     def settle(self, num_batches: int) -> None:
         """Leave the run alone until it has committed so many more batches, and every process is at work.
 
-        A process that starts takes back what a killed one held. One that is stopped before that leaves it.
+        A process that starts takes a killed one for gone, and the next heartbeat of a rescuer gives back what
+        that one held. If all are stopped before that, it stays held until the next start.
         """
         wanted = self._committed() + num_batches
 
@@ -148,7 +150,8 @@ class Driver:
             at_work = {row["pid"] for row in self._ask(AT_WORK)}
             wanted_at_work = {member.process.pid for member in self.crew.places}
             running = {member.process.pid for member in self.crew.members if member.process.running}
-            return wanted_at_work <= at_work <= running and self._committed() >= wanted
+            is_whole = wanted_at_work <= at_work <= running and not self._ask(HELD_BY_THE_DEAD)
+            return is_whole and self._committed() >= wanted
 
         wait_until(done, f"{num_batches} more batches, undisturbed, and all processes at work")
 
