@@ -120,7 +120,7 @@ def make_room(
             time.sleep(LOOK_SECONDS)
             connection.exec_driver_sql("SELECT 1")  # it is not lost, and the server sees that we are not
         looking.execute(query("end_sessions_of_silent_workers"))
-        looking.execute(query("stop_silent_workers"))
+    connection.exec_driver_sql(query("stop_silent_workers"))  # here, as a lock may be waited for
 
 
 def at_work(connection: Transaction, lease_seconds: float) -> list[str]:

@@ -390,14 +390,18 @@ def test_a_worker_that_froze_in_the_middle_of_a_pipeline_does_not_hold_an_upgrad
     assert value(head_url, "SELECT count(*) FROM trinity.worker WHERE stopped_at IS NULL") == 0
 
 
-def test_an_upgrade_gives_up_a_table_that_another_session_keeps(
-    head_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "held", ["SELECT FROM trinity.processing", "SELECT FROM trinity.worker FOR UPDATE"], ids=["table", "row"]
+)
+def test_an_upgrade_gives_up_what_another_session_keeps(
+    head_url: str, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:
     downgrade(head_url, "0044")
+    execute(head_url, AT_WORK)
     before = catalogue(head_url)
     monkeypatch.setattr(upgrades, "LOCK_SECONDS", 1)
-    with closing(database.connect(head_url)) as reading:
-        reading.execute("SELECT FROM trinity.processing")
+    with closing(database.connect(head_url)) as other:
+        other.execute(held.encode())
         with pytest.raises(TrinityError, match="another session held one of its tables"):
             upgrade_beside_roles(head_url)
     assert catalogue(head_url) == before
