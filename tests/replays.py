@@ -28,8 +28,9 @@ def correct(scene: Scene, rollout_id: int, value: float, name: str = "score") ->
         rewards.record(tx, scene.run.id, "person", [reward(rollout_id, value, name)])
 
 
-def adopted(scene: Scene, name: str, *data: str) -> Scene:
-    """A run over data sets, with tokens."""
-    run = Scene.open(scene.database, name, data=data)
+def adopted(scene: Scene, name: str, *data: str, as_groups: bool = False) -> Scene:
+    """A run over data sets, with tokens; with `as_groups` it learns from their groups, or those of runs."""
+    algorithm = "grpo" if as_groups else "sft"
+    run = Scene.open(scene.database, name, data=data, algorithm=algorithm, as_groups=as_groups)
     run.encode()
     return run

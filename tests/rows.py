@@ -27,6 +27,7 @@ from trinity_db.imports.dataset import open_writer
 from trinity_db.imports.records import Demonstration, Preference, Task, Trajectory, Unpaired
 from trinity_db.schema.states import Draws, WorkerRole
 from trinity_db.store import (
+    adoption,
     batches,
     draws,
     evaluations,
@@ -71,15 +72,23 @@ class Scene:
         holdout: float = 0.0,
         seed: int = 0,
         algorithm: str = "sft",
+        as_groups: bool = False,
     ) -> Self:
-        """A run at policy version 0, over a taskset and the data sets that are named; it may derive pairs."""
+        """A run at policy version 0, over a taskset and the data sets that are named; it may derive pairs.
+
+        With `as_groups` it adopts whole groups, also those of other runs.
+        """
         config = {"name": name, "seed": seed, "processors": {"pair": {"margin": 0.0}}}
         config |= {"algorithm": {"name": algorithm}}
         open_writer(database, "tasks", "tasks")([task(number) for number in range(num_tasks)])
         with database.transaction() as tx:
-            run = runs.open_run(tx, name, config, RECIPES[algorithm].draws, data, holdout)
+            run = runs.open_run(
+                tx, name, config, RECIPES[algorithm].draws, data, holdout, as_groups=as_groups
+            )
             selection = Selection({runs.find_taskset(tx, "tasks"): 1.0}, seed=0, walk="sequential")
             roles = [workers.register(tx, run, role) for role in WorkerRole]
+        hold = partial(runs.hold_adopter, run=run)
+        adoption.adopt_runs(database, run.id, hold, data, holdout, as_groups=as_groups)
         scene = cls(database, run, selection, *roles)
         scene.publish(0, step=0)
         return scene
@@ -239,6 +248,10 @@ class Scene:
         with self.database.transaction() as tx:
             return draws.draw_rows(tx, self._draw(step, size))
 
+    def draw_adopted_groups(self, step: int, size: int) -> batches.Batch | None:
+        with self.database.transaction() as tx:
+            return draws.draw_adopted_groups(tx, self._draw(step, size), centered)
+
     def draw_pairs(self, step: int, size: int) -> batches.Batch | None:
         with self.database.transaction() as tx:
             return draws.draw_pairs(tx, self._draw(step, size))
@@ -278,11 +291,12 @@ class Scene:
             return batches.reopen(tx, self.run.id, worker or self.trainer, version)
 
     def encode(self) -> None:
-        """Give every adopted row tokens."""
+        """Give every adopted row tokens; groups whose rows all have tokens enter the passes."""
         with self.database.transaction() as tx:
             texts = offline.unencoded(tx, self.run.id, after=0, limit=10_000)
             written = payload(())
             offline.write_tokens(tx, [(text.id, written) for text in texts])
+        offline.seed_groups(self.database, self.run.id, min_size=1)
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """What a statement returns, as tuples."""

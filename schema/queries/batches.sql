@@ -134,17 +134,20 @@ FROM (SELECT i.experience_id, count(*) FILTER (WHERE b.state = 'committed') AS u
 WHERE e.id = i.experience_id
 
 -- name: reopen_groups
--- Gives back the run's own groups, and counts their uses again. The groups of rows that were adopted by themselves belong
--- to their data set or run.
+-- Gives back the run's own groups, also adopted ones, and takes their use count from their rows. It comes after
+-- reopen_experiences. A group that has uses left is ready already, and a group that expired since stays dropped: both lose
+-- the committed uses that their rows lose. The groups of rows that were adopted singly belong to another run or to a data
+-- set, and stay as they are.
 WITH m AS MATERIALIZED (
     SELECT e.group_id, max(e.use_count) AS uses
     FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
     WHERE i.batch_id = ANY(%(batch_ids)s)
     GROUP BY e.group_id
 )
-UPDATE trinity.rollout_group g SET state = 'ready', worker_id = NULL, use_count = m.uses
+UPDATE trinity.rollout_group g
+SET state = CASE WHEN g.state IN ('leased', 'trained') THEN 'ready' ELSE g.state END, worker_id = NULL, use_count = m.uses
 FROM m
-WHERE g.id = m.group_id AND g.run_id = %(run_id)s AND g.state IN ('leased', 'trained')
+WHERE g.id = m.group_id AND g.run_id = %(run_id)s
 
 -- name: reopen_preferences
 -- Gives back the pairs of batches.
