@@ -18,6 +18,7 @@ from sqlalchemy.exc import InternalError
 from sqlalchemy.pool import NullPool
 
 from tests.postgres import execute, new_database
+from tests.rows import Scene
 from tests.waiting import wait_until
 from trinity_db import database, opening, schema, upgrades
 from trinity_db.errors import SchemaMismatch, TrinityError
@@ -509,6 +510,23 @@ def test_a_run_in_the_middle_of_an_epoch_goes_on_in_its_order(head_url: str) -> 
         }
     assert drawn == expected
     assert {name: len(ids) for name, ids in drawn.items()} == {"draw_rows": 6, "draw_pairs": 2}
+
+
+def test_groups_lose_the_uses_that_an_older_trainer_left_on_them(head_url: str) -> None:
+    uses = "SELECT use_count FROM trinity.rollout_group ORDER BY id"
+    with closing(database.Database(head_url)) as store:
+        scene = Scene.open(store)
+        scene.make_ready(3)
+        for step in (1, 2):
+            scene.commit(scene.draw(step, size=step), max_uses=3)
+            scene.publish(step, step)
+        scene.reopen(version=1)
+        assert scene.values(uses) == [1, 0, 0]
+        execute(head_url, "UPDATE trinity.rollout_group SET use_count = 2 - id % 2")
+        before = scene.values(uses)
+        downgrade(head_url, "0045")
+        opening.upgrade(head_url)
+        assert scene.values(uses) == [1, 0, before[2]], "no reopened batch had the third"
 
 
 def test_places_stay_what_they_were_where_bad_rows_may_have_one_too(head_url: str) -> None:
