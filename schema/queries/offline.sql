@@ -104,12 +104,14 @@ FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.is_offered AND e.draws_labels AND e.reward IS NULL
 
 -- name: count_pairs
+-- How many pairs the training uses, by uses so far. The rule is that of draw_pairs: a pair that people contradict has no
+-- seed, and a pair that they uphold counts whatever its rewards are. Pairs of rows without tokens count too.
 SELECT p.use_count AS uses, count(*) AS rows
 FROM trinity.preference p
 JOIN trinity.experience chosen ON chosen.id = p.chosen_id
 JOIN trinity.experience rejected ON rejected.id = p.rejected_id
-WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND NOT p.held_out
-  AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
+WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND p.seed IS NOT NULL
+  AND (p.source <> 'pair' OR p.upheld OR chosen.reward > rejected.reward)
 GROUP BY p.use_count
 
 -- name: held_out_rows

@@ -21,7 +21,7 @@ from trinity_db.database import Database, Transaction, connect
 from trinity_db.errors import ConfigError, LeaseLost, NotFound, TrinityError
 from trinity_db.privileges import make_login, open_to_roles
 from trinity_db.schema.states import LabelState
-from trinity_db.store import reviews, rewards, runs, settling, verdicts
+from trinity_db.store import offline, reviews, rewards, runs, settling, verdicts
 from trinity_db.store.reviews import Question
 from trinity_db.store.settling import Rules
 from trinity_db.store.verdicts import Claim, Verdict
@@ -455,8 +455,11 @@ def pairs(scene: Scene) -> People:
 
 
 def drawn_pairs(run: Scene, step: int) -> list[tuple[int, int]]:
-    """The pairs of a step, chosen and rejected, given back."""
+    """The pairs of a step, chosen and rejected, given back. The length of the run counts the same pairs."""
     batch = run.draw_pairs(step, 10)
+    with run.database.transaction() as tx:
+        trainable = offline.count_trainable(tx, run.run.id, "pairs")
+    assert trainable == ({0: batch.size} if batch else {})
     if batch is None:
         return []
     rows = run.values(
@@ -536,8 +539,13 @@ def test_people_correct_a_pair_that_was_derived_from_rewards(scene: Scene) -> No
     with scene.database.transaction() as tx:
         rewards.judge(tx, [rewards.Judgement(good, 3.0, "late", "robot", "r2", 1.0)])
     assert drawn_pairs(run, 1) == [(bad, good)], "rewards do not bring back what people decided"
-    people.undo("ann")
+    back = people.undo("ann")
     assert drawn_pairs(run, 1) == [(good, bad)], "without a verdict the rewards decide again"
+    assert back is not None
+    people.decide(back, "ann", 1 if back.experience_ids[0] == good else -1)
+    with scene.database.transaction() as tx:
+        rewards.judge(tx, [rewards.Judgement(bad, 9.0, "late", "robot", "r3", 1.0)])
+    assert drawn_pairs(run, 1) == [(good, bad)], "a pair that people uphold needs no rewards that agree"
 
 
 def test_pairs_of_a_data_set_are_compared_in_a_run(scene: Scene) -> None:
