@@ -49,6 +49,7 @@ class Group:
     holder: int | None
     attempt: int = 1
     state: str = "open"
+    uses: int = 0
     oldest: int | None = None
     newest: int | None = None
     members: dict[int, Row | None] = field(default_factory=dict)
@@ -142,7 +143,8 @@ class History:
             row.uses += 1
             row.state, row.holder = "ready" if row.uses < self.max_uses else "trained", None
         for group in batch.groups:
-            group.state, group.holder = group.rows("ready", "trained")[0].state, None
+            group.uses += 1
+            group.state, group.holder = "ready" if group.uses < self.max_uses else "trained", None
         return True
 
     def publish(self, policy: policies.PolicyVersion, worker: int, keep: int) -> None:
@@ -193,10 +195,9 @@ class History:
 
     def _reopen(self, chosen: list[Batch]) -> int:
         for batch in chosen:
-            for row in batch.rows:
-                row.uses -= batch.state == "committed"
             leased: list[Row | Group] = [*batch.rows, *batch.groups]
             for used in leased:
+                used.uses -= batch.state == "committed"
                 used.holder = None
                 if used.state in ("leased", "trained"):
                     used.state = "ready"

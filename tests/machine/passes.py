@@ -6,7 +6,7 @@ Rows and pairs are in one table: a pair has its id with a minus before it.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.machine.history import Batch, History, Numbers, Row
+from tests.machine.history import Batch, Group, History, Numbers, Row, Table
 from trinity_db.store import batches
 
 
@@ -30,6 +30,21 @@ class Pair:
     rejected: int
     is_derived: bool
     is_held_out: bool
+
+
+class GroupPasses(History):
+    """Adopted groups, each drawn as a whole once in a pass."""
+
+    def __init__(self, members: dict[int, list[int]], max_uses: int) -> None:
+        super().__init__(max_uses, sorted(row for rows in members.values() for row in rows))
+        self.groups = {
+            key: Group(0, len(rows), None, state="ready", members={row: self.rows[row] for row in rows})
+            for key, rows in members.items()
+        }
+
+    def tables(self) -> dict[str, Table]:
+        groups: Table = {key: (group.state, group.holder, group.uses) for key, group in self.groups.items()}
+        return super().tables() | {"groups": groups}
 
 
 class Passes(History):

@@ -44,7 +44,7 @@ ONLINE: Snapshot = HISTORY | {
     "groups": (
         1,
         "SELECT id, task_id, state, worker_id, attempt, expected, arrived, failed, version_min,"
-        " version_max"
+        " version_max, use_count"
         " FROM trinity.rollout_group WHERE run_id = %s",
     ),
     "statistics": (
@@ -81,6 +81,9 @@ ROWS: Snapshot = HISTORY | {
         1,
         "SELECT id, state, worker_id, attempt, use_count FROM trinity.experience WHERE run_id = %s",
     ),
+}
+GROUPS: Snapshot = ROWS | {
+    "groups": (1, "SELECT id, state, worker_id, use_count FROM trinity.rollout_group WHERE run_id = %s"),
 }
 PAIRS: Snapshot = HISTORY | {
     "items": (
@@ -125,6 +128,24 @@ LEFT JOIN trinity.batch_item i ON i.experience_id = e.id AND i.preference_id IS 
 LEFT JOIN trinity.batch b ON b.id = i.batch_id AND b.state = 'committed'
 WHERE e.run_id = %(run_id)s GROUP BY e.id, e.use_count HAVING count(b.id) <> e.use_count
 UNION ALL
+SELECT 'uses of a group are not those of committed batches', g.id
+FROM trinity.rollout_group g
+LEFT JOIN trinity.experience e ON e.group_id = g.id AND e.run_id = g.run_id
+LEFT JOIN trinity.batch_item i ON i.experience_id = e.id
+LEFT JOIN trinity.batch b ON b.id = i.batch_id AND b.state = 'committed'
+WHERE g.run_id = %(run_id)s GROUP BY g.id HAVING count(DISTINCT b.id) <> g.use_count
+UNION ALL
+SELECT 'uses of a pair are not those of committed batches', p.id
+FROM trinity.preference p
+LEFT JOIN trinity.batch_item i ON i.preference_id = p.id
+LEFT JOIN trinity.batch b ON b.id = i.batch_id AND b.state = 'committed'
+WHERE p.run_id = %(run_id)s GROUP BY p.id HAVING count(DISTINCT b.id) <> p.use_count
+UNION ALL
+SELECT 'a pass used a row twice, or a pair', coalesce(i.preference_id, i.experience_id)
+FROM trinity.batch b JOIN trinity.batch_item i ON i.batch_id = b.id
+WHERE b.run_id = %(run_id)s AND b.state = 'committed' AND b.sampler IN ('epochs', 'group_epochs')
+GROUP BY b.epoch, i.preference_id, i.experience_id HAVING count(*) > 1
+UNION ALL
 SELECT 'a row was used too often', e.id
 FROM trinity.experience e WHERE e.run_id = %(run_id)s AND e.use_count > %(max_uses)s
 UNION ALL
@@ -160,7 +181,7 @@ WHERE e.run_id = %(run_id)s AND (d.id IS NOT NULL) <> (e.state IN ('dropped', 'e
 UNION ALL
 SELECT 'members do not add up', g.id
 FROM trinity.rollout_group g LEFT JOIN trinity.rollout m ON m.group_id = g.id AND m.state <> 'refused'
-WHERE g.run_id = %(run_id)s GROUP BY g.id
+WHERE g.run_id = %(run_id)s AND g.source_id IS NULL GROUP BY g.id
 HAVING count(m.id) <> g.arrived + g.failed OR (g.state <> 'open') <> (count(m.id) = g.expected)
 """
 

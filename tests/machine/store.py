@@ -213,6 +213,7 @@ class Store(History):
                     sum(row is None for row in members[key]),
                     group.oldest,
                     group.newest,
+                    group.uses,
                 )
                 for key, group in self.groups.items()
             },

@@ -76,10 +76,11 @@ class Machine(RuleBasedStateMachine):
         num_tasks: int = 1,
         holdout: float = 0.0,
         algorithm: str = "sft",
+        as_groups: bool = False,
     ) -> None:
-        """Begin a run of its own."""
+        """Begin a run of its own; with `as_groups` it adopts whole groups."""
         name = f"{kind} {next(numbers)}"
-        self.scene = Scene.open(self.database, name, num_tasks, data, holdout, SEED, algorithm)
+        self.scene = Scene.open(self.database, name, num_tasks, data, holdout, SEED, algorithm, as_groups)
         self.trainer = Trainer(self.scene.trainer)
 
     def perform(self, verb: Callable[[Transaction], Result]) -> Result:
