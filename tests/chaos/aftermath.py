@@ -47,7 +47,6 @@ SELECT (SELECT count(*) FROM batch WHERE state = 'committed') AS batches_committ
        (SELECT count(*) FROM rollout WHERE state = 'refused') AS rollouts_refused,
        (SELECT count(*) FROM processing WHERE outcome = 'refused') AS verdicts_refused
 """
-MAX_USES = 1
 
 
 @dataclass
@@ -62,6 +61,7 @@ class Aftermath:
     journal: Path
     crew: Crew
     driver: Driver
+    max_uses: int = 1
 
     @cached_property
     def acknowledged(self) -> list[Acknowledged]:
@@ -82,7 +82,7 @@ class Aftermath:
     @cached_property
     def twice(self) -> list[int]:
         """Rows with more committed uses than allowed."""
-        return [row["id"] for row in self.store.rows(USES) if row["uses"] > MAX_USES]
+        return [row["id"] for row in self.store.rows(USES) if row["uses"] > self.max_uses]
 
     @property
     def replaced_trainers(self) -> list[Zombie]:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 
 from tests.acceptance.command import Store
-from tests.chaos.crew import Crew, Member
+from tests.chaos.crew import ROLES, Crew, Member
 from tests.pooler import Pooler
 from tests.processes import is_alive
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -77,10 +77,12 @@ class Disturbance:
     """Of the connections, where some are cut; of the range, where something takes a drawn time."""
 
 
-def plan(seed: int, seconds: float, more: Sequence[str] = ()) -> list[Disturbance]:
+def plan(
+    seed: int, seconds: float, more: Sequence[str] = (), roles: Collection[str] = ROLES
+) -> list[Disturbance]:
     """What happens in so many seconds: whole rounds, each in an order of its own, until the time is over.
 
-    Each round has `more` besides what every run goes through.
+    Each round has `more` besides what every run goes through. Processes of other `roles` are left alone.
     """
     random, found = Random(seed), list[Disturbance]()
     for begin in range(0, math.ceil(seconds), ROUND_SECONDS):
@@ -94,7 +96,8 @@ def plan(seed: int, seconds: float, more: Sequence[str] = ()) -> list[Disturbanc
             Disturbance(at, what, random.randrange(2**16), random.random())
             for at, what in zip(times, acts, strict=True)
         ]
-    return [disturbance for disturbance in found if disturbance.at < seconds]
+    left_alone = {f"{act} {role}" for act in ("kill", "freeze") for role in ROLES if role not in roles}
+    return [d for d in found if d.at < seconds and d.what not in left_alone]
 
 
 @dataclass
@@ -247,8 +250,8 @@ class Driver:
         return None
 
     def _await_work(self, disturbance: Disturbance) -> None:
-        """Until an explorer is about to write something, if one comes to that."""
-        caught = self._catch("explore", disturbance, KILL_SECONDS)
+        """Until a process of the first role has something in hand, if one comes to that."""
+        caught = self._catch(self.crew.seats[0][0], disturbance, KILL_SECONDS)
         if caught is not None:
             caught.member.thaw()
 

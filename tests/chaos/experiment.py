@@ -6,6 +6,7 @@ they have gone on, and are stopped kindly. What is left is an Aftermath.
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,13 @@ class Variant:
     """Of the minutes that the run is disturbed."""
     max_staleness: int
     publish_every: int
+    max_uses: int = 1
     pooled: bool = False
     """The roles connect through a PgBouncer in transaction mode. The checker asks the server itself."""
 
 
 VARIANTS = (
-    Variant("PostgreSQL 18", 18, share=1.0, max_staleness=1, publish_every=1),
+    Variant("PostgreSQL 18", 18, share=1.0, max_staleness=1, publish_every=1, max_uses=2),
     Variant("PostgreSQL 15", 15, share=2 / 3, max_staleness=2, publish_every=2),
     Variant("PgBouncer", 18, share=2 / 3, max_staleness=1, publish_every=1, pooled=True),
 )
@@ -75,12 +77,9 @@ def new_store(cluster: Cluster, folder: Path, pooler: Pooler | None = None) -> S
     return store
 
 
-def go_through(
-    variant: Variant, store: Store, cluster: Cluster, pooler: Pooler | None, seed: int, minutes: float
-) -> Aftermath:
-    """Disturb a run for so many minutes, and stop it."""
-    seconds = variant.share * 60 * minutes
-    began, log = time.monotonic(), store.folder / "chaos.log"
+def log_into(folder: Path) -> Callable[[str], None]:
+    """A function that prints what happens, with the seconds since now, and writes it into chaos.log."""
+    began, log = time.monotonic(), folder / "chaos.log"
 
     def say(text: str) -> None:
         line = f"{time.monotonic() - began:7.2f} s  {text}"
@@ -88,13 +87,23 @@ def go_through(
         with log.open("a") as file:
             file.write(line + "\n")
 
+    return say
+
+
+def go_through(
+    variant: Variant, store: Store, cluster: Cluster, pooler: Pooler | None, seed: int, minutes: float
+) -> Aftermath:
+    """Disturb a run for so many minutes, and stop it."""
+    seconds = variant.share * 60 * minutes
+    say = log_into(store.folder)
     say(f"seed {seed}, {seconds:.0f} s on {variant.name}")
     journal = store.folder / "journal"
     journal.mkdir()
     # Every third version is a checkpoint, so a crash withdraws up to two.
     cadence = {"publish_every": variant.publish_every, "checkpoint_every": 3 * variant.publish_every}
     trainer = RUN["trainer"] | cadence
-    config = store.config("chaos", **(RUN | {"max_staleness": variant.max_staleness, "trainer": trainer}))
+    differs = {"max_staleness": variant.max_staleness, "max_uses": variant.max_uses, "trainer": trainer}
+    config = store.config("chaos", **(RUN | differs))
     environment = {workflow.JOURNAL: str(journal), SUPERVISOR: str(os.getpid())}
     crew = Crew([(role, store) for role in ROLES], config, environment, say)
     driver = Driver(store, cluster, crew, say, pooler)
@@ -116,4 +125,5 @@ def go_through(
         journal,
         crew,
         driver,
+        variant.max_uses,
     )
