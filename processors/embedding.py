@@ -32,7 +32,7 @@ class Embedder(Protocol):
     """A model that embeds."""
 
     made_by: Mapping[str, Any]
-    """What its vectors are made by, in values of JSON: `embedder` makes an equal one of it."""
+    """The model in JSON values, for `digest_of`."""
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[texts, size] vectors of length 1.
@@ -50,7 +50,7 @@ class Local:
         from trinity_db.models.folder_digest import digest
 
         self._model = EmbeddingModel(folder)
-        self.made_by: Mapping[str, Any] = {"path": str(folder.absolute()), "digest": digest(folder)}
+        self.made_by: Mapping[str, Any] = {"digest": digest(folder)}
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """As Embedder says."""
@@ -68,7 +68,7 @@ class Endpoint:
     """A model behind /v1/embeddings."""
 
     def __init__(self, url: str, model: str, key_env: str | None) -> None:
-        self.made_by: Mapping[str, Any] = {"url": url, "model": model, "key_env": key_env}
+        self.made_by: Mapping[str, Any] = {"url": url, "model": model}
         self._url = f"{url.rstrip('/')}/embeddings"
         self._model = model
         self._key = os.environ.get(key_env) if key_env else None
@@ -118,20 +118,6 @@ class Endpoint:
         if self._key:
             text = text.replace(self._key, "***")
         return " ".join(text.split())[:MAX_MESSAGE]
-
-
-def embedder(made_by: Mapping[str, Any]) -> Embedder:
-    """What made vectors, to make further ones.
-
-    Raises:
-        ConfigError: it is not there any more, or its folder has changed.
-    """
-    if "url" in made_by:
-        return Endpoint(made_by["url"], made_by["model"], made_by["key_env"])
-    found = Local(Path(made_by["path"]))
-    if found.made_by != made_by:
-        raise ConfigError(f"{made_by['path']} has changed since it made the vectors; give the model back.")
-    return found
 
 
 def digest_of(made_by: Mapping[str, Any]) -> str:

@@ -1,33 +1,93 @@
 """Searches for rows by meaning, in the vectors that the step `embed` wrote."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 
 from trinity_db import vectors
 from trinity_db.database import Database
-from trinity_db.processors.embedding import Embedder, embedder
+from trinity_db.errors import ConfigError
+from trinity_db.models.folder_digest import digest
+from trinity_db.models.loading import check_folder
+from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors.embedding import Embedder, Endpoint, Local, digest_of
 from trinity_db.store import instances
 from trinity_db.vectors import Vectors
 
 WIDEST = 2.0  # less than any cosine is 1 less this
 
 
-def by_words(database: Database, words: str, run_id: int | None, limit: int) -> dict[int, float] | None:
+class Models:
+    """The embedding models that the caller's configurations name. No other model embeds words of a search.
+
+    A table of vectors is data (see `trinity_db.trust`): its name contains the digest of its model, and words
+    are sent to a model only if a configuration names one with that digest. Models are loaded at first use.
+    """
+
+    def __init__(self, configs: Iterable[ProcessorsConfig]) -> None:
+        """Compute the digests of the models that the steps `embed` of these configurations name.
+
+        Raises:
+            ConfigError: a model's folder is missing.
+        """
+        self._loading = threading.Lock()
+        self._loaded: dict[str, Embedder] = {}
+        self._loaders: dict[str, Callable[[], Embedder]] = {}
+        for config in configs:
+            for step in config.clean:
+                if step.name == "embed":
+                    self._add(step.options.get("path"), step.options)
+
+    def _add(self, path: str | None, options: dict[str, str]) -> None:
+        if path is not None:
+            folder = Path(path).expanduser()
+            check_folder(folder)
+            self._loaders[vectors.short_digest(digest_of({"digest": digest(folder)}))] = partial(
+                Local, folder
+            )
+            return
+        named = {"url": options["url"], "model": options["model"]}
+        loader = partial(Endpoint, named["url"], named["model"], options.get("key_env"))
+        self._loaders[vectors.short_digest(digest_of(named))] = loader
+
+    def get(self, digest: str) -> Embedder | None:
+        """Return the model with this digest, as names of tables contain it; None if none is configured.
+
+        Raises:
+            ConfigError: the model cannot be loaded, or the variable with its key is not set.
+        """
+        with self._loading:
+            if digest in self._loaders and digest not in self._loaded:
+                self._loaded[digest] = self._loaders[digest]()
+            return self._loaded.get(digest)
+
+
+def by_words(
+    database: Database, words: str, run_id: int | None, limit: int, models: Models
+) -> dict[int, float] | None:
     """The cosine of rows whose responses mean nearly what the words do, the nearest first. None: no vectors.
+
+    Tables whose model no configuration names are left out.
 
     Args:
         run_id: of the run whose rows are looked at; None: all that have vectors.
 
     Raises:
-        TrinityError: the model is not there any more, or its endpoint does not answer.
+        ConfigError: no configuration names the model of any table.
+        TrinityError: the model's endpoint does not answer.
     """
-    models: dict[str, Embedder] = {}
     found: dict[int, float] = {}
     tables = list(_tables(database, run_id))
-    for name, table in tables:
-        digest = vectors.digest_in(name)
-        if digest not in models:
-            models[digest] = embedder(table.made_by)
-        [vector] = models[digest].embed([words])
+    named = [(table, model) for name, table in tables if (model := models.get(vectors.digest_in(name)))]
+    if tables and not named:
+        raise ConfigError(
+            "No configuration names the model that made these vectors, and a table of vectors is not trusted "
+            "to name one: pass the run's configuration to trinity-db search or trinity-db page with --config "
+            "FILE, or search texts with trinity-db search --by-words."
+        )
+    for table, model in named:
+        [vector] = model.embed([words])
         found |= {near.experience_id: near.cosine for near in table.near(vector, 1 - WIDEST, limit, {})}
     return _best(found, limit) if tables else None
 

@@ -6,7 +6,6 @@ time, the later one sees the earlier one, without a lock. Searches are exact: th
 does not flush what it writes. A power cut may lose the newest vectors, and no row.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ from numpy.typing import NDArray
 from trinity_db import settings
 from trinity_db.archive import connection, in_our_words
 
-MADE_BY = b"made_by"
-"""Key of the table's metadata: what says how its vectors were made."""
 MERGE_FILES = 64
 KEPT = timedelta(minutes=10)  # versions of a table that another process may be reading
 
@@ -60,7 +57,12 @@ def names(run_id: int | None, store: UUID) -> list[str]:
 
 def name_of(run_id: int, store: UUID, digest: str) -> str:
     """The table of the embeddings that one model made, by the model's digest."""
-    return f"vectors_{run_id}_{store.hex}_{digest[:16]}"
+    return f"vectors_{run_id}_{store.hex}_{short_digest(digest)}"
+
+
+def short_digest(digest: str) -> str:
+    """The part of a model's digest that names of tables contain."""
+    return digest[:16]
 
 
 def digest_in(name: str) -> str:
@@ -85,14 +87,13 @@ def opened(name: str) -> "Vectors | None":
     return Vectors(table)
 
 
-def make(name: str, size: int, made_by: Mapping[str, Any]) -> "Vectors":
+def make(name: str, size: int) -> "Vectors":
     """A table, which is made where it is missing. The caller sees to it that no other process does so now.
 
     Lance would replace a table that another process made meanwhile, and what was written into it.
 
     Args:
         size: of each vector.
-        made_by: what `Vectors.made_by` gives back.
 
     Raises:
         TrinityError: it cannot be made.
@@ -105,7 +106,7 @@ def make(name: str, size: int, made_by: Mapping[str, Any]) -> "Vectors":
         pa.field("group_id", pa.int64()),
         pa.field("vector", pa.list_(pa.float32(), size), nullable=False),
     ]
-    schema = pa.schema(fields, metadata={MADE_BY: json.dumps(made_by).encode()})
+    schema = pa.schema(fields)
     if (table := opened(name)) is not None:
         return table
     with in_our_words("written"):
@@ -121,13 +122,6 @@ class Vectors:
     def __init__(self, table: Any) -> None:
         """From Lance's own, which `opened` opens."""
         self._table = table
-
-    @property
-    def made_by(self) -> dict[str, Any]:
-        """What made its vectors."""
-        with in_our_words("read"):
-            found: dict[str, Any] = json.loads(self._table.schema.metadata[MADE_BY])
-        return found
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows in one version, and merge small files now and then."""

@@ -157,7 +157,7 @@ class Embed:
                 # Here alone a transaction waits for Lance, which does not make a table atomically.
                 with self._database.transaction() as tx:
                     neighbours.take_turns(tx, run_id)
-                    self._vectors = vectors.make(name, size, self._embedder.made_by)
+                    self._vectors = vectors.make(name, size)
         return self._vectors
 
     def _near(self, table: Vectors, rows: Sequence[Row]) -> dict[int, Near]:

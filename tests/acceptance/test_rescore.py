@@ -105,10 +105,10 @@ def test_a_rescore_that_is_killed_goes_on_and_the_run_trains_meanwhile(store: St
         before = store.rows("SELECT * FROM reward_event ORDER BY id")
         write(store, 100, "time.sleep(0.002)")
         processors = store.start("process", config)
-        first = store.start("rescore", "run")
+        first = store.start("rescore", "run", "--config", config)
         step = train_until(scene, 1, processors, first, seen=GROUPS * SIZE // 4)
         first.kill()
-        both = [store.start("rescore", "run", "--json") for _ in range(2)]
+        both = [store.start("rescore", "run", "--json", "--config", config) for _ in range(2)]
         train_until(scene, step, processors, seen=GROUPS * SIZE)
         said = [json.loads(one.wait().stdout) for one in both]
     assert store.value("SELECT count(*) FROM batch WHERE state = 'committed'") > 10

@@ -31,16 +31,16 @@ def own(tmp_path: Path) -> str:
 @pytest.fixture
 def judged(scene: Scene, own: str, tmp_path: Path) -> Scene:
     """A run with two groups of judged rows, whose step has changed since: it gives ten more."""
-    config = RunConfig.model_validate(
-        {
-            "name": "judged",
-            "model": MODEL,
-            "taskset": "tasks",
-            "algorithm": "grpo",
-            "trainer": {"steps": 1},
-            "processors": {"score": [{"name": own, "weight": 2.0}]},
-        }
-    )
+    content = {
+        "name": "judged",
+        "model": MODEL,
+        "taskset": "tasks",
+        "algorithm": "grpo",
+        "trainer": {"steps": 1},
+        "processors": {"score": [{"name": own, "weight": 2.0}]},
+    }
+    config = RunConfig.model_validate(content)
+    (tmp_path / "judged.yaml").write_text(json.dumps(content))
     judged = scene.beside("judged", config.stored())
     judged.publish(0, step=0)
     judged.explore(2)
@@ -51,12 +51,17 @@ def judged(scene: Scene, own: str, tmp_path: Path) -> Scene:
 
 @pytest.fixture
 def command(
-    judged: Scene, shared_database: Database, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+    judged: Scene,
+    shared_database: Database,
+    command_line: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Iterator[Command]:
-    """Runs the command on the run."""
+    """Runs the command on the run, with its file."""
+    config = ("--config", tmp_path / "judged.yaml")
     monkeypatch.setenv("TRINITY_DB_URL", shared_database.url)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield lambda *arguments: command_line("rescore", judged.run.name, *map(str, arguments))
+    yield lambda *arguments: command_line("rescore", judged.run.name, *map(str, (*config, *arguments)))
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

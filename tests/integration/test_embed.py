@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.command_line import CommandLine
 from tests.rows import Scene, in_a_thread, rollout
 from tests.steps import load, process
-from trinity_db import settings
+from trinity_db import settings, vectors
+from trinity_db.archive import connection
 from trinity_db.config import ModelConfig
 from trinity_db.database import Database
 from trinity_db.processors import meaning
 from trinity_db.processors.step import Context, Drop, Step
+from trinity_db.store import instances
 
 ANY_GROUP = {"clean": [], "score": [], "group": {"min_size": 1}}
 DROPS = "SELECT experience_id, step, reason, detail FROM trinity.\"drop\" WHERE stage = 'clean' ORDER BY 1"
@@ -35,6 +38,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append({**self.headers, "body": asked})  # type: ignore[attr-defined]
         data = [
             {"index": place, "embedding": [float(number) for number in text.split()]}
             for place, text in enumerate(asked["input"])
@@ -51,8 +55,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def numbers() -> Iterator[str]:
+def numbers(requests: list[Any] | None = None) -> Iterator[str]:
+    """The address of an endpoint, which appends what it is sent to `requests`."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.requests = [] if requests is None else requests  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -75,6 +81,30 @@ def step(scene: Scene, url: str, **options: Any) -> Step:
     """As a processor that has just started prepares it."""
     [loaded] = load("clean", {"name": "embed", "url": url, "model": "numbers", **options})
     return loaded.prepared(Context(scene.database, ModelConfig.model_validate({"path": "none"}), 1.0))
+
+
+def configuration(folder: Path, url: str) -> str:
+    """A file of a run whose step embed asks this endpoint."""
+    path = folder / "run.yaml"
+    path.write_text(
+        "{name: run, model: {scratch: {}}, taskset: tasks, algorithm: grpo, trainer: {steps: 1},"
+        f" processors: {{clean: [{{name: embed, url: '{url}', model: numbers}}]}}}}\n"
+    )
+    return str(path)
+
+
+def hostile_table(scene: Scene, url: str) -> None:
+    """A table of vectors whose metadata names an address, and a variable of whoever searches."""
+    with scene.database.transaction() as tx:
+        store = instances.identify(tx).id
+    fields = [
+        pa.field("experience_id", pa.int64(), nullable=False),
+        pa.field("vector", pa.list_(pa.float32(), 4), nullable=False),
+    ]
+    made_by = json.dumps({"url": url, "model": "numbers", "key_env": "TRINITY_DB_URL"})
+    schema = pa.schema(fields, metadata={"made_by": made_by})
+    name = vectors.name_of(scene.run.id, store, "ab" * 32)
+    connection(settings.lance_uri()).create_table(name, schema=schema)
 
 
 def write(scene: Scene, *groups: Sequence[str]) -> list[int]:
@@ -186,7 +216,8 @@ def test_rows_are_found_by_meaning_in_the_order_of_their_cosines_until_the_run_i
     def nearest(vector: Any, among: Sequence[int]) -> list[int]:
         return sorted(among, key=lambda id: -float(unit(by_id[id]) @ vector))[:5]
 
-    listed = json.loads(command_line("search", "--json", "--limit", "5", "--", "0.5 1 -1 2").output)
+    config = ("--config", configuration(tmp_path, url))
+    listed = json.loads(command_line("search", "--json", "--limit", "5", *config, "--", "0.5 1 -1 2").output)
     assert [one["experience"] for one in listed] == nearest(unit("0.5 1 -1 2"), ids)
     assert listed[0]["score"] == pytest.approx(unit(listed[0]["response"]) @ unit("0.5 1 -1 2"), abs=1e-4)
     listed = json.loads(command_line("search", str(ids[3]), "--run", "run", "--json", "--limit", "5").output)
@@ -200,6 +231,22 @@ def test_rows_are_found_by_meaning_in_the_order_of_their_cosines_until_the_run_i
         tx.execute("UPDATE trinity.worker SET stopped_at = now()")
     assert command_line("delete", "run", "--yes").code == 0
     assert not table.exists()
+
+
+def test_words_are_sent_to_no_model_that_only_a_table_of_vectors_names(
+    scene: Scene, url: str, command_line: CommandLine, tmp_path: Path
+) -> None:
+    requests: list[Any] = []
+    with numbers(requests) as thief:
+        hostile_table(scene, thief)
+        for config in ([], ["--config", configuration(tmp_path, url)]):
+            done = command_line("search", "1 2 3 4", *config)
+            assert "pass the run's configuration" in done.complaint
+        ids = write(scene, ["1 2 3 4", "4 3 2 1"])
+        process(scene, ANY_GROUP, {"clean": [step(scene, url)]})
+        found = command_line("search", "4 3 2 1", "--config", configuration(tmp_path, url), "--json")
+        assert [one["experience"] for one in json.loads(found.output)] == ids[::-1]
+    assert requests == []
 
 
 def test_rows_whose_endpoint_fails_have_failed_and_the_error_says_why(scene: Scene, url: str) -> None:

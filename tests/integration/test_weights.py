@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,11 +220,70 @@ def test_a_process_that_ends_does_not_wait_for_objects(
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../outside", "a/../../outside", ""])
 def test_a_manifest_names_no_file_outside_of_its_version(path: str, objects: ObjectStore) -> None:
+    refused(objects, written({"path": path, "encoding": "whole", "stored": 1}))
+
+
+def written(*files: Mapping[str, Any], **changed: Any) -> bytes:
+    return json.dumps({"format": manifest.FORMAT, "digest": "digest", "files": files, **changed}).encode()
+
+
+def refused(objects: ObjectStore, content: bytes) -> None:
     bucket = Bucket(f"{objects.address}/run-1")
-    made = manifest.Manifest("digest", [manifest.File(path, "whole", 1)])
-    bucket.put("version-000001-00000000/manifest.json", made.content)
+    bucket.put("version-000001-00000000/manifest.json", content)
     with pytest.raises(manifest.Broken, match="is no manifest"):
         cache.fetch(f"{bucket.url}/version-000001-00000000", "digest")
+
+
+FILE = {"path": "model.safetensors", "encoding": "whole"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"digest": ' * 100_000,
+        b"\xff\xfe",
+        written(FILE | {"stored": 1.5}),
+        written(FILE | {"stored": "1"}),
+        written(FILE | {"stored": True}),
+        written(FILE | {"stored": -1}),
+        written(FILE | {"stored": 10**12, "part": 1}),
+        written(FILE | {"stored": 10**30, "part": 1}),
+        written(FILE | {"stored": 2**40, "part": 2**40}),
+        written(FILE | {"part": 0}),
+        written(FILE | {"encoding": "pickle"}),
+        written(FILE | {"encoding": "same"}),
+        written(FILE | {"path": 3}),
+        written(FILE, base="../../etc"),
+        written(FILE, base=[]),
+        written(digest=None),
+        written(files="model.safetensors"),
+        written(format="trinity-db weights 2"),
+        written(hook="os.system"),
+        b"null",
+    ],
+    ids=lambda content: content[-60:].decode(errors="replace"),
+)
+def test_a_manifest_that_no_trainer_wrote_is_refused_with_little_memory(
+    content: bytes, objects: ObjectStore
+) -> None:
+    tracemalloc.start()
+    try:
+        refused(objects, content)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@on_each_server
+def test_an_object_that_is_too_large_is_not_read(
+    objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "MAX_BYTES", 100)
+    bucket = Bucket(f"{objects.address}/run-1")
+    bucket.put("version-000001-00000000/manifest.json", b" " * 101)
+    with pytest.raises(manifest.Broken, match="has 101 bytes; at most 100 are read"):
+        manifest.read(bucket, "version-000001-00000000")
 
 
 @on_each_server

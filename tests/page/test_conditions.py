@@ -8,7 +8,15 @@ from urllib.parse import parse_qs, quote, urlsplit
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.integration.test_embed import ANY_GROUP, numbers, step, unit, write
+from tests.integration.test_embed import (
+    ANY_GROUP,
+    configuration,
+    hostile_table,
+    numbers,
+    step,
+    unit,
+    write,
+)
 from tests.page.browser import WAIT_SECONDS, Visit, home_of, served
 from tests.postgres import by_login, new_database
 from tests.rows import Scene
@@ -139,7 +147,10 @@ def test_similar_rows_are_those_with_the_nearest_vectors(
     monkeypatch.setenv("TRINITY_DB_LANCE_URI", lance["TRINITY_DB_LANCE_URI"])
     monkeypatch.setenv("TRINITY_DB_URL", embedded.database.url)
     reader = {"TRINITY_DB_URL": by_login(embedded.database.url)}
-    with numbers() as address, served(home_of(tmp_path) | reader | lance) as page:
+    with (
+        numbers() as address,
+        served(home_of(tmp_path) | reader | lance, "--config", configuration(tmp_path, address)) as page,
+    ):
         ids = write(embedded, TEXTS)
         process(embedded, ANY_GROUP, {"clean": [step(embedded, address, threshold=1.0)]})
         visit = Visit.begin(browser, page)
@@ -160,3 +171,20 @@ def test_similar_rows_are_those_with_the_nearest_vectors(
         expect(visit.page.get_by_role("alert").filter(visible=True)).to_contain_text("There is no run")
         visit.page.context.close()
     assert (visit.complaints, visit.elsewhere()) == ([], [])
+
+
+def test_words_of_a_visitor_are_sent_to_no_model_that_only_a_table_of_vectors_names(
+    embedded: Scene, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lance = {"TRINITY_DB_LANCE_URI": str(tmp_path / "lance")}
+    monkeypatch.setenv("TRINITY_DB_LANCE_URI", lance["TRINITY_DB_LANCE_URI"])
+    reader = {"TRINITY_DB_URL": by_login(embedded.database.url)}
+    requests: list[object] = []
+    with numbers(requests) as thief, served(home_of(tmp_path) | reader | lance) as page:
+        hostile_table(embedded, thief)
+        visit = Visit.begin(browser, page)
+        visit.open("/similar?words=hello")
+        alert = visit.page.get_by_role("alert").filter(visible=True)
+        expect(alert).to_contain_text("trinity-db page with --config FILE", timeout=MILLISECONDS)
+        visit.page.context.close()
+    assert requests == []

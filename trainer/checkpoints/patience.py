@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from trinity_db.errors import TrinityError
-from trinity_db.weights.bucket import Bucket, Unreachable
+from trinity_db.weights.bucket import MAX_OBJECT_BYTES, Bucket, Unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +90,8 @@ class PatientBucket(Bucket):
     def create(self, name: str, content: bytes) -> bool:
         return self._patience.ask(partial(super().create, name, content))
 
-    def get(self, name: str) -> bytes:
-        return self._patience.ask(partial(super().get, name))
+    def get(self, name: str, most: int = MAX_OBJECT_BYTES) -> bytes:
+        return self._patience.ask(partial(super().get, name, most))
 
     def _look(self) -> None:
         self._patience.check()

@@ -80,7 +80,8 @@ def evaluate(
 
     The run's workflow makes the attempts and its reward functions judge them. None of it is trained on. The
     same command goes on where it was stopped, and prints at once what was evaluated before. A model needs
-    --config: the configuration of a run, whose model it takes the place of.
+    --config: the configuration of a run, whose model it takes the place of. So does a run whose configuration
+    names code, files, addresses or variables: the store is not trusted to name any.
 
     Example:
 
@@ -121,9 +122,7 @@ def _found(
         ConfigError: there is neither such a run nor such a folder, or the configuration does not fit.
     """
     from trinity_db.cli import launch
-    from trinity_db.configuration import RunConfig
     from trinity_db.schema.states import RunKind
-    from trinity_db.settings import validate
     from trinity_db.store import runs
 
     given = launch.read(config, overrides) if config is not None else None
@@ -136,13 +135,26 @@ def _found(
             runs.check_stays(run)
             if run.kind != RunKind.TRAIN:
                 raise ConfigError(f"'{subject}' is an imported data set, which has no policy to evaluate.")
-            return run, given or validate(
-                RunConfig, run.config, f"The configuration of run '{subject}'", context="stored"
-            )
+            return run, given or _stored(run)
     if given is None:
         raise ConfigError(f"{subject} is a model: say with --config how its answers are made and judged.")
     of_model = _for_model(given, Path(subject), has_name=any(one.startswith("name=") for one in overrides))
     return _run_of_model(of_model), of_model
+
+
+def _stored(run: "Run") -> "RunConfig":
+    """The run's own configuration.
+
+    Raises:
+        ConfigError: it names code, a file, an address or a variable, or this version cannot read it.
+    """
+    from trinity_db import trust
+    from trinity_db.configuration import RunConfig
+    from trinity_db.settings import validate
+
+    config = validate(RunConfig, run.config, f"The configuration of run '{run.name}'", context="stored")
+    trust.check_stored(run.name, {"explorer": config.explorer, "processors": config.processors})
+    return config
 
 
 def _for_model(config: "RunConfig", folder: Path, has_name: bool) -> "RunConfig":

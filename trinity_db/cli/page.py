@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trinity_db.page.listening import Listening
     from trinity_db.page.origin import Origin
     from trinity_db.page.writer import Writer
+    from trinity_db.processors.meaning import Models
 
 Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0: any that is free.")]
 By = Annotated[
@@ -47,6 +48,16 @@ NewKey = Annotated[
     typer.Option(metavar="WHO", help="Make another key for one of the people, print the address, and end."),
 ]
 
+Configs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Configuration of a run, whose step embed names the model that searches by words may use; "
+        "may be repeated.",
+    ),
+]
+
 
 def page(
     port: Port = 8411,
@@ -57,6 +68,7 @@ def page(
     certificate: Certificate = None,
     private_key: PrivateKey = None,
     new_key: NewKey = None,
+    config: Configs = None,
 ) -> None:
     """Show the store in a browser, until Ctrl-C.
 
@@ -73,6 +85,7 @@ def page(
     """
     if importlib.util.find_spec("nicegui") is None:
         raise MissingExtra("page", "nicegui")
+    from trinity_db.cli.search import embedding_models
     from trinity_db.page.keyring import Keyring
     from trinity_db.settings import home
 
@@ -82,11 +95,12 @@ def page(
     if keyring is not None and new_key is not None:
         _renew(keyring, listening, new_key)
         return
+    models = embedding_models(config or ())
     try:
         if keyring is None:
-            _serve_one(by, listening)
+            _serve_one(by, models, listening)
         else:
-            _serve_people(keyring, listening)
+            _serve_people(keyring, models, listening)
     except KeyboardInterrupt:
         return
 
@@ -123,7 +137,7 @@ def _renew(keyring: "Keyring", listening: "Listening", name: str) -> None:
     print(_line(name, listening.origin(listening.port), keyring.renew(name)))
 
 
-def _serve_one(by: str | None, listening: "Listening") -> None:
+def _serve_one(by: str | None, models: "Models", listening: "Listening") -> None:
     """Serve the page to the person who starts it."""
     from trinity_db.page.access import hashed, new_key
     from trinity_db.page.rights import Right, Visitor
@@ -137,10 +151,10 @@ def _serve_one(by: str | None, listening: "Listening") -> None:
     def announce(origin: "Origin") -> None:
         print(f"Open {origin}/?key={key}\nCtrl-C ends it.", flush=True)
 
-    _serve(lambda: visitors, by is not None, listening, announce)
+    _serve(lambda: visitors, by is not None, models, listening, announce)
 
 
-def _serve_people(keyring: "Keyring", listening: "Listening") -> None:
+def _serve_people(keyring: "Keyring", models: "Models", listening: "Listening") -> None:
     """Serve the page to people, each with a key of their own."""
     from trinity_db.page.rights import Right
 
@@ -152,7 +166,7 @@ def _serve_people(keyring: "Keyring", listening: "Listening") -> None:
 
     if listening.warning is not None:
         print(listening.warning, file=sys.stderr, flush=True)
-    _serve(keyring.visitors, keyring.has(Right.LABEL), listening, announce)
+    _serve(keyring.visitors, keyring.has(Right.LABEL), models, listening, announce)
 
 
 def _line(name: str, origin: "Origin", key: str) -> str:
@@ -161,7 +175,11 @@ def _line(name: str, origin: "Origin", key: str) -> str:
 
 
 def _serve(
-    visitors: "Visitors", writes: bool, listening: "Listening", announce: "Callable[[Origin], None]"
+    visitors: "Visitors",
+    writes: bool,
+    models: "Models",
+    listening: "Listening",
+    announce: "Callable[[Origin], None]",
 ) -> None:
     from trinity_db.database import connect
     from trinity_db.opening import open_reader
@@ -174,7 +192,7 @@ def _serve(
         with closing(connect(database.url)) as connection:
             refuse_writer(connection, "the page")
         writer = opened.enter_context(closing(_writer())) if writes else None
-        serve(database, writer, visitors, listening, announce)
+        serve(database, writer, visitors, models, listening, announce)
 
 
 def _writer() -> "Writer":

@@ -69,6 +69,14 @@ def rescore(
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="N", min=0.001, help="Rows a second, at most.")
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="CONFIG",
+            help="The run's file, if its steps name code, files, addresses or variables.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count what would be judged, and change nothing.")
     ] = False,
@@ -79,6 +87,8 @@ def rescore(
     What the steps say now follows what they said, as new reward events. The next draw uses the new rewards;
     what batches used stays recorded with them, and the column reward of policy_progress does not change. A
     step that is not the run's own stands beside the reward, with weight 0, unless a file gives it a weight.
+    Steps that are code, or that name files, addresses or variables, are taken from --config alone: the store
+    is not trusted to name any.
 
     Rows that were judged by the same version of a step are passed over, so the same command goes on where it
     was stopped. Several may work at once. If a row fails, its group keeps its rewards and the exit code is
@@ -96,12 +106,14 @@ def rescore(
     with stoppable():
         wait_for_upgrade()
         with closing(open_database(LEASE_SECONDS)) as database:
-            _rescore(database, name, steps or (), selection, rate, dry_run, as_json)
+            run, settings = _found(database, name, config, steps or ())
+            _rescore(database, run, settings, steps or (), selection, rate, dry_run, as_json)
 
 
 def _rescore(
     database: "Database",
-    name: str,
+    run: "Run",
+    config: "RunConfig",
     named: Sequence[str],
     selection: "Selection",
     rate: float | None,
@@ -111,7 +123,6 @@ def _rescore(
     from trinity_db.processors.rescore import Rescorer, Work
     from trinity_db.processors.step import Context
 
-    run, config = _found(database, name)
     chosen = _steps(config, named)
     work = Work(chosen, is_whole=not named, among=_selected(database, run, selection), rate=rate)
     context = Context(database, config.model, config.explorer.temperature)
@@ -123,23 +134,36 @@ def _rescore(
     _carry_out(Rescorer(database, run, ready), as_json)
 
 
-def _found(database: "Database", name: str) -> "tuple[Run, RunConfig]":
-    """The run, and its configuration.
+def _found(
+    database: "Database", name: str, path: Path | None, named: Sequence[str]
+) -> "tuple[Run, RunConfig]":
+    """The run, and how its rows are judged: as a file says, or as its own configuration does.
 
     Raises:
-        TrinityError: there is no such run, or none whose rows steps judge.
+        TrinityError: there is no such run, or none whose rows steps judge; or the steps that are to be asked
+            are code, or name a file, an address or a variable, and no file of the caller names them.
     """
+    from trinity_db import trust
+    from trinity_db.cli import launch
     from trinity_db.configuration import RunConfig
+    from trinity_db.processors import lists
     from trinity_db.schema.states import RunKind
     from trinity_db.settings import validate
     from trinity_db.store import runs
 
+    given = launch.read(path, ()) if path is not None else None
     with database.transaction() as tx:
         run = runs.find(tx, name)
     runs.check_stays(run)
     if run.kind != RunKind.TRAIN:
         raise ConfigError(f"'{name}' is an imported data set, whose rows no step has judged.")
-    return run, validate(RunConfig, run.config, f"The configuration of run '{name}'", context="stored")
+    if given is not None:
+        return run, given
+    config = validate(RunConfig, run.config, f"The configuration of run '{name}'", context="stored")
+    asked = [step for step in config.processors.score if not named or step.name in named]
+    rewarding = [step for step in asked if lists.LISTS["score"].says(step.name) is None]
+    trust.check_stored(run.name, {"processors.score": rewarding})
+    return run, config
 
 
 def _steps(config: "RunConfig", named: Sequence[str]) -> "list[Step]":

@@ -1,8 +1,9 @@
 """`trinity-db search`: rows that have some words, or that are like another row."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from psycopg.rows import DictRow
 
     from trinity_db.database import Database
+    from trinity_db.processors.meaning import Models
 
 COLUMNS = ("experience", "run", "state", "version", "reward", "score", "response")
 NUMBERS = ("experience", "version", "reward", "score")
@@ -33,12 +35,21 @@ def search(
     by_words: Annotated[
         bool, typer.Option("--by-words", help="Compare texts, although the run has vectors.")
     ] = False,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Configuration of the run, whose step embed names the model for WORDS; may be repeated.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with whole texts.")] = False,
 ) -> None:
     """Find rows by meaning or by words, or rows whose response is like that of a row.
 
     If the clean step `embed` has written vectors, rows are found by the meaning of their responses, and the
-    score is a cosine. Otherwise all words have to be in the prompt or the response. As on the web, `or`
+    score is a cosine. Words then need --config: only a model that your configuration names gets them. Without
+    vectors all words have to be in the prompt or the response. As on the web, `or`
     stands between alternatives, -word leaves rows out, and "a phrase" in quotation marks stands together.
 
     A whole number is the id of a row; for a number as a word, put it in quotation marks. Without vectors rows
@@ -47,6 +58,7 @@ def search(
     Example:
 
         trinity-db search "apples -pears" --run demo-1
+        trinity-db search "the model gives up" --config my-run.yaml
     """
     from trinity_db.opening import open_reader
     from trinity_db.store import runs
@@ -57,7 +69,7 @@ def search(
     with closing(open_reader()) as database:
         with database.transaction(read_only=True) as tx:
             run_id = runs.find(tx, run, "run or data set").id if run is not None else None
-        found = None if by_words else _by_meaning(database, wanted, by_id, run_id, limit)
+        found = None if by_words else _by_meaning(database, wanted, by_id, run_id, limit, config or ())
         if found is None:
             found = _by_text(database, wanted, by_id, run_id, limit)
     if as_json:
@@ -71,7 +83,12 @@ def search(
 
 
 def _by_meaning(
-    database: "Database", wanted: str, by_id: bool, run_id: int | None, limit: int
+    database: "Database",
+    wanted: str,
+    by_id: bool,
+    run_id: int | None,
+    limit: int,
+    configs: Sequence[Path],
 ) -> "list[DictRow] | None":
     """Rows by their vectors; None where there are none."""
     from trinity_db.processors import meaning
@@ -80,11 +97,23 @@ def _by_meaning(
     if by_id:
         best = meaning.like(database, int(wanted), run_id, limit)
     else:
-        best = meaning.by_words(database, wanted, run_id, limit)
+        best = meaning.by_words(database, wanted, run_id, limit, embedding_models(configs))
     if best is None:
         return None
     with database.transaction(read_only=True) as tx:
         return rows.with_texts(tx, best)
+
+
+def embedding_models(configs: Sequence[Path]) -> "Models":
+    """The models that the steps `embed` of these configuration files name.
+
+    Raises:
+        ConfigError: a file cannot be read, or a model's folder is missing.
+    """
+    from trinity_db.cli import launch
+    from trinity_db.processors.meaning import Models
+
+    return Models(launch.read(path, ()).processors for path in configs)
 
 
 def _by_text(

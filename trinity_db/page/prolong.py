@@ -10,7 +10,7 @@ import yaml
 from nicegui import ui
 from pydantic import ValidationError
 
-from trinity_db import settings
+from trinity_db import settings, trust
 from trinity_db.configuration import PER_PROCESS, RunConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.page import layout, questions
@@ -93,6 +93,8 @@ def _file(run: runs.Run, files: Sequence[Path], key: str, length: str) -> str:
     content = next(filter(None, (_as_stored(path, run) for path in files)), None)
     said_of = KEPT.format(name=run.name)
     if content is None:
+        stored = settings.validate(RunConfig, run.config, "The stored configuration", context="stored")
+        trust.check_stored(run.name, {"": stored})
         content = RunConfig.written(run.config)
         said_of += " " + LACKING.format(keys=", ".join(PER_PROCESS))
     trainer = content.get("trainer", {}) | {key: number}

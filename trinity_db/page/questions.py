@@ -16,6 +16,7 @@ from trinity_db.inspection import status
 from trinity_db.page import events, layout
 from trinity_db.page.charts import METRICS, Point
 from trinity_db.processors import meaning
+from trinity_db.processors.meaning import Models
 from trinity_db.schema.queries import query
 from trinity_db.store import runs, search
 
@@ -143,7 +144,7 @@ def _meeting(tx: Transaction, condition: str, ids: list[int]) -> list[int]:
             tx.execute("SELECT pg_advisory_unlock_all()")  # a rollback keeps them
 
 
-def similar(wanted: int | str, run: str | None) -> Callable[[Database], list[DictRow] | None]:
+def similar(wanted: int | str, run: str | None, models: Models) -> Callable[[Database], list[DictRow] | None]:
     """The question for rows whose responses mean nearly what a row or words do; None without vectors."""
 
     def read(database: Database) -> list[DictRow] | None:
@@ -154,7 +155,7 @@ def similar(wanted: int | str, run: str | None) -> Callable[[Database], list[Dic
         if isinstance(wanted, int):
             best = meaning.like(database, wanted, run_id, ROWS)
         else:
-            best = meaning.by_words(database, wanted, run_id, ROWS)
+            best = meaning.by_words(database, wanted, run_id, ROWS, models)
         if best is None:
             return None
         with database.transaction(read_only=True) as tx:

@@ -37,11 +37,12 @@ from trinity_db.page.manager import Manager
 from trinity_db.page.origin import Origin
 from trinity_db.page.reader import Reader
 from trinity_db.page.writer import Writer
+from trinity_db.processors.meaning import Models
 
 NICE = 10  # the roles of a run on this machine come first
 LEAVE_SECONDS = 2  # for answers that are under way at the end
 MESSAGES = 50  # that are kept for a browser that lost its connection for a moment
-PAGES = (compare, experiences, group, experience, similar, tasks, task, evaluation, sql, doctor)
+PAGES = (compare, experiences, group, experience, tasks, task, evaluation, sql, doctor)
 MANAGED = (runs, run, start, prolong)
 
 
@@ -49,6 +50,7 @@ def serve(
     database: Database,
     writer: Writer | None,
     visitors: Visitors,
+    models: Models,
     listening: Listening,
     announce: Callable[[Origin], None],
 ) -> None:
@@ -58,6 +60,7 @@ def serve(
         database: by which the page reads.
         writer: stores verdicts and stops runs; None: the page only reads.
         visitors: who may come.
+        models: make the vectors of words that visitors search for.
         announce: is told where browsers find the page, once they can.
 
     Raises:
@@ -70,7 +73,7 @@ def serve(
     with closing(listening.open()) as listener, closing(Reader(database)) as reader:
         origin = listening.origin(listener.getsockname()[1])
         config = uvicorn.Config(
-            Access(_application(reader, writer, manager), visitors, origin),
+            Access(_application(reader, writer, manager, models), visitors, origin),
             ws="wsproto",  # as NiceGUI's own server
             log_level=logging.WARNING,  # a line for each request would hold the key
             timeout_graceful_shutdown=LEAVE_SECONDS,
@@ -89,13 +92,14 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     return not (isinstance(error, RuntimeError) and str(error) == "No response returned.")
 
 
-def _application(reader: Reader, writer: Writer | None, manager: Manager | None) -> FastAPI:
+def _application(reader: Reader, writer: Writer | None, manager: Manager | None, models: Models) -> FastAPI:
     layout.dress()
     for page in PAGES:
         page.register(reader)
     for managed in MANAGED:
         managed.register(reader, manager)
     verdicts.register(reader, writer)
+    similar.register(reader, models)
     application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     ui.run_with(
         application,

@@ -11,6 +11,7 @@ from trinity_db.page import layout, questions
 from trinity_db.page.elements import Cell, Column, Rows, said
 from trinity_db.page.experiences import RESPONSE
 from trinity_db.page.reader import Reader
+from trinity_db.processors.meaning import Models
 
 COLUMNS = (
     Column("experience"),
@@ -29,8 +30,8 @@ NO_VECTORS = (
 )
 
 
-def register(reader: Reader) -> None:
-    """Add the page."""
+def register(reader: Reader, models: Models) -> None:
+    """Add the page. `models` make the vectors of words."""
     turn = asyncio.Lock()  # a search reads every vector, and is not to keep other pages waiting
 
     @ui.page("/similar", response_timeout=layout.RESPONSE_SECONDS)
@@ -45,12 +46,12 @@ def register(reader: Reader) -> None:
                 if number is not None:
                     with said("p", "Responses that mean nearly what this one does: ", "explained"):
                         said("a", f"experience {number}", href=layout.place("experience", number))
-                _look(reader, turn, words if number is None else number, run or None)
+                _look(reader, turn, words if number is None else number, run or None, models)
 
 
-def _look(reader: Reader, turn: asyncio.Lock, wanted: int | str, run: str | None) -> None:
+def _look(reader: Reader, turn: asyncio.Lock, wanted: int | str, run: str | None, models: Models) -> None:
     progress = said("p", LOOKING, "explained", role="status")
-    look = layout.once(reader, questions.similar(wanted, run), _show)
+    look = layout.once(reader, questions.similar(wanted, run, models), _show)
 
     async def search() -> None:
         async with turn:

@@ -29,6 +29,7 @@ CONTAINERS = ("abfs", "abfss")  # these name a container before the @
 VARIABLES = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"} | dict.fromkeys(
     ("az", "azure", "adl", *CONTAINERS), "AZURE"
 )
+MAX_OBJECT_BYTES = 256 << 20  # that is read into memory
 PART_BYTES = 32 << 20  # of an object: several are on their way at a time, each in memory
 
 # What the library says of an answer: its status, and then the server's document, which has the same form in
@@ -67,6 +68,10 @@ class NoBucket(Refused):
 
 class Missing(TrinityError):
     """There is no such object."""
+
+
+class TooLarge(TrinityError):
+    """An object has more bytes than are read into memory."""
 
 
 class Bucket:
@@ -116,13 +121,23 @@ class Bucket:
 
         return self._ask(name, put) or self.get(name) == content
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, most: int = MAX_OBJECT_BYTES) -> bytes:
         """The content of an object.
 
         Raises:
             Missing: there is none.
+            TooLarge: it has more than `most` bytes. Nothing of it is read.
         """
-        return self._ask(name, lambda: bytes(self._library.get(self._store, name).bytes()))
+
+        def read() -> bytes:
+            found = self._library.get(self._store, name)
+            if found.meta["size"] > most:
+                raise TooLarge(
+                    f"{self.url}/{name}: has {found.meta['size']:,} bytes; at most {most:,} are read."
+                )
+            return bytes(found.bytes())
+
+        return self._ask(name, read)
 
     def names(self, prefix: str | None = None) -> list[str]:
         """The names of all objects below a prefix, which ends where a part of the name does."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from trinity_db.weights import at_once, delta
-from trinity_db.weights.bucket import Bucket, Missing
+from trinity_db.weights.bucket import Bucket, Missing, TooLarge
 from trinity_db.weights.manifest import Broken, File, Manifest
 
 logger = logging.getLogger(__name__)
@@ -67,9 +67,10 @@ def _get(bucket: Bucket, name: str, file: File, target: Path, progress: _Progres
     names = file.names(name)
 
     def get(number: int) -> None:
-        content = bucket.get(names[number])
         start = number * file.part
-        if len(content) != min(file.part, file.stored - start):
+        size = min(file.part, file.stored - start)
+        content = bucket.get(names[number], size)
+        if len(content) != size:
             raise Broken(f"{bucket.url}/{names[number]}: has another size than its manifest says.")
         with target.open("r+b") as out:
             out.seek(start)
@@ -79,5 +80,5 @@ def _get(bucket: Bucket, name: str, file: File, target: Path, progress: _Progres
     target.write_bytes(b"")
     try:
         at_once.do(get, range(len(names)))
-    except Missing as error:
+    except (Missing, TooLarge) as error:
         raise Broken(str(error)) from error

@@ -7,57 +7,88 @@ has a manifest of the same form, and is always whole.
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
 from trinity_db.errors import TrinityError
-from trinity_db.weights import delta
-from trinity_db.weights.bucket import PART_BYTES, Bucket, Missing
+from trinity_db.weights.bucket import MAX_OBJECT_BYTES, PART_BYTES, Bucket, Missing, TooLarge
 
 FILE = "manifest.json"
 OWNER_FILE = "run.json"
-FORMAT = "trinity-db weights 1"
+FORMAT: Literal["trinity-db weights 1"] = "trinity-db weights 1"
 NAME = re.compile(r"(version|checkpoint)-(\d{6,})-[0-9a-f]{8}")
-MAX_CHAIN = 1000  # bases below one another; a chain that names itself ends here
+MAX_CHAIN = 100  # bases below one another; a chain that names itself ends here
+MAX_BYTES = 4 << 20  # of a manifest; a file takes some 150
+MAX_OBJECTS = 100_000  # of a version; each but the last of a file has 32 MiB
+MAX_STORED = 1 << 50  # bytes of a file
 
 
 class Broken(TrinityError):
     """Objects of a version are missing or damaged. It can be fetched again once they are put again."""
 
 
-@dataclass(frozen=True)
+def checked_path(path: str) -> str:
+    """A path in a version, which becomes a path of this machine.
+
+    Raises:
+        ValueError: it leads out of the version.
+    """
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or not parts.parts or ".." in parts.parts or "\0" in path:
+        raise ValueError(f"{path!r} is no path in a version")
+    return path
+
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+_Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+
+
+@dataclass(frozen=True, config=_STRICT)
 class File:
     """A file of a version."""
 
-    path: str
+    path: Annotated[str, Field(max_length=1000), AfterValidator(checked_path)]
     """In the folder of the version."""
     encoding: Literal["whole", "same", "xor16-zstd"]
     """whole: its bytes. same: those of the base's file. Else: what `delta` makes of the base's file."""
-    stored: int = 0
+    stored: Annotated[int, Field(ge=0, le=MAX_STORED)] = 0
     """Bytes of its objects together. Each but the last has `part`."""
-    part: int = PART_BYTES
+    part: Annotated[int, Field(ge=1, le=MAX_OBJECT_BYTES)] = PART_BYTES
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects it has. An empty file has one too."""
+        return 0 if self.encoding == "same" else max(1, -(-self.stored // self.part))
 
     def names(self, version: str) -> list[str]:
-        """Its objects in order. An empty file has one too."""
-        if self.encoding == "same":
-            return []
-        count = max(1, -(-self.stored // self.part))
-        return [f"{version}/files/{self.path}.{number:05d}" for number in range(count)]
+        """Its objects in order."""
+        return [f"{version}/files/{self.path}.{number:05d}" for number in range(self.num_objects)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Manifest:
     """A version in an object store."""
 
-    digest: str
+    digest: Annotated[str, Field(max_length=1000)]
     """Of the folder with these files, as the store of the run has it."""
     files: list[File]
-    base: str | None = None
+    base: _Name | None = None
     """The version that deltas are applied to; None: this one is whole."""
-    adapter_on: str | None = None
+    adapter_on: _Name | None = None
     """The version that this one is an adapter on; None: it is no adapter."""
+
+    @model_validator(mode="after")
+    def files_can_be_fetched(self) -> Self:
+        if sum(file.num_objects for file in self.files) > MAX_OBJECTS:
+            raise ValueError(f"it has more than {MAX_OBJECTS} objects")
+        for file in self.files:
+            if file.encoding != "whole" and self.base is None:
+                raise ValueError(f"{file.path!r} needs a base, and there is none")
+        return self
 
     @property
     def stored(self) -> int:
@@ -68,6 +99,16 @@ class Manifest:
     def content(self) -> bytes:
         """The object."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
+
+
+@dataclass(frozen=True, config=_STRICT, kw_only=True)
+class _Stored(Manifest):
+    """The content of the object."""
+
+    format: Literal["trinity-db weights 1"]
+
+
+_STORED = TypeAdapter(_Stored)
 
 
 def split(address: str) -> tuple[str, str]:
@@ -90,11 +131,14 @@ def read(bucket: Bucket, version: str) -> Manifest:
         TrinityError: as `Bucket.get`.
     """
     try:
-        return _checked(json.loads(bucket.get(f"{version}/{FILE}")))
-    except Missing as error:
+        stored = _STORED.validate_json(bucket.get(f"{version}/{FILE}", MAX_BYTES))
+    except (Missing, TooLarge) as error:
         raise Broken(str(error)) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Broken(f"{bucket.url}/{version}/{FILE}: is no manifest: {error!r:.200}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Broken(f"{bucket.url}/{version}/{FILE}: is no manifest: {where}: {first['msg']:.200}") from None
+    return Manifest(stored.digest, stored.files, stored.base, stored.adapter_on)
 
 
 def chain(bucket: Bucket, version: str) -> dict[str, Manifest]:
@@ -112,38 +156,3 @@ def chain(bucket: Bucket, version: str) -> dict[str, Manifest]:
         found[following] = read(bucket, following)
         following = found[following].base
     return found
-
-
-def checked_path(path: str) -> str:
-    """A path in a version, which becomes a path of this machine.
-
-    Raises:
-        ValueError: it leads out of the version.
-    """
-    parts = PurePosixPath(path)
-    if parts.is_absolute() or not parts.parts or ".." in parts.parts or "\0" in path:
-        raise ValueError(f"{path!r} is no path in a version")
-    return path
-
-
-def _checked(content: Mapping[str, object]) -> Manifest:
-    """A manifest of what JSON says. Names in it become paths of this machine, so they are checked.
-
-    Raises:
-        ValueError: it is none of ours.
-    """
-    values = dict(content)
-    if values.pop("format") != FORMAT:
-        raise ValueError("its format is another one")
-    files = [File(**one) for one in values.pop("files")]  # type: ignore[attr-defined]
-    made = Manifest(files=files, **values)  # type: ignore[arg-type]
-    for name in (made.base, made.adapter_on):
-        if name is not None and not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is the name of no version")
-    for file in files:
-        checked_path(file.path)
-        if file.encoding not in ("whole", "same", delta.ENCODING) or file.part < 1 or file.stored < 0:
-            raise ValueError(f"{file.path!r} has an unknown encoding or size")
-        if file.encoding != "whole" and made.base is None:
-            raise ValueError(f"{file.path!r} needs a base, and there is none")
-    return made

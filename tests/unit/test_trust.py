@@ -1,0 +1,23 @@
+"""Which keys of a configuration may name something outside the store."""
+
+from trinity_db import trust
+from trinity_db.configuration import RunConfig
+
+NAMES_WHAT_IS_OUTSIDE = {
+    *("explorer.engine.arguments", "explorer.engine.key_env", "explorer.engine.model"),
+    *("explorer.engine.python", "explorer.engine.urls"),
+    *("explorer.environment.name", "explorer.environment.python"),
+    *("explorer.tasks.query", "explorer.workflow.command"),
+    *("metrics.mlflow.experiment", "metrics.mlflow.tracking_uri"),
+    *("metrics.tensorboard", "metrics.wandb.project"),
+    *("model.path", "ray.explore.resources", "ray.process.resources", "ray.train.resources"),
+    *("sampler.experts", "sampler.parts", "sampler.parts.sampler.where", "sampler.query", "sampler.where"),
+    *("trainer.broadcast", "trainer.checkpoints", "trainer.weights"),
+    *("trainer.optimizer.function", "trainer.optimizer.options"),
+}
+
+
+def test_each_key_that_takes_any_text_is_decided_upon() -> None:
+    free = set(trust.free_text_keys(RunConfig))
+    decided = {key for key in free if not key.startswith("algorithm.")} - trust.INERT - trust.FUNCTIONS
+    assert decided == NAMES_WHAT_IS_OUTSIDE

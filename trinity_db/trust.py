@@ -1,0 +1,117 @@
+"""What a process follows, and what is data.
+
+A URL, path, module, variable, SELECT or command that comes from the database, a bucket, Lance, an archive or
+an imported file is data. It is never followed unless a configuration of the caller names the same. Logins of
+lower trust write these places: whoever may insert a run, or write one object, must not choose what another
+person's process runs or where it sends a key.
+
+The exception is the folders and addresses of versions and checkpoints. They are followed if they are inside
+the caller's own `trainer.checkpoints`, `trainer.weights` or TRINITY_DB_HOME, have the recorded digest and
+load no code.
+
+docs/guides/trust.md lists every such column and file.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from trinity_db.errors import ConfigError
+
+MAX_SHOWN = 3  # names in a message
+
+# Free text in a configuration is taken for a name of something outside the store unless its key is in one of
+# these two. So a key that is added later is refused until somebody has decided.
+INERT = frozenset(
+    (
+        *("name", "taskset", "data", "evaluation.taskset", "requires_reward"),
+        *("model.run", "model.prompt_template", "model.scratch.alphabet"),
+        *("sampler.parts.taskset", "sampler.name", "trainer.lora.targets", "trainer.keep_best"),
+        *("processors.made.taskset", "processors.made.data"),
+        *(f"processors.retention.{name}" for name in ("payloads", "metrics", "processing")),
+        *(f"processors.{stage}.within" for stage in ("clean", "score")),
+        *("processors.clean.languages", "processors.clean.tasksets", "processors.clean.forward.dtype"),
+        *(f"processors.score.{name}" for name in ("tests", "sandbox", "forward.dtype", "run")),
+    )
+)
+"""Keys whose text is a name in the store, or is shown to a model."""
+FUNCTIONS = frozenset(
+    (
+        *("explorer.workflow", "explorer.engine.name"),
+        *(f"processors.{stage}.name" for stage in ("clean", "score", "priority", "synthesis")),
+    )
+)
+"""Keys whose names are built in unless they have the form path/to/file.py:name; so are all in `algorithm`."""
+
+
+def check_stored(run: str, sections: dict[str, BaseModel | Iterable[BaseModel]]) -> None:
+    """Refuse sections of a stored configuration that name something outside the store.
+
+    Args:
+        sections: by their keys, as in {"processors.score": [...]}.
+
+    Raises:
+        ConfigError: naming the keys, and what to pass.
+    """
+    found = [one for key, section in sections.items() for one in references(section, key)]
+    if not found:
+        return
+    shown = ", ".join(f"{key} {value!r:.100}" for key, value in found[:MAX_SHOWN])
+    more = f" and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
+    raise ConfigError(
+        f"Run '{run}': its stored configuration names {shown}{more}. A stored configuration is data, and no "
+        "code, file, address or variable that it names is used: pass the run's file with --config FILE."
+    )
+
+
+def references(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The texts of a configuration that name something outside the store, with their dotted keys."""
+    return ((at, text) for at, text in _texts(value, key) if not _is_inert(at, text))
+
+
+def free_text_keys(model: type[BaseModel], key: str = "") -> Iterator[str]:
+    """The keys of a configuration that take any text."""
+    for name, field in model.model_fields.items():
+        at = f"{key}.{name}".lstrip(".")
+        if takes_any_text(field.annotation):
+            yield at
+        for below in _sections(field.annotation):
+            yield from free_text_keys(below, at)
+
+
+def takes_any_text(annotation: Any) -> bool:
+    """Whether a type takes any text: not one of some words, and not within a section of its own."""
+    if get_origin(annotation) is Literal:
+        return False
+    return annotation in (str, Path, Any) or any(takes_any_text(one) for one in get_args(annotation))
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for one in get_args(annotation):
+        yield from _sections(one)
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            held = getattr(value, name)
+            if takes_any_text(field.annotation) or not isinstance(held, str):
+                yield from _texts(held, f"{key}.{name}".lstrip("."))
+        for name, held in (value.model_extra or {}).items():
+            yield from _texts(held, f"{key}.{name}")
+    elif isinstance(value, dict):
+        for name, held in value.items():
+            yield from _texts(held, f"{key}.{name}" if isinstance(held, str | dict) else key)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for held in value:
+            yield from _texts(held, key)
+    elif isinstance(value, str | Path):
+        yield key, str(value)
+
+
+def _is_inert(key: str, text: str) -> bool:
+    return key in INERT or ((key in FUNCTIONS or key.startswith("algorithm.")) and ".py:" not in text)
