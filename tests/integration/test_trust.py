@@ -116,8 +116,7 @@ def test_a_copy_that_lays_a_trap_is_never_run(
 def test_a_file_of_the_caller_names_the_code_that_is_run(
     copied: Path, command_line: CommandLine, tmp_path: Path
 ) -> None:
-    done = command_line("rescore", "copy", "--config", str(copied), "--json")
-    assert json.loads(done.output)["rows"] == 4
+    assert command_line("rescore", "copy", "--dry-run", "--config", str(copied)).code == 0
     assert (tmp_path / "marker").exists()
 
 
