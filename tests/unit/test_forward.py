@@ -17,7 +17,7 @@ from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, chunked_logprobs, load_model
 from trinity_db.models.forward import Forward, trained_mask, trained_values
-from trinity_db.models.layers import recompute, store_in
+from trinity_db.models.layers import recompute
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.value_head import ValueHead
 
@@ -294,9 +294,9 @@ def linear_layers(model: Any) -> list[torch.nn.Linear]:
 @pytest.mark.parametrize("kind", ["Qwen2", "Granite", "Phi"])
 def test_a_frozen_model_whose_products_are_stored_in_bfloat16_gives_the_same_bits(kind: str) -> None:
     model = of(kind, tie_word_embeddings=False).float().requires_grad_(False)
-    forward = Forward(model, TrainerConfig(dtype="bfloat16"), temperature=TEMPERATURE)
-    before = forward.logprobs(payloads())
-    store_in(model, torch.bfloat16)
+    config = TrainerConfig(dtype="bfloat16")
+    before = Forward(model, config, temperature=TEMPERATURE).logprobs(payloads())
+    forward = Forward(model, config, temperature=TEMPERATURE, frozen=True)
     assert all(layer.weight.dtype == torch.bfloat16 for layer in linear_layers(model))
     assert model.get_input_embeddings().weight.dtype == torch.float32
     assert torch.equal(forward.logprobs(payloads()), before)

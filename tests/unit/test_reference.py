@@ -1,5 +1,6 @@
 """What the policy is compared with: the starting model, or a model that follows the policy."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tests.recipes import recipe
 from tests.saving import resume, save, save_checkpoint
@@ -15,6 +17,7 @@ from trinity_db.arrays import Payload
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_tokenizer
+from trinity_db.models.frozen_model import FrozenModel
 from trinity_db.settings import validate
 from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, SynchronisedReference, TrainerConfig
@@ -54,6 +57,67 @@ def test_the_starting_model_stays_what_the_policy_is_compared_with(start: Path) 
     for seed in range(3):
         one.step(batch(seed))
     assert torch.equal(says(one), before)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("name", "changes", "needs"),
+    [
+        ("dpo", {}, ()),
+        ("kto", {}, ("rewards", "mismatched")),
+        ("grpo", {"kl": "k3"}, ("advantages",)),
+        ("reinforce_plus_plus", {}, ("advantages", "rewards", "groups")),
+    ],
+)
+def test_a_reference_in_bfloat16_gives_steps_near_those_of_float32(
+    start: Path, tmp_path: Path, name: str, changes: dict[str, Any], needs: tuple[str, ...], tied: bool
+) -> None:
+    folder = start if tied else untied(start, tmp_path / "untied")
+    values = {
+        "advantages": np.array([1.0, -1.0, 0.5, -0.5]),
+        "rewards": np.array([1.0, 0.0, 1.0, 0.0]),
+        "groups": np.array([0, 0, 1, 1]),
+        "mismatched": np.zeros(4),
+    }
+    norms = []
+    for dtype in ("float32", "bfloat16"):
+        config = TrainerConfig.model_validate({"reference": "start", "dtype": dtype})
+        made = Learner(
+            config, recipe(name, **changes), folder, reference=folder, total_steps=10, device="cpu"
+        )
+        payloads = [with_behaviour(payload) for payload in batch().payloads]
+        norms.append(made.step(Batch(payloads, {column: values[column] for column in needs}))["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=0.05)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_teacher_in_bfloat16_scores_near_float32(start: Path, tmp_path: Path, tied: bool) -> None:
+    folder = start if tied else untied(start, tmp_path / "untied")
+    exact, rounded = (
+        dict(
+            FrozenModel(folder, TrainerConfig.model_validate({"dtype": dtype}), device="cpu").scores(
+                batch().payloads
+            )
+        )
+        for dtype in ("float32", "bfloat16")
+    )
+    for row, scores in exact.items():
+        np.testing.assert_allclose(rounded[row], scores, atol=0.1)
+        assert not np.array_equal(rounded[row], scores)
+
+
+def untied(start: Path, folder: Path) -> Path:
+    """A copy of a model whose head has weights of its own, which are not those of the embeddings."""
+    model = AutoModelForCausalLM.from_pretrained(start, tie_word_embeddings=False)
+    model.lm_head.weight = torch.nn.Parameter(model.get_input_embeddings().weight.detach() * 1.5)
+    model.save_pretrained(folder)
+    load_tokenizer(start).save_pretrained(folder)
+    return folder
+
+
+def with_behaviour(payload: Payload) -> Payload:
+    trained = int(payload.action_mask.sum())
+    return replace(payload, logprobs=np.full(trained, -2.3, np.float32), versions=np.zeros(trained, np.int32))
 
 
 def test_a_reference_that_follows_is_mixed_with_the_policy_after_every_so_many_steps(

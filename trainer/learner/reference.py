@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from trinity_db.arrays import Payload
-from trinity_db.models import computing_dtype, load_model
+from trinity_db.models import load_model
 from trinity_db.models.forward import Forward
-from trinity_db.models.layers import Root, Sharding, store_in
+from trinity_db.models.layers import Root, Sharding
 from trinity_db.models.unread import UnreadModel
 from trinity_db.trainer.config import SynchronisedReference, TrainerConfig
 
@@ -45,13 +45,12 @@ class Reference:
             self.root = sharding.of(unread)
         else:
             self._model = load_model(start, device).requires_grad_(False)
-            if self._synchronised is None:
-                store_in(self._model, computing_dtype(config.dtype, device))
         self.forward = Forward(
             self._model,
             config,
             temperature=temperature,
             device=device,
+            frozen=self._synchronised is None and sharding is None,
             **({"with_weights": self.root} if self.root else {}),
         )
 

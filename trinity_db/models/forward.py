@@ -32,6 +32,7 @@ from trinity_db.models.attention import pack
 from trinity_db.models.chunked_logprobs import ChunkedHead, Entropy, Scores, from_logits, is_plain
 from trinity_db.models.computing import Computing, name_of
 from trinity_db.models.layout import Layout, decoder_of, layout_of
+from trinity_db.models.layers import store_in
 from trinity_db.models.libraries import computing_dtype
 from trinity_db.models.packed_kernels import noting
 from trinity_db.models.router import recorded
@@ -75,6 +76,8 @@ class Forward:
         value_head: maps hidden states [N, H] to values [N]. None: values are not computed.
         device: that the model computes on. None: the one of its weights.
         with_weights: calls a function while the weights outside of layers are whole. Sharded weights need it.
+        frozen: the weights never change. Those of the linear layers are then kept in the dtype of products,
+            which takes half of the memory in bfloat16.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Forward:
         value_head: torch.nn.Module | None = None,
         device: str | None = None,
         with_weights: Callable[[Callable[[], Any]], Any] = lambda compute: compute(),
+        frozen: bool = False,
     ) -> None:
         self._model = model
         self._value_head = value_head
@@ -117,6 +121,8 @@ class Forward:
             logger.warning("%s cannot take sequences end to end: they %s", type(model).__name__, how)
         if not self._plain:
             logger.info("%s changes its logits: they are computed whole", type(model).__name__)
+        if frozen:  # not before the trials above, which compute in float32
+            store_in(model, self._dtype)
 
     @torch.no_grad()
     def _attention(self) -> tuple[str, ...]:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from trinity_db.arrays import Payload
 from trinity_db.config import ForwardConfig
 from trinity_db.models.forward import Forward
-from trinity_db.models.layers import store_in
-from trinity_db.models.libraries import computing_dtype, default_device
+from trinity_db.models.libraries import default_device
 from trinity_db.models.loading import load_model
 
 
@@ -30,8 +29,7 @@ class FrozenModel:
     ) -> None:
         device = device or default_device()
         model = load_model(folder, device).requires_grad_(False)
-        store_in(model, computing_dtype(config.dtype, device))
-        self._forward = Forward(model, config, temperature=temperature)
+        self._forward = Forward(model, config, temperature=temperature, frozen=True)
 
     def scores(self, payloads: Sequence[Payload]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield each payload's index and the log-probabilities [k] of its trained tokens, in nats.
