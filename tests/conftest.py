@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from trinity_db import cores
+
 from .command_line import CommandLine, Done
 from .postgres import cluster_15, cluster_18, discard, execute, new_database, on_database, start
 
@@ -27,8 +29,10 @@ os.environ.pop("COLUMNS", None)
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="trinity-db-test-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
-# Workers side by side have a core each. With more threads they would spin and wait for one another's: a test
-# of two seconds took minutes.
+# Threads that spin while they wait would take the cores from one another, and from processes under test.
+cores.wait_passively()
+
+# Workers side by side have a core each. With more threads they would wait for one another's.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -86,9 +86,9 @@ class RunConfig(Settings):
     """How rollouts are produced."""
     explorers: Annotated[int, Change.PER_PROCESS] = Field(1, ge=1, le=1000)
     """How many explorers `trinity-db run` starts (online runs). Each has an engine and
-    `explorer.concurrency` attempts of its own, and those of one machine share its cores. With --ray it starts
-    as many of them as the cluster has room for. May change during a run. On another machine start more with
-    `trinity-db explore`."""
+    `explorer.concurrency` attempts of its own, and those of one machine compute on the same cores. With --ray
+    it starts as many of them as the cluster has room for. May change during a run. On another machine start
+    more with `trinity-db explore`."""
     evaluation: Annotated[EvaluationConfig | None, Change.DATED] = None
     """Tasks that tell how good versions are, and are never trained on (online runs), as in
     {taskset: gsm8k-test, every: 10}. Explorers attempt them beside their work for the trainer."""

@@ -1,16 +1,23 @@
-"""How many processor cores this process may use, and how the roles of a run share them.
+"""How many processor cores this process may use, and how its threads wait for one another.
 
-A role that computes starts one thread for each core it knows of, and these threads spin while they wait for
-one another. Two such roles on the same cores slow each other many times over. So a supervisor tells each role
-its share by OMP_NUM_THREADS, which torch and numpy read when they are loaded.
+A role that computes starts one thread for each core. By default these threads spin while they wait: two such
+roles on the same cores slow each other down many times over. With passive waiting they sleep, so that all
+roles of a run may use all cores, and a synchronous run, whose roles take turns, uses them fully.
 """
 
 import math
 import os
-from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 
 VARIABLE = "OMP_NUM_THREADS"
+
+
+def wait_passively() -> None:
+    """Let the threads of OpenMP, which torch computes with, sleep while they wait.
+
+    Call it before torch is loaded. A value that a person has set stays, and child processes inherit it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def available(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -23,22 +30,6 @@ def available(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys
     except AttributeError:  # macOS has no affinity
         cores = os.cpu_count() or 1
     return max(1, math.floor(min([float(cores), *_quotas(proc, cgroups)])))
-
-
-def shares(roles: Sequence[str], computing: Collection[str], cores: int) -> dict[str, int]:
-    """Threads for each of the roles: those that compute share all cores but one, the others get one thread.
-
-    One core is left to the store, the supervisor and roles that do not compute: where something else runs on
-    the core of one thread, all others spin until that thread is through. What does not divide evenly goes to
-    the last of the roles that compute. Each has one thread at least.
-    """
-    workers = [role for role in roles if role in computing]
-    threads = dict.fromkeys(roles, 1)
-    for role in workers:
-        threads[role] = max(1, (cores - 1) // len(workers))
-    if workers:
-        threads[workers[-1]] = max(1, cores - 1 - sum(threads[role] for role in workers[:-1]))
-    return threads
 
 
 def _quotas(proc: Path, cgroups: Path) -> list[float]:

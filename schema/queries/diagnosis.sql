@@ -167,16 +167,6 @@ WHERE (w.stopped_at IS NOT NULL OR NOT trinity.is_alive(w.heartbeat_at, %(lease_
   AND h.rows + h.groups + h.batches > 0
 ORDER BY w.id
 
--- name: doctor_computing_workers
--- Living processes on one machine that compute: explorers, trainers, and processors that ask a teacher.
-SELECT DISTINCT ON (w.pid) r.name AS run, w.role, w.pid
-FROM trinity.worker w
-JOIN trinity.run r ON r.id = w.run_id
-WHERE w.host = %(host)s AND w.stopped_at IS NULL
-  AND trinity.is_alive(w.heartbeat_at, %(lease_seconds)s)
-  AND (w.role <> 'process' OR jsonb_typeof(r.config #> '{processors,teacher}') = 'object')
-ORDER BY w.pid, w.id
-
 -- name: doctor_runs
 -- Active runs, whether they explore, and which roles have a living worker.
 SELECT r.name AS run, r.config ->> 'taskset' IS NOT NULL AS is_online,

@@ -1,6 +1,8 @@
-"""How many cores there are to use, and how roles share them."""
+"""How many cores there are to use, and how threads wait for one another."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,20 +51,37 @@ def test_this_machine_has_a_core() -> None:
     assert 1 <= cores.available() <= 8
 
 
-@pytest.mark.parametrize(
-    ("roles", "computing", "number", "expected"),
-    [
-        ("explore process train", "explore train", 9, [4, 1, 4]),
-        ("explore process train", "explore train", 8, [3, 1, 4]),
-        ("explore process train", "explore process train", 8, [2, 2, 3]),
-        ("explore process train", "explore train", 2, [1, 1, 1]),
-        ("explore process train", "explore train", 1, [1, 1, 1]),
-        ("train", "explore train", 2, [1]),
-        ("train", "explore train", 8, [7]),
-        ("process train", "explore train", 8, [1, 7]),
-    ],
-)
-def test_roles_that_compute_share_the_cores(
-    roles: str, computing: str, number: int, expected: list[int]
-) -> None:
-    assert list(cores.shares(roles.split(), computing.split(), number).values()) == expected
+SPINS = """
+import os, sys, time
+from trinity_db import cores
+if sys.argv[1:]:
+    os.environ.update(dict([sys.argv[1].split("=")]))
+cores.wait_passively()
+import torch
+torch.set_num_threads(2)
+small = torch.ones(300, 300)
+small @ small  # starts the second thread
+began = time.process_time()
+for _ in range(50):
+    small @ small
+    time.sleep(0.004)  # shorter than libgomp spins by default
+print(time.process_time() - began)
+"""
+
+
+def test_threads_of_torch_sleep_while_they_wait_unless_a_person_wants_them_to_spin() -> None:
+    passive, active = (
+        float(
+            subprocess.check_output(
+                [sys.executable, "-c", SPINS, *arguments], text=True, env=clean_environment()
+            )
+        )
+        for arguments in ([], ["OMP_WAIT_POLICY=ACTIVE"])
+    )
+    assert passive < active / 2
+
+
+def clean_environment() -> dict[str, str]:
+    return {
+        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    }

@@ -7,7 +7,7 @@ import pytest
 
 from tests.waiting import wait_until
 from trinity_db import cores
-from trinity_db.cli.supervise import processes_of, roles_of, threads_of
+from trinity_db.cli.supervise import processes_of, roles_of
 from trinity_db.configuration import RunConfig
 from trinity_db.process import Process
 from trinity_db.settings import validate
@@ -35,25 +35,8 @@ def test_a_run_has_the_roles_that_its_configuration_needs(content: dict[str, Any
     assert roles_of(config) == {name: name.partition("-")[0] for name in roles}
 
 
-@pytest.mark.parametrize(
-    ("content", "threads"),
-    [
-        (ONLINE, {"explore": 6, "process": 1, "train": 6}),
-        (ONLINE | {"explorers": 2}, {"explore": 4, "explore-2": 4, "process": 1, "train": 4}),
-        (ONLINE | TAUGHT, {"explore": 4, "process": 4, "train": 4}),
-        (OFFLINE | ARCHIVING, {"process": 1, "train": 12}),
-    ],
-)
-def test_roles_that_compute_share_the_cores_of_the_machine(
-    content: dict[str, Any], threads: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cores, "available", lambda: 13)
-    config = validate(RunConfig, {"name": "run", "model": {"path": "model"}} | content, "run.yaml")
-    assert threads_of(config) == threads
-
-
-@pytest.mark.parametrize(("set_to", "expected"), [(None, "6"), ("7", "7")])
-def test_a_role_is_told_its_share_of_the_cores_unless_a_person_has_said_otherwise(
+@pytest.mark.parametrize(("set_to", "expected"), [(None, "13"), ("7", "7")])
+def test_a_role_has_a_thread_for_each_core_unless_a_person_set_another_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: str | None, expected: str
 ) -> None:
     monkeypatch.setattr(cores, "available", lambda: 13)

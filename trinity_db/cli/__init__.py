@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from trinity_db import __version__
+from trinity_db import __version__, cores
 from trinity_db.errors import TrinityError, WrongSelect
 
 from . import (
@@ -84,6 +84,7 @@ app.add_typer(engine.app, name="engine")
 
 def main() -> None:
     """Run the command that was given, and end the process with its exit code."""
+    cores.wait_passively()
     try:
         try:
             app(prog_name="trinity-db")

@@ -125,29 +125,22 @@ def roles_of(config: RunConfig) -> dict[str, str]:
 
 
 def processes_of(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = ()) -> list[Process]:
-    """The same as processes of this machine, which share its cores.
+    """The same as processes of this machine. Each may use all of its cores.
 
     Args:
         once: arguments for the trainer's first start.
     """
-    logs, threads = home() / "logs" / config.name, threads_of(config)
+    logs, threads = home() / "logs" / config.name, str(cores.available())
     return [
         Process(
             name,
             ["-m", "trinity_db", role, *arguments],
             logs / f"{name}.log",
             once if role == "train" else (),
-            {cores.VARIABLE: os.environ.get(cores.VARIABLE, str(threads[name]))},
+            {cores.VARIABLE: os.environ.get(cores.VARIABLE, threads)},
         )
         for name, role in roles_of(config).items()
     ]
-
-
-def threads_of(config: RunConfig) -> dict[str, int]:
-    """The cores of this machine, shared among what computes. Processors compute for a teacher."""
-    roles = {"explore", "train"} | ({"process"} if config.processors.has_teacher else set())
-    names = roles_of(config)
-    return cores.shares(list(names), [name for name in names if names[name] in roles], cores.available())
 
 
 class Supervisor:

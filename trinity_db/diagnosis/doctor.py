@@ -46,7 +46,6 @@ OF_STORES: tuple[Check, ...] = (
     work.dead_letters,
     work.silent_workers,
     work.runs,
-    work.threads,
     work.setbacks,
     work.archives,
     work.notifications,

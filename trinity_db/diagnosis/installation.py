@@ -66,18 +66,12 @@ def packages() -> list[Finding]:
 
 
 def threads() -> list[Finding]:
-    """How many threads the roles of a run get that `trinity-db run` starts here."""
+    """How many threads each role that computes has here."""
     what, there = "installation cores", cores.available()
-    given = os.environ.get(cores.VARIABLE)
-    if given is None:
-        share = cores.shares(("explore", "process", "train"), ("explore", "train"), there)
-        parts = ", ".join(f"{role} {number}" for role, number in share.items())
-        return [ok(what, f"{there} to use; threads that trinity-db run gives its roles: {parts}")]
-    text = f"{there} to use; {cores.VARIABLE}={given} is set, and each role starts as many threads"
-    # Explorer and trainer compute at the same time.
-    if given.isdecimal() and int(given) > 1 and 2 * int(given) > there:
-        return [warn(what, text, f"unset {cores.VARIABLE}, and trinity-db run shares the cores")]
-    return [ok(what, text)]
+    threads = os.environ.get(cores.VARIABLE)
+    if threads is None:
+        return [ok(what, f"{there} to use; each role that computes has as many threads")]
+    return [ok(what, f"{there} to use; each role has {cores.VARIABLE}={threads} threads")]
 
 
 def sandboxes() -> list[Finding]:

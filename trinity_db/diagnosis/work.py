@@ -1,9 +1,7 @@
 """Checks of what the roles left in the store: rows given up, workers that are gone, runs that stand still."""
 
-import socket
 from pathlib import Path
 
-from trinity_db import cores
 from trinity_db.diagnosis.finding import Connection, Finding, fail, ok, span, warn
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
@@ -53,36 +51,6 @@ def runs(connection: Connection) -> list[Finding]:
         state = f"without a live worker to {', '.join(missing)}" if missing else "all roles are alive"
         found.append(ok("work runs", f"run '{row['run']}' is active, {state}"))
     return found or [ok("work runs", "no run is active")]
-
-
-def threads(connection: Connection) -> list[Finding]:
-    """Whether the roles at work on this machine together start more threads than it has cores.
-
-    A role that a person started without OMP_NUM_THREADS has a thread for each core.
-    """
-    what, there = "work threads", cores.available()
-    values = {"lease_seconds": LEASE_SECONDS, "host": socket.gethostname()}
-    roles = connection.execute(query("doctor_computing_workers"), values).fetchall()
-    started = [_threads_of(row["pid"], there) for row in roles]
-    found = f"the roles at work here start {sum(started)} threads for {there} cores"
-    if sum(started) > there and max(started) > 1:  # one thread each is the least there can be
-        who = ", ".join(
-            f"{row['role']} of '{row['run']}' (pid {row['pid']}) {number}"
-            for row, number in zip(roles, started, strict=True)
-        )
-        remedy = f"start them by trinity-db run, or with {cores.VARIABLE}={max(1, there // len(roles))}"
-        return [warn(what, f"{found}, and slow one another: {who}", remedy)]
-    return [ok(what, found if roles else "no role computes here")]
-
-
-def _threads_of(pid: int, available: int) -> int:
-    """The threads of a process: OMP_NUM_THREADS, or one for each core if that is unset or unreadable."""
-    try:
-        settings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return available
-    told = dict(setting.partition(b"=")[::2] for setting in settings).get(cores.VARIABLE.encode(), b"")
-    return int(told) if told.isdigit() else available
 
 
 def setbacks(connection: Connection) -> list[Finding]:

@@ -31,8 +31,8 @@ from trinity_db.config import ForwardConfig
 from trinity_db.models.attention import pack
 from trinity_db.models.chunked_logprobs import ChunkedHead, Entropy, Scores, from_logits, is_plain
 from trinity_db.models.computing import Computing, name_of
-from trinity_db.models.layout import Layout, decoder_of, layout_of
 from trinity_db.models.layers import store_in
+from trinity_db.models.layout import Layout, decoder_of, layout_of
 from trinity_db.models.libraries import computing_dtype
 from trinity_db.models.packed_kernels import noting
 from trinity_db.models.router import recorded

@@ -1,8 +1,6 @@
 """What the doctor finds in the store's tables, and of what roles left there; each remedy mends it."""
 
 import re
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from tests.complaints import Examine, one, session
 from tests.postgres import execute
 from tests.rows import Scene, claim_rows, finish_rows
 from tests.waiting import wait_until
-from trinity_db import cores
 from trinity_db.database import Database
 from trinity_db.diagnosis import tables, work
 from trinity_db.schema.states import Outcome
@@ -213,27 +210,3 @@ def dead_metrics(url: str) -> int:
         row = connection.execute("SELECT pg_stat_get_dead_tuples(to_regclass('trinity.metric'))").fetchone()
     assert row is not None
     return int(row[0])
-
-
-@pytest.mark.parametrize(("threads", "complains"), [("1", False), ("64", True)])
-def test_roles_that_together_start_more_threads_than_there_are_cores_are_told(
-    url: str, examine: Examine, threads: str, complains: bool
-) -> None:
-    waits = [sys.executable, "-S", "-c", "input()"]
-    with closing(Database(url)) as database:
-        scene = Scene.open(database, "crowded")
-        roles = [
-            subprocess.Popen(waits, stdin=subprocess.PIPE, env={"OMP_NUM_THREADS": threads}) for _ in range(2)
-        ]
-        try:
-            for role, worker in zip(roles, (scene.explorer, scene.trainer), strict=True):
-                execute(url, f"UPDATE trinity.worker SET pid = {role.pid} WHERE id = {worker}")
-            found = [finding for finding in examine(url) if finding["what"] == "work threads"]
-        finally:
-            for role in roles:
-                role.communicate(b"\n")
-    assert bool(found) == complains
-    for finding in found:
-        assert f"start 128 threads for {cores.available()} cores" in finding["found"]
-        assert f"explore of 'crowded' (pid {roles[0].pid}) 64" in finding["found"]
-        assert "trinity-db run" in finding["remedy"]
