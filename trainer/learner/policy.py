@@ -86,7 +86,7 @@ class Policy:
             temperature=temperature,
             value_head=self.value_head,
             device=self.device,
-            **({"with_weights": self._root} if self._root else {}),
+            with_weights=self._root,
         )
         self.router_loss = router_loss_of(self.model, config, self._root)
         self.routing = RecordedRouting(self.model, self.forward, config, self._root)

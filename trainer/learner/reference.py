@@ -51,7 +51,7 @@ class Reference:
             temperature=temperature,
             device=device,
             frozen=self._synchronised is None and sharding is None,
-            **({"with_weights": self.root} if self.root else {}),
+            with_weights=self.root,
         )
 
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:

@@ -76,6 +76,7 @@ class Forward:
         value_head: maps hidden states [N, H] to values [N]. None: values are not computed.
         device: that the model computes on. None: the one of its weights.
         with_weights: calls a function while the weights outside of layers are whole. Sharded weights need it.
+            None: they always are.
         frozen: the weights never change. Those of the linear layers are then kept in the dtype of products,
             which takes half of the memory in bfloat16.
     """
@@ -88,12 +89,12 @@ class Forward:
         temperature: float = 1.0,
         value_head: torch.nn.Module | None = None,
         device: str | None = None,
-        with_weights: Callable[[Callable[[], Any]], Any] = lambda compute: compute(),
+        with_weights: Callable[[Callable[[], Any]], Any] | None = None,
         frozen: bool = False,
     ) -> None:
         self._model = model
         self._value_head = value_head
-        self._with_weights = with_weights
+        with_weights = self._with_weights = with_weights or (lambda compute: compute())
         self._device = torch.device(device) if device else next(model.parameters()).device
         is_half = computing_dtype(config.dtype, self._device.type) == torch.bfloat16
         self._dtype = torch.bfloat16 if is_half else next(model.parameters()).dtype
