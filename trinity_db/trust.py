@@ -5,9 +5,9 @@ an imported file is data. It is never followed unless a configuration of the cal
 lower trust write these places: whoever may insert a run, or write one object, must not choose what another
 person's process runs or where it sends a key.
 
-The exception is the folders and addresses of versions and checkpoints. They are followed if they are inside
-the caller's own `trainer.checkpoints`, `trainer.weights` or TRINITY_DB_HOME, have the recorded digest and
-load no code.
+There are two exceptions. Folders and addresses of versions and checkpoints are followed: their files must
+have the recorded digest, and load no code. The SELECT of a recorded draw is run again by `replay --check`,
+in a read-only transaction.
 
 docs/guides/trust.md lists every such column and file.
 """
