@@ -136,12 +136,12 @@ WHERE e.id = i.experience_id
 -- name: reopen_groups
 -- Gives back the run's own groups, also adopted ones, and takes their use count from their rows. It comes after
 -- reopen_experiences. A group that has uses left is ready already, and a group that expired since stays dropped: both lose
--- the committed uses that their rows lose. The groups of rows that were adopted singly belong to another run or to a data
--- set, and stay as they are.
+-- the committed uses that their rows lose. Two kinds of groups stay as they are: those of pairs, which are not locked, and
+-- those of rows that were adopted singly, which belong to another run or to a data set.
 WITH m AS MATERIALIZED (
     SELECT e.group_id, max(e.use_count) AS uses
     FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
-    WHERE i.batch_id = ANY(%(batch_ids)s)
+    WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL
     GROUP BY e.group_id
 )
 UPDATE trinity.rollout_group g

@@ -173,3 +173,15 @@ def test_reopening_rows_that_were_adopted_singly_leaves_the_groups_of_their_run_
     own = "SELECT DISTINCT state::text, use_count FROM trinity.experience WHERE run_id = %s"
     assert run.rows(own, run.run.id) == [("ready", 0)]
     assert differences(run) == []
+
+
+def test_reopening_pairs_writes_nothing_to_the_groups_of_their_rows(scene: Scene) -> None:
+    scene.make_ready(2)
+    assert scene.pair() == 2
+    scene.commit(scene.draw_pairs(step=1, size=1), max_uses=2)
+    scene.draw_pairs(step=2, size=1)
+    groups = "SELECT id, xmin::text FROM trinity.rollout_group ORDER BY id"
+    before = scene.rows(groups)
+    assert scene.reopen(version=0) == 2
+    assert scene.rows(groups) == before
+    assert scene.values("SELECT DISTINCT use_count FROM trinity.preference") == [0]
