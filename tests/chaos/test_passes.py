@@ -41,11 +41,11 @@ pytestmark = pytest.mark.timeout(300, func_only=True)
 
 SHARE = 1 / 4  # of the minutes: a run takes seconds, so many end in that time
 END_SECONDS = 240.0  # a run that starts again some times, on a busy machine
-EPOCHS, BATCH_SIZE = 1.5, 4
+EPOCHS, BATCH_SIZE = 1.5, 2
 NUM_UNITS = 125
 A_PASS = math.ceil(NUM_UNITS / BATCH_SIZE)
 THE_HALF = math.ceil(A_PASS / 2)
-KILLS = ("kill train",) * 4  # of a round, besides the two of every plan
+KILLS = ("kill train",) * 2  # of a round, besides the two of every plan
 
 # What a run learns from, by the kind of its data.
 ALGORITHMS = {"groups": "raft", "rows": "sft", "pairs": "dpo"}
