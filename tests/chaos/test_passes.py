@@ -22,7 +22,7 @@ import pytest
 from tests.acceptance.command import Store, reversals
 from tests.chaos.aftermath import Aftermath
 from tests.chaos.crew import Crew, Member
-from tests.chaos.driver import Driver, plan
+from tests.chaos.driver import ROUND_SECONDS, Driver, plan
 from tests.chaos.experiment import log_into, new_store
 from tests.chaos.promises import (  # noqa: F401  they are tests here too
     test_batches_are_drawn_again_as_they_were,
@@ -45,7 +45,7 @@ EPOCHS, BATCH_SIZE = 1.5, 2
 NUM_UNITS = 125
 A_PASS = math.ceil(NUM_UNITS / BATCH_SIZE)
 THE_HALF = math.ceil(A_PASS / 2)
-KILLS = ("kill train",) * 2  # of a round, besides the two of every plan
+KILLS = ("kill train",) * 4  # of a round, besides the two of every plan
 
 # What a run learns from, by the kind of its data.
 ALGORITHMS = {"groups": "raft", "rows": "sft", "pairs": "dpo"}
@@ -208,8 +208,9 @@ def summary(after: Aftermath) -> dict[str, Any]:
 def test_every_run_but_the_first_began_when_the_one_before_had_ended(after: Aftermath) -> None:
     runs = after.store.rows("SELECT name, state::text FROM run WHERE kind = 'train' ORDER BY id")
     assert {run["state"] for run in runs} == {"finished"}
-    assert after.driver.count["kill train"] > 0
-    assert after.store.value("SELECT count(*) FROM batch WHERE state = 'reopened'") > 0
+    if after.seconds >= ROUND_SECONDS:  # otherwise the plan does not have everything
+        assert after.driver.count["kill train"] > 0
+        assert after.store.value("SELECT count(*) FROM batch WHERE state = 'reopened'") > 0
 
 
 def test_each_pass_of_each_run_used_each_unit_once(after: Aftermath) -> None:

@@ -37,7 +37,7 @@ WHERE e.run_id = %s AND e.source_id IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
 """
 GROUPS = "SELECT state::text FROM trinity.rollout_group ORDER BY id"
 BATCHES = "SELECT step, state::text FROM trinity.batch ORDER BY id"
-# Rows of a run whose state or uses are not what its batches say.
+# Rows and groups of a run whose state or uses are not what its batches say.
 WRONG = """
 SELECT e.id, e.state::text, e.use_count, u.uses, u.is_leased
 FROM trinity.experience e
@@ -47,7 +47,12 @@ LEFT JOIN (SELECT i.experience_id, count(*) FILTER (WHERE b.state = 'committed')
   ON u.experience_id = e.id
 WHERE e.run_id = %s
   AND (e.use_count <> coalesce(u.uses, 0) OR (e.state = 'leased') <> coalesce(u.is_leased, false)
-       OR (e.state = 'trained') <> (e.source_id IS NULL AND coalesce(u.uses, 0) > 0))
+       OR (e.state = 'trained') <> (e.source_id IS NULL AND coalesce(u.uses, 0) >= %s))
+UNION ALL
+SELECT g.id, g.state::text, g.use_count, max(e.use_count), bool_or(e.state = 'leased')
+FROM trinity.rollout_group g JOIN trinity.experience e ON e.group_id = g.id AND e.run_id = g.run_id
+WHERE g.run_id = %s
+GROUP BY g.id HAVING g.use_count <> max(e.use_count) OR (g.state = 'leased') <> bool_or(e.state = 'leased')
 """
 
 
@@ -266,7 +271,7 @@ def test_expert_rows_have_a_snapshot_of_their_own(scene: Scene) -> None:
 def test_every_use_is_counted_once_and_every_draw_can_be_run_again_whatever_happens(
     scene: Scene, seed: int
 ) -> None:
-    chance = Random(seed)
+    chance, max_uses = Random(seed), 1 + seed % 2
     attempts = [trajectory(number, f"attempt at {number}", 1.0) for number in range(40)]
     import_records(scene.database, "set", attempts[:9])
     run = adopted(scene, "mixed", "set")
@@ -279,9 +284,9 @@ def test_every_use_is_counted_once_and_every_draw_can_be_run_again_whatever_happ
         match chance.choice([*["draw", "commit"] * 4, "publish", "publish", "resume", "judge", "import"]):
             case "draw" if batch is None:
                 run.make_ready(1)
-                batch = run.draw(step + 1, 1, experts=chance.randint(1, 5))
+                batch = run.draw(step + 1, 1, experts=chance.randint(1, 5), max_uses=max_uses)
             case "commit" if batch is not None:
-                run.commit(batch)
+                run.commit(batch, max_uses=max_uses)
                 batch, step = None, step + 1
             case "publish" if step > published:
                 published, version = step, version + 1
@@ -296,7 +301,7 @@ def test_every_use_is_counted_once_and_every_draw_can_be_run_again_whatever_happ
                 imported += 2
                 run.adopt_again("set")
                 run.encode()
-        assert run.rows(WRONG, run.run.id) == []
+        assert run.rows(WRONG, run.run.id, max_uses, run.run.id) == []
     assert run.value("SELECT count(DISTINCT state) FROM trinity.batch") > 1, "nothing was given back"
     assert version > 2, "nothing was published"
     assert differences(run) == []
