@@ -32,6 +32,7 @@ from benchmarks.measure import OURS, Bar, Result, absent, figure, in_turns, rati
 from benchmarks.peer import ROOT
 from benchmarks.scene import RUN, Scene
 from benchmarks.server import Server
+from trinity_db.config import PromptConfig
 from trinity_db.database import Database
 from trinity_db.explorer.config import ExplorerConfig, VLLMConfig
 from trinity_db.explorer.engines.engine import Completion, Engine, Request
@@ -186,7 +187,7 @@ def _explore(server: Server, model: Path, engine: Observed, number: int) -> floa
             engine,
             groups.Pace(max_staleness=0, per_version=number // GROUP_SIZE),
             Selection({scene.taskset_id: 1.0}, seed=0, walk="sequential"),
-            "{prompt}",
+            PromptConfig(prompt_template="{prompt}"),
         )
         explorer.worker_id = scene.new_worker(database, WorkerRole.EXPLORE)
         try:

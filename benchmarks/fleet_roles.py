@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks import data, fleet_server
 from benchmarks.scene import RUN, Scene
+from trinity_db.config import PromptConfig
 from trinity_db.database import Database
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.explorer.config import ExplorerConfig
@@ -186,7 +187,7 @@ def _explorer(part: Part, waits: Waits, number: int) -> Explorer:
         Simulated(number),
         Pace(max_staleness=None, per_version=1, backlog=part.backlog),
         Selection({part.scene.taskset_id: 1.0}, seed=number, walk="sequential"),
-        "{prompt}",
+        PromptConfig(prompt_template="{prompt}"),
     )
     _keep(explorer, waits)
     return explorer

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from typing import Any
 
+from trinity_db.config import PromptConfig
 from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
@@ -41,7 +42,7 @@ class Attempts:
     workflow: Workflow
     engine: Engine
     config: ExplorerConfig
-    template: str
+    prompts: PromptConfig
     seed: int
     listener: Callable[[ClaimedGroup, int, int, Resumed | None], Listener] | None = None
     """Lets programs ask a policy over HTTP. It is called with the group, its member, the number of the retry,
@@ -138,7 +139,7 @@ class Attempts:
         policy = Policy(
             self.engine,
             self._prompt_ids,
-            template=self.template,
+            prompts=self.prompts,
             temperature=0.0 if member == group.greedy else self.config.temperature,
             max_new_tokens=self.config.max_new_tokens,
             seed=seed_of(self.seed, *begun.origin, member, number),

@@ -7,7 +7,7 @@ from typing import Any
 from trinity_db.explorer.recorded import Sampled
 from trinity_db.explorer.sampling import seed_of
 from trinity_db.explorer.tools import ToolCall, parse
-from trinity_db.prompts import encode, plain, prompt_text
+from trinity_db.prompts import ChatRenderer, encode, plain
 
 
 class Answer(str):
@@ -89,7 +89,7 @@ class Conversations:
         self,
         messages: Sequence[Mapping[str, Any]],
         schemas: Sequence[Mapping[str, Any]],
-        template: str,
+        renderer: ChatRenderer,
         prompt_ids: Callable[[str], Sequence[int]],
     ) -> tuple[str, list[int], Conversation, tuple[int, int]]:
         """A conversation's text and tokens, and the earlier one that it goes on from, up to where.
@@ -100,7 +100,7 @@ class Conversations:
         if not messages:
             raise ValueError("The conversation is empty.")
         as_said = [self.as_said(message) for message in messages]
-        text = prompt_text({"messages": as_said}, template, self._tokenizer, schemas)
+        text = renderer.ask(as_said, schemas)
         begun, end = self.continued(text)
         if end[0]:
             ids = [*begun.token_ids[: end[1]], *encode(text[end[0] :], self._tokenizer)]

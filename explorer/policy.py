@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, NoReturn, Unpack
 
+from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.explorer import parking, sampling
 from trinity_db.explorer.calls import Calls
 from trinity_db.explorer.conversations import Answer
@@ -20,6 +21,7 @@ from trinity_db.explorer.recorded import Sampled, check
 from trinity_db.explorer.sampling import Sampling, seed_of
 from trinity_db.explorer.serving import Address, Listener
 from trinity_db.explorer.tools import Tool, answer, schemas_of, tools_of
+from trinity_db.prompts import ChatRenderer, warn_of_plain_prompt
 from trinity_db.store.calls import Call
 from trinity_db.store.groups import Reward, Step, named_rewards
 from trinity_db.store.parks import Point, Resumed
@@ -42,15 +44,13 @@ class Policy:
         engine: Engine,
         prompt_ids: Callable[[str], Sequence[int]],
         *,
-        template: str,
+        prompts: PromptConfig = DEFAULT_PROMPTS,
         temperature: float,
         max_new_tokens: int,
         seed: int,
         group_seed: int = 0,
         listener: Listener | None = None,
     ) -> None:
-        self.template = template
-        """The text around a plain prompt, `model.prompt_template`."""
         self.seed = seed
         """For what an environment leaves to chance."""
         self.group_seed = group_seed
@@ -69,6 +69,7 @@ class Policy:
         self._opening = asyncio.Lock()
         """Held while the address is asked for: two at a time would be two programs, and end each other."""
         self._engine = engine
+        self._prompts = prompts
         self._prompt_ids = prompt_ids
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
@@ -85,6 +86,11 @@ class Policy:
     def tokenizer(self) -> Any:
         """The run's tokenizer, of the transformers library."""
         return self._engine.tokenizer
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        """What turns tasks and conversations into the text that the model reads."""
+        return ChatRenderer(self.tokenizer, self._prompts)
 
     @property
     def context(self) -> int:
@@ -246,12 +252,14 @@ class Policy:
             self._address.close()
 
     async def complete(self, prompt: str, **how: Unpack[Sampling]) -> Answer:
-        """Continue a text, as it is: the text of the response.
+        """Continue a text, as it is, without a chat template: the text of the response.
 
         Raises:
             PromptTooLong: its tokens fill the context.
             UntokenizableText: the tokenizer does not know one of its characters.
         """
+        if self._prompts.prompt_template is None:
+            warn_of_plain_prompt(prompt, self.tokenizer)
         ids = self._prompt_ids(prompt)
         return self.calls.answer_of(await self._call([*ids], prompt, how), ())
 
@@ -281,7 +289,7 @@ class Policy:
         """
         schemas = schemas_of(tools)
         text, ids, begun, end = self.calls.conversations.taken_up(
-            messages, schemas, self.template, self._prompt_ids
+            messages, schemas, self.renderer, self._prompt_ids
         )
         sampled = await self._call(ids, text, how)
         self.calls.conversations.say(sampled, text, begun, end)
@@ -298,7 +306,7 @@ class Policy:
             what `chat` raises, but for a conversation that is too long.
         """
         taken_up = self.calls.conversations.taken_up(
-            messages, schemas_of(tools), self.template, self._prompt_ids
+            messages, schemas_of(tools), self.renderer, self._prompt_ids
         )
         return len(taken_up[1])
 

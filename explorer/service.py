@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from trinity_db.config import PromptConfig
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import DatabaseUnavailable
 from trinity_db.explorer.attempts import GRACE_SECONDS, Attempts
@@ -65,7 +66,7 @@ class Explorer(Service):
         engine: Engine,
         pace: groups.Pace,
         selection: Selection,
-        prompt_template: str,
+        prompts: PromptConfig,
         greedy: bool = False,
         only: Sequence[int] | None = None,
         place: Place | None = None,
@@ -101,7 +102,7 @@ class Explorer(Service):
             config = config.model_copy(update={"attempt_seconds": None})
         listener = partial(AttemptListener, self._log, self._made_endpoint)
         self._attempts = Attempts(
-            workflow, engine, config, prompt_template, selection.seed, listener, self._log.go_on
+            workflow, engine, config, prompts, selection.seed, listener, self._log.go_on
         )
         self._evaluator = Evaluator(
             self._store, self._attempts, self._loaded, self._staging, self._under_way, self._given_back

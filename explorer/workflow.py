@@ -13,7 +13,7 @@ from trinity_db import functions
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import CommandConfig, ExplorerConfig
 from trinity_db.explorer.policy import Policy
-from trinity_db.prompts import offered_tools, prompt_text
+from trinity_db.prompts import offered_tools
 from trinity_db.store.groups import Reward
 
 
@@ -69,7 +69,7 @@ def load(name: str) -> Workflow:
 
 async def single_turn(task: Mapping[str, Any], policy: Policy) -> None:
     """One prompt, one response."""
-    await policy.complete(prompt_text(task, policy.template, policy.tokenizer, offered_tools(task)))
+    await policy.complete(policy.renderer.task(task, offered_tools(task)))
 
 
 WORKFLOWS: dict[str, Workflow] = {"single_turn": single_turn}

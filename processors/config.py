@@ -165,7 +165,8 @@ class ProcessorsConfig(Settings):
     clean: Annotated[list[StepConfig], Change.DATED] = Field(
         default_factory=lambda: [StepConfig(name=name) for name in LISTS["clean"].defaults]
     )
-    """Steps that drop what is unfit, in order. The word defaults stands for not_empty and finite_logprobs."""
+    """Steps that drop what is unfit, in order. The word defaults stands for finite_logprobs: empty, truncated
+    and repetitive responses are scored, since the policy learns nothing from what is dropped."""
     score: Annotated[list[ScoreStepConfig], Change.DATED] = Field(
         default_factory=lambda: [ScoreStepConfig(name=name) for name in LISTS["score"].defaults]
     )

@@ -100,7 +100,7 @@ LISTS = {
     "clean": List(
         "clean step",
         _steps_of(clean, language, near_duplicates, overlap, embed),
-        ("not_empty", "finite_logprobs"),
+        ("finite_logprobs",),
         of_cleaning,
     ),
     "score": List(

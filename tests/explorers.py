@@ -9,6 +9,7 @@ from typing import Any
 from tests.echo import Digits, Echo
 from tests.rows import Scene
 from trinity_db import arrays
+from trinity_db.config import PromptConfig
 from trinity_db.database import connect
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Completion, Request
@@ -75,7 +76,7 @@ class Explorers:
             engine or Echo(),
             Pace(max_staleness, per_version=groups),
             scene.selection,
-            "{prompt}",
+            PromptConfig(prompt_template="{prompt}"),
             only=only,
             place=place,
         )

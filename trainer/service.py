@@ -16,6 +16,7 @@ from typing import Any
 from trinity_db.database import Database, Transaction
 from trinity_db.models import context_length, load_tokenizer
 from trinity_db.models.adapter_folder import Base
+from trinity_db.prompts import ChatRenderer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import Service
 from trinity_db.store import batches, draws, evaluations, offline, policies, runs, scores, workers
@@ -97,8 +98,9 @@ class Trainer(Service):
         if setup.trainer.lora is not None and first is not None:
             files.folder.note_base(Base(first, first_digest))
             whole = first
-        tokenizer = load_tokenizer(whole)
-        self._prepare_adopted_rows(files, context_length(whole), tokenizer)
+        renderer = ChatRenderer(load_tokenizer(whole), setup.model)
+        tokenizer = renderer.tokenizer
+        self._prepare_adopted_rows(files, context_length(whole), renderer)
         self._length = run_length(self.database, self.run, setup, policy.step)
         learner = lead_follow.LearnerSetup(
             setup.trainer,
@@ -184,19 +186,19 @@ class Trainer(Service):
         with self.database.transaction() as tx:
             workers.record_broadcast(tx, self.worker_id, self._broadcasts.address)
 
-    def _prepare_adopted_rows(self, files: run_files.RunFiles, context: int, tokenizer: Any) -> None:
+    def _prepare_adopted_rows(self, files: run_files.RunFiles, context: int, renderer: ChatRenderer) -> None:
         """Give adopted rows their tokens and, if the reference is precomputed, its scores."""
         setup = self._setup
         if setup.expert_rows or not setup.is_online:
             limit = min(setup.trainer.max_length or sys.maxsize, context)
+            tokenizer: Any = renderer.tokenizer
             check_tokenizers(self.database, self.run.id, tokenizer)
             encode_adopted(
                 self.database,
                 self.run.id,
                 self.worker_id,
-                tokenizer,
+                renderer,
                 len(tokenizer),
-                setup.model.prompt_template,
                 limit,
                 should_stop=lambda: self.stopping,
                 keeps_temperature=setup.algorithm.draws == "groups" and not setup.is_online,

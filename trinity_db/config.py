@@ -1,13 +1,16 @@
 """Settings that several roles share: the starting model, and how rows go through a model."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from trinity_db.settings import Change, Kept, Settings
 
 SCRATCH_SPECIAL_TOKENS = 2  # the end of a sequence, and padding
+RENDERER_ARGUMENTS = frozenset(
+    ["add_generation_prompt", "chat_template", "conversation", "messages", "tokenize", "tools"]
+)
 MAX_SCRATCH_PARAMETERS = 10**9  # 4 GB as float32; with gradients and Adam's state 16 GB
 
 
@@ -69,7 +72,40 @@ class ScratchConfig(Settings):
         return alphabet
 
 
-class ModelConfig(Settings):
+class PromptConfig(Settings):
+    """How a model reads tasks and conversations: what `trinity_db.prompts.ChatRenderer` needs to know."""
+
+    prompt_template: str | None = None
+    """The text that the model gets for a task with a plain prompt; `{prompt}` stands for the prompt. None: if
+    the tokenizer has a chat template, the prompt is one user message; else the model gets the prompt as it
+    is. Tasks with `messages` always use the chat template."""
+    system_prompt: str | None = Field(None, min_length=1)
+    """A system message before the messages of each task that have none. Requests of programs and messages
+    that a workflow writes itself get no system message."""
+    chat_template: Path | None = None
+    """A file with a Jinja chat template, in place of the tokenizer's own. Each role reads it as it
+    starts."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Values that the chat template reads besides messages and tools, as in {enable_thinking: false}."""
+
+    @model_validator(mode="after")
+    def template_has_a_place_for_the_prompt(self) -> Self:
+        if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
+            raise ValueError("prompt_template must contain {prompt}")
+        return self
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def renderer_keeps_its_arguments(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if taken := RENDERER_ARGUMENTS & values.keys():
+            raise ValueError(f"chat_template_kwargs may not set {min(taken)}, which rendering itself sets")
+        return values
+
+
+DEFAULT_PROMPTS = PromptConfig()
+
+
+class ModelConfig(PromptConfig):
     """The starting model: policy version 0 of the run."""
 
     path: Path | None = None
@@ -78,9 +114,6 @@ class ModelConfig(Settings):
     """Name of another run of this store. Its latest checkpoint is the starting model."""
     scratch: ScratchConfig | None = None
     """Build a small model with random weights instead."""
-    prompt_template: str = "{prompt}"
-    """The text that the model gets for a task with a plain prompt; `{prompt}` stands for the prompt.
-    Tasks with `messages` use the tokenizer's chat template instead."""
 
     @model_validator(mode="after")
     def exactly_one_source(self) -> Self:
@@ -89,12 +122,6 @@ class ModelConfig(Settings):
             raise ValueError(
                 f"give exactly one of path, run and scratch (given: {', '.join(given) or 'none'})"
             )
-        return self
-
-    @model_validator(mode="after")
-    def template_has_a_place_for_the_prompt(self) -> Self:
-        if "{prompt}" not in self.prompt_template:
-            raise ValueError("prompt_template must contain {prompt}")
         return self
 
 

@@ -6,11 +6,17 @@ transformers.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
-from trinity_db.errors import TrinityError
+from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
+from trinity_db.errors import ConfigError, TrinityError
+
+logger = logging.getLogger(__name__)
 
 
 class PromptTooLong(TrinityError, ValueError):
@@ -32,44 +38,133 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        tokenize: bool,
-        add_generation_prompt: bool,
-    ) -> str: ...
+    @property
+    def apply_chat_template(self) -> Callable[..., str]: ...
 
 
-def prompt_text(
-    task: Mapping[str, Any],
-    template: str,
-    tokenizer: Tokenizer | None,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """The text a model is asked to continue.
+class ChatRenderer:
+    """Turns tasks and conversations into the text that a model reads.
 
-    `messages` go through the tokenizer's chat template; without one they become lines
-    "role: content" and a last line "assistant:". A plain `prompt` takes the place of "{prompt}" in
-    the template, in which no other brace has a meaning.
+    Nothing else calls a tokenizer's chat template. Cheap to make.
 
     Args:
-        tools: JSON schemas of what the model may call, for the chat template to show.
+        tokenizer: it gets the template of `config.chat_template`, if there is one, so that versions which are
+            saved with it have the same.
+
+    Attributes:
+        has_template: whether there is a chat template. Without one, messages become lines "role: content" and
+            a last line "assistant:".
 
     Raises:
-        UntokenizableText: the chat template refuses the messages, as some do a role or two turns of one; a
-            message has an image; or there are tools, and no chat template.
+        ConfigError: `config.chat_template` cannot be read.
     """
-    messages = task.get("messages")
-    if not messages:
-        return template.replace("{prompt}", task["prompt"])
-    if tokenizer is not None and tokenizer.chat_template:
-        return rendered(messages, tokenizer, tools, add_generation_prompt=True)
-    if tools:
-        raise UntokenizableText("There are tools, and the tokenizer has no chat template to show them by.")
-    lines = [f"{message['role']}: {message['content']}" for message in map(plain, messages)]
-    return "\n".join([*lines, "assistant:"])
+
+    def __init__(self, tokenizer: Tokenizer, config: PromptConfig = DEFAULT_PROMPTS) -> None:
+        self.tokenizer = tokenizer
+        self._config = config
+        if config.chat_template is not None:
+            tokenizer.chat_template = _template(config.chat_template)
+        self.has_template = bool(tokenizer.chat_template)
+
+    def task(self, task: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The text that a model is asked to continue for a task.
+
+        Args:
+            task: with `messages` or a plain `prompt`.
+            tools: JSON schemas of what the model may call, for the chat template to show.
+
+        Raises:
+            UntokenizableText: as `ask`; or the prompt is plain text without messages, and there are tools.
+        """
+        messages = self.messages(task)
+        return self.ask(messages, tools) if messages else self.plain_prompt(task["prompt"])
+
+    def messages(self, task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The messages of a task, with the system prompt; none if the model reads it as plain text."""
+        messages: list[Mapping[str, Any]] = list(task.get("messages") or ())
+        if not messages and self.has_template and self._config.prompt_template is None:
+            messages = [{"role": "user", "content": task["prompt"]}]
+        return self.with_system_prompt(messages) if messages else []
+
+    def with_system_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Messages of a task, begun by `model.system_prompt` unless they begin with a system message."""
+        system = self._config.system_prompt
+        if system is None or (messages and messages[0].get("role") in ("system", "developer")):
+            return [*messages]
+        return [{"role": "system", "content": system}, *messages]
+
+    def plain_prompt(self, prompt: str) -> str:
+        """A plain prompt in `model.prompt_template`; no other brace than {prompt} has a meaning in it."""
+        return (self._config.prompt_template or "{prompt}").replace("{prompt}", prompt)
+
+    def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """A conversation with what asks for the next answer. No system prompt is added.
+
+        Raises:
+            UntokenizableText: the chat template refuses the messages, as some do a role or two turns of one;
+                a message has an image; or there are tools, and no chat template.
+        """
+        if self.has_template:
+            return self._rendered(messages, tools, add_generation_prompt=True)
+        return self._lines(messages, tools)
+
+    def shown(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """A conversation as the chat template shows it, without what asks for an answer.
+
+        Raises:
+            UntokenizableText: as `ask`.
+        """
+        assert self.has_template
+        return self._rendered(messages, tools, add_generation_prompt=False)
+
+    def _lines(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        if tools:
+            raise UntokenizableText(
+                "There are tools, and the tokenizer has no chat template to show them by."
+            )
+        lines = [f"{message['role']}: {message['content']}" for message in map(plain, messages)]
+        return "\n".join([*lines, "assistant:"])
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        turns = [plain(message) for message in messages]
+        try:
+            return self.tokenizer.apply_chat_template(
+                turns,
+                tools=[*tools] or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self._config.chat_template_kwargs,
+            )
+        except Exception as error:  # a template is a model's own code
+            raise UntokenizableText(f"The chat template refuses the conversation: {error}") from error
+
+
+def warn_of_plain_prompt(prompt: str, tokenizer: Tokenizer) -> None:
+    """Warn once in this process if a text without special tokens reaches a model with a chat template."""
+    if tokenizer.chat_template and not any(token in prompt for token in tokenizer.all_special_tokens):
+        _warn_once()
+
+
+@lru_cache(maxsize=1)
+def _warn_once() -> None:
+    logger.warning(
+        "the model has a chat template, and a workflow asks it to continue plain text: an instruct model "
+        "answers better to messages; ask policy.chat, or policy.complete(policy.renderer.task(task))"
+    )
+
+
+@lru_cache(maxsize=4)
+def _template(path: Path) -> str:
+    try:
+        return path.expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template: {path} cannot be read: {error}") from error
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,27 +204,6 @@ def encode(text: str, tokenizer: Tokenizer) -> list[int]:
         UntokenizableText: the tokenizer does not know one of the characters.
     """
     return _encode(text, tokenizer, add_special_tokens=False)
-
-
-def rendered(
-    messages: Sequence[Mapping[str, Any]],
-    tokenizer: Tokenizer,
-    tools: Sequence[Mapping[str, Any]] = (),
-    *,
-    add_generation_prompt: bool,
-) -> str:
-    """Messages by the chat template.
-
-    Raises:
-        UntokenizableText: the template refuses them, or a message is not of text.
-    """
-    turns = [plain(message) for message in messages]
-    try:
-        return tokenizer.apply_chat_template(
-            turns, tools=[*tools] or None, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-    except Exception as error:  # a template is a model's own code
-        raise UntokenizableText(f"The chat template refuses the conversation: {error}") from error
 
 
 def offered_tools(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:

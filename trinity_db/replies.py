@@ -16,15 +16,13 @@ import numpy as np
 from trinity_db.arrays import Payload
 from trinity_db.errors import TrinityError
 from trinity_db.prompts import (
+    ChatRenderer,
     PromptTooLong,
-    Tokenizer,
     UntokenizableText,
     encode,
     offered_tools,
     plain,
     prompt_ids,
-    prompt_text,
-    rendered,
 )
 from trinity_db.turns import Message, Span, Turns, packed
 
@@ -41,14 +39,14 @@ class EmptyResponse(TrinityError, ValueError):
 class Replies:
     """Tokenises responses behind their prompts.
 
-    Args:
-        template: of prompts that are plain text, as `prompt_text` takes it.
+    A plain prompt with its response is plain text, also where a chat template would make a user message of
+    the prompt of a task: so trainers of such pairs, as TRL's, read them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str = "{prompt}") -> None:
-        self._tokenizer = tokenizer
-        self._template = template
-        self._turns = Turns(tokenizer)
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self._renderer = renderer
+        self._tokenizer = renderer.tokenizer
+        self._turns = Turns(renderer)
 
     def payload(self, task: Mapping[str, Any], response: Response, max_length: int) -> Payload:
         """Prompt and response as a payload, in which the turns to be learned are trained.
@@ -71,12 +69,12 @@ class Replies:
         Raises:
             UntokenizableText: as `payload`.
         """
-        messages = task.get("messages")
-        if not messages:
+        if not task.get("messages"):
             assert isinstance(response, str), "messages answer messages"
             return self._of_text(task["prompt"], response)
+        messages = self._renderer.messages(task)
         reply = _as_messages(response)
-        if not self._tokenizer.chat_template:
+        if not self._renderer.has_template:
             return self._of_lines([*messages, *reply[:-1]], reply[-1], offered_tools(task))
         if isinstance(response, str):
             return self._of_answer(messages, reply, response, offered_tools(task))
@@ -86,7 +84,7 @@ class Replies:
         """A plain prompt with its response. Without a prompt it is a document, and all of it is trained."""
         bos = self._tokenizer.bos_token
         if prompt:
-            before = prompt_ids(prompt_text({"prompt": prompt}, self._template, None), self._tokenizer)
+            before = prompt_ids(self._renderer.plain_prompt(prompt), self._tokenizer)
         elif bos is not None and response.startswith(bos):
             before = []
         else:
@@ -108,8 +106,8 @@ class Replies:
         do with a thought, or ends it by no special token.
         """
         turns = [*messages, *reply]
-        whole = rendered(turns, self._tokenizer, tools, add_generation_prompt=False)
-        _check_shown(turns, whole, self._tokenizer, tools)
+        whole = self._renderer.shown(turns, tools)
+        _check_shown(turns, whole, self._renderer, tools)
         span = self._turns.last(turns, whole, tools)
         shown = whole[slice(*span)] if span else ""
         if span and (self._turns.is_ended(shown) or packed(shown).endswith(packed(text))):
@@ -118,8 +116,8 @@ class Replies:
 
     def _of_turns(self, turns: Sequence[Message], tools: Sequence[Message]) -> Iterable[Part]:
         """A conversation as the chat template shows it."""
-        whole = rendered(turns, self._tokenizer, tools, add_generation_prompt=False)
-        _check_shown(turns, whole, self._tokenizer, tools)
+        whole = self._renderer.shown(turns, tools)
+        _check_shown(turns, whole, self._renderer, tools)
         return self._shown(whole, self._turns.taught(turns, whole, tools))
 
     def _shown(self, whole: str, spans: Iterable[Span]) -> Iterator[Part]:
@@ -137,7 +135,7 @@ class Replies:
         self, messages: Sequence[Message], text: str, tools: Sequence[Message], mark: str | None
     ) -> Iterator[Part]:
         """A text behind what asks for it, with the token that ends a turn, or else a sequence, behind it."""
-        prompt = prompt_text({"messages": messages}, self._template, self._tokenizer, tools)
+        prompt = self._renderer.ask(messages, tools)
         place = 0
         for start, stop in self._turns.taught(messages, prompt, tools):
             yield self._asked(prompt, place, start), False
@@ -196,7 +194,7 @@ def _payload(parts: Iterable[Part], max_length: int) -> Payload:
 
 
 def _check_shown(
-    turns: Sequence[Message], whole: str, tokenizer: Tokenizer, tools: Sequence[Message]
+    turns: Sequence[Message], whole: str, renderer: ChatRenderer, tools: Sequence[Message]
 ) -> None:
     """See that the chat template shows tools, their calls and their results, where there are any.
 
@@ -217,12 +215,14 @@ def _check_shown(
         (has_calls, "tool calls", calls, tools),
         (has_results, "results of tools", results, tools),
     ):
-        if is_there and _shows_same(without, tokenizer, offered, whole):
+        if is_there and _shows_same(without, renderer, offered, whole):
             raise UntokenizableText(f"The chat template shows no {what}.")
 
 
-def _shows_same(turns: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[Message], whole: str) -> bool:
+def _shows_same(
+    turns: Sequence[Message], renderer: ChatRenderer, tools: Sequence[Message], whole: str
+) -> bool:
     try:
-        return rendered(turns, tokenizer, tools, add_generation_prompt=False) == whole
+        return renderer.shown(turns, tools) == whole
     except UntokenizableText:  # the template misses what is left out
         return False

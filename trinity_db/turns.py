@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trinity_db.prompts import Tokenizer, UntokenizableText, function_of, plain, prompt_text, rendered
+from trinity_db.prompts import ChatRenderer, UntokenizableText, function_of, plain
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
@@ -24,11 +24,12 @@ class Turns:
             with an answer.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self._renderer = renderer
+        tokenizer = renderer.tokenizer
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special = tuple({token for token in (*tokenizer.all_special_tokens, *added) if token})
-        self.end = self._end() if tokenizer.chat_template else None
+        self.end = self._end() if renderer.has_template else None
 
     def taught(self, messages: Sequence[Message], text: str, tools: Sequence[Message] = ()) -> Iterator[Span]:
         """Where the turns of the assistant lie that are to be learned: those of weight 1.
@@ -88,10 +89,10 @@ class Turns:
         said = packed(plain(messages[-1])["content"])
         if said in packed(text[slice(*span)]):
             return True
-        if not self._tokenizer.chat_template or len(messages) == 1:
+        if not self._renderer.has_template or len(messages) == 1:
             return False
         # What asks for the answer may have written its beginning.
-        before = rendered(messages[:-1], self._tokenizer, tools, add_generation_prompt=False)
+        before = self._renderer.shown(messages[:-1], tools)
         return text.startswith(before) and said in packed(text[len(before) : span[1]])
 
     def is_ended(self, text: str) -> bool:
@@ -101,7 +102,7 @@ class Turns:
     def _end(self) -> str | None:
         turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
         try:
-            whole = rendered(turns, self._tokenizer, add_generation_prompt=False)
+            whole = self._renderer.shown(turns)
         except UntokenizableText:
             return None
         _, found, behind = whole.rpartition("answer")
@@ -124,12 +125,12 @@ class Turns:
             begin = None if head is None else _behind_spaces(text, shared(head, text))
             said = plain(messages[-1])["content"].strip()
             return begin if begin is not None and text.startswith(said, begin) else None
-        shown = asked = prompt_text({"messages": before}, "", self._tokenizer, tools)
+        shown = asked = self._renderer.ask(before, tools)
         common = shared(asked, text)
         if common == len(asked):
             return common
-        if self._tokenizer.chat_template:
-            shown = rendered(before, self._tokenizer, tools, add_generation_prompt=False)
+        if self._renderer.has_template:
+            shown = self._renderer.shown(before, tools)
         if not text.startswith(shown):
             return None
         # They may part within a mark, as "<think>" and "<answer>" do behind "<"; it is of the answer.
@@ -150,9 +151,9 @@ class Turns:
         return shown[:begin] if said and begin >= 0 and shown.startswith(said, begin) else None
 
     def _shown(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
-        if self._tokenizer.chat_template:
-            return rendered(messages, self._tokenizer, tools, add_generation_prompt=False)
-        return prompt_text({"messages": messages}, "", self._tokenizer, tools)
+        if self._renderer.has_template:
+            return self._renderer.shown(messages, tools)
+        return self._renderer.ask(messages, tools)
 
     def _end_of_last(
         self, messages: Sequence[Message], start: int, text: str, tools: Sequence[Message]
@@ -163,8 +164,8 @@ class Turns:
         is_called = bool(messages[-1].get("tool_calls"))
         if self.end and self.end not in said and not is_called and text.startswith(said + self.end, begin):
             return begin + len(said) + len(self.end)
-        if self._tokenizer.chat_template:
-            whole = rendered(messages, self._tokenizer, tools, add_generation_prompt=False).rstrip()
+        if self._renderer.has_template:
+            whole = self._renderer.shown(messages, tools).rstrip()
             if len(whole) > start and text.startswith(whole):
                 # Behind the end of a turn some templates write that of the conversation.
                 found = text.find(self.end, start, len(whole)) if self.end else -1

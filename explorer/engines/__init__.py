@@ -3,6 +3,7 @@
 import os
 
 from trinity_db import functions, signatures
+from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import EndpointConfig, OwnEngineConfig, TransformersConfig, VLLMConfig
 from trinity_db.explorer.engines.engine import Engine
@@ -23,10 +24,13 @@ def check(config: AnyConfig) -> None:
         environment.find(config.python)
 
 
-def create(config: AnyConfig, *, record_routing: bool = False) -> Engine:
+def create(
+    config: AnyConfig, prompts: PromptConfig = DEFAULT_PROMPTS, *, record_routing: bool = False
+) -> Engine:
     """The engine of a configuration, with no weights yet.
 
     Args:
+        prompts: with the chat template, which says by which token a response ends.
         record_routing: whether its responses say which experts were chosen (`explorer.record_routing`).
 
     Raises:
@@ -34,21 +38,23 @@ def create(config: AnyConfig, *, record_routing: bool = False) -> Engine:
             vLLM is not installed.
     """
     if isinstance(config, EndpointConfig):
-        return _endpoint(config, record_routing)
+        return _endpoint(config, prompts, record_routing)
     if isinstance(config, VLLMConfig):
         from trinity_db.explorer.engines.vllm.engine import VLLMEngine
 
-        return VLLMEngine(config, record_routing=record_routing)
+        return VLLMEngine(config, prompts, record_routing=record_routing)
     if isinstance(config, OwnEngineConfig):
         engine, name = _own(config)
         made: Engine = engine(**signatures.options(engine, name, config.options, ()))
         return made
     from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 
-    return TransformersEngine(max_tokens=config.max_tokens, dtype=config.dtype, record_routing=record_routing)
+    return TransformersEngine(
+        max_tokens=config.max_tokens, dtype=config.dtype, prompts=prompts, record_routing=record_routing
+    )
 
 
-def _endpoint(config: EndpointConfig, record_routing: bool) -> Engine:
+def _endpoint(config: EndpointConfig, prompts: PromptConfig, record_routing: bool) -> Engine:
     from trinity_db.explorer.engines.dialects import VLLM, SGLang
     from trinity_db.explorer.engines.endpoint import EndpointEngine
 
@@ -63,6 +69,7 @@ def _endpoint(config: EndpointConfig, record_routing: bool) -> Engine:
     return EndpointEngine(
         config.urls,
         VLLM(config.model, record_routing=record_routing) if config.dialect == "vllm" else SGLang(),
+        prompts=prompts,
         key=key,
         load_weights=config.load_weights,
         load_seconds=config.load_seconds,

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.engines import folder
 from trinity_db.explorer.engines.dialects import (
@@ -113,6 +114,7 @@ class EndpointEngine:
         urls: Sequence[str],
         dialect: Dialect,
         *,
+        prompts: PromptConfig = DEFAULT_PROMPTS,
         key: str | None = None,
         load_weights: bool = True,
         load_seconds: float = 600.0,
@@ -120,6 +122,7 @@ class EndpointEngine:
         patience_seconds: float = 60.0,
     ) -> None:
         self._dialect = dialect
+        self._prompts = prompts
         self._key = key
         self._load_weights = load_weights
         self._load_seconds = load_seconds
@@ -143,7 +146,7 @@ class EndpointEngine:
             )
         target = _Target(path.absolute(), version)
         if self._target is None:
-            found = await asyncio.to_thread(folder.read, path)
+            found = await asyncio.to_thread(folder.read, path, self._prompts)
             self.tokenizer, self.context, self._end_tokens = found.tokenizer, found.context, found.end_tokens
             self._target = target
         self._attach()

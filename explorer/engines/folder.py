@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trinity_db.config import PromptConfig
 from trinity_db.models import context_length, load_tokenizer
 from trinity_db.models.libraries import library
+from trinity_db.prompts import ChatRenderer
 from trinity_db.turns import Turns
 
 
@@ -20,7 +22,7 @@ class Folder:
     """Tokens that end a response."""
 
 
-def read(path: Path) -> Folder:
+def read(path: Path, prompts: PromptConfig) -> Folder:
     """Read all but the weights.
 
     Raises:
@@ -28,20 +30,22 @@ def read(path: Path) -> Folder:
         MissingExtra: transformers is not installed.
     """
     tokenizer, context = load_tokenizer(path), context_length(path)
+    renderer = ChatRenderer(tokenizer, prompts)
     try:
         settings = library("transformers").GenerationConfig.from_pretrained(path, local_files_only=True)
     except OSError:  # the file is optional
-        return Folder(tokenizer, context, end_tokens(tokenizer, None))
-    return Folder(tokenizer, context, end_tokens(tokenizer, settings))
+        return Folder(tokenizer, context, end_tokens(renderer, None))
+    return Folder(tokenizer, context, end_tokens(renderer, settings))
 
 
-def end_tokens(tokenizer: Any, settings: Any) -> frozenset[int]:
+def end_tokens(renderer: ChatRenderer, settings: Any) -> frozenset[int]:
     """The tokenizer's end token, those of the model's generation settings, and that of its chat template.
 
     Base models may have a template whose end of a turn their settings do not name.
     """
     configured = settings.eos_token_id if settings is not None else None
     more = configured if isinstance(configured, list) else [configured]
-    mark = Turns(tokenizer).end
+    tokenizer: Any = renderer.tokenizer
+    mark = Turns(renderer).end
     ends = [] if mark is None else tokenizer.encode(mark, add_special_tokens=False)
     return frozenset(token for token in [tokenizer.eos_token_id, *more, *ends] if token is not None)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines import kv_cache
 from trinity_db.explorer.engines.decoded_rows import Batch, Row, left_padded, sample
@@ -33,7 +34,7 @@ from trinity_db.explorer.engines.trial import decodes_side_by_side
 from trinity_db.models import computing_dtype, context_of, default_device, load_model, load_tokenizer
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.models.lora import AdaptedModel
-from trinity_db.prompts import PromptTooLong
+from trinity_db.prompts import ChatRenderer, PromptTooLong
 
 MAX_TOKENS = 65_536  # of keys and values in memory: 1.6 GB for a model of 0.5 B parameters, in float32
 ADMIT_SHARE = 4  # new rows wait until they are one in so many: each admission copies the cache
@@ -70,11 +71,13 @@ class TransformersEngine:
         max_tokens: int = MAX_TOKENS,
         dtype: str = "auto",
         *,
+        prompts: PromptConfig = DEFAULT_PROMPTS,
         record_routing: bool = False,
     ) -> None:
         self.device = device or default_device()
         self._dtype: torch.dtype = computing_dtype(dtype, self.device)
         self._max_tokens = max_tokens
+        self._prompts = prompts
         self._records_routing = record_routing
         self._recorder: Recorder | None = None
         """Of the model, if its choice of experts is recorded."""
@@ -248,7 +251,7 @@ class TransformersEngine:
         if self._records_routing:
             self._recorder = Recorder(model)
         self._vocabulary = model.get_input_embeddings().num_embeddings
-        self._end_tokens = end_tokens(self.tokenizer, model.generation_config)
+        self._end_tokens = end_tokens(ChatRenderer(self.tokenizer, self._prompts), model.generation_config)
         # Last: a folder that is pruned meanwhile leaves no model without tokenizer.
         self._model = model.to(self.device, self._dtype)
 

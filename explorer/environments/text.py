@@ -7,7 +7,7 @@ import numpy as np
 
 from trinity_db.explorer.environments.instance import Instance
 from trinity_db.explorer.policy import Policy
-from trinity_db.prompts import PromptTooLong, encode, prompt_ids, prompt_text
+from trinity_db.prompts import PromptTooLong, encode, prompt_ids
 
 SEEDS = 2**31  # random generators of some libraries take no larger ones
 
@@ -61,8 +61,11 @@ class _Reader:
 
     def __init__(self, task: Mapping[str, Any], policy: Policy) -> None:
         self._policy = policy
-        self._messages: list[dict[str, Any]] = [dict(message) for message in task.get("messages") or ()]
-        self._is_chat = bool(self._messages or policy.tokenizer.chat_template)
+        self._renderer = policy.renderer
+        messages = task.get("messages") or ()
+        self._is_chat = bool(messages or self._renderer.has_template)
+        begun = self._renderer.with_system_prompt(messages) if self._is_chat else ()
+        self._messages: list[dict[str, Any]] = [dict(message) for message in begun]
         self._token_ids: list[int] = []
 
     async def answer_alone(self, observation: str) -> str:
@@ -86,7 +89,7 @@ class _Reader:
         return spoken
 
     def _prompt(self, observation: str) -> str:
-        return prompt_text({"prompt": observation}, self._policy.template, None)
+        return self._renderer.plain_prompt(observation)
 
 
 def with_user(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:

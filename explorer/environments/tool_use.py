@@ -16,7 +16,7 @@ async def play(environment: Instance, task: Mapping[str, Any], policy: Policy, t
     Returns:
         what the environment says that the attempt earned.
     """
-    messages = await _begun(environment, task)
+    messages = await _begun(environment, task, policy)
     tools = await environment.tools()
     for turn in range(turns):
         try:
@@ -31,13 +31,14 @@ async def play(environment: Instance, task: Mapping[str, Any], policy: Policy, t
     return await environment.reward()
 
 
-async def _begun(environment: Instance, task: Mapping[str, Any]) -> list[dict[str, Any]]:
+async def _begun(environment: Instance, task: Mapping[str, Any], policy: Policy) -> list[dict[str, Any]]:
     """What the policy reads first: what the task says, and what `reset` adds to it."""
     observation = await environment.call("reset", **task)
     if observation is not None and not isinstance(observation, str):
         kind = type(observation).__name__
         raise TypeError(f"{environment.name}: reset returned {kind}, neither a text nor None")
-    messages = [dict(message) for message in task.get("messages") or ()]
-    if not messages and task.get("prompt"):
+    begun = task.get("messages") or ()
+    messages = [dict(message) for message in policy.renderer.with_system_prompt(begun)]
+    if not begun and task.get("prompt"):
         messages = with_user(messages, task["prompt"])
     return with_user(messages, observation) if observation else messages

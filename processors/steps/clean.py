@@ -1,4 +1,7 @@
-"""Steps of `clean`: they drop rows that could only do harm in training.
+"""Steps of `clean`: they drop rows before they are scored.
+
+Only rows that nothing can be learned from are dropped by default. A step that drops by what the response says
+removes it from the policy gradient.
 
 Each returns why the row is dropped, or None.
 """

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity_db.config import ForwardConfig, ModelConfig
+from trinity_db.config import ForwardConfig, ModelConfig, PromptConfig
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError
 from trinity_db.models import check_libraries, context_length, load_tokenizer
 from trinity_db.models.folder_digest import digest
 from trinity_db.processors.step import Answer, Context, Drop, step
-from trinity_db.prompts import UntokenizableText, encode, offered_tools, prompt_ids, prompt_text
+from trinity_db.prompts import ChatRenderer, UntokenizableText, encode, offered_tools, prompt_ids
 from trinity_db.replies import Replies
 from trinity_db.store import policies, runs
 
@@ -23,9 +23,10 @@ class RewardModel:
     """What a reward model says of the whole conversation, response included.
 
     The model is a checkpoint of the class AutoModelForSequenceClassification with one label, as algorithm:
-    reward_model makes it. It reads messages through its own chat template, and a plain prompt as the policy
-    was given it. A response that was not cut off ends as its template ends a turn. Rows that are longer than
-    its context are dropped. `reward_event.detail` has the digest of its folder.
+    reward_model makes it. It reads messages through its own chat template. If it has one, a plain prompt of a
+    task is a user message for it too, unless model.prompt_template is set; else it reads the prompt as the
+    policy was given it. A response that was not cut off ends as its template ends a turn. Rows that are
+    longer than its context are dropped. `reward_event.detail` has the digest of its folder.
 
     Args:
         path: Folder of the checkpoint in Hugging Face format, with its tokenizer. Each processor loads it.
@@ -47,7 +48,11 @@ class RewardModel:
         folder = _folder(context, path, run)
         self._model = reward_model.RewardModel(folder, forward)
         self._tokenizer = load_tokenizer(folder)
-        self._replies = Replies(self._tokenizer)
+        prompts = PromptConfig(
+            prompt_template=context.model.prompt_template, system_prompt=context.model.system_prompt
+        )
+        self._renderer = ChatRenderer(self._tokenizer, prompts)
+        self._replies = Replies(ChatRenderer(self._tokenizer))
         self._context = context_length(folder)
         self.loaded_digest = _digest(folder)
         self._detail = {"reward_model": self.loaded_digest}
@@ -115,9 +120,11 @@ class RewardModel:
     ) -> list[int]:
         """The tokens of a conversation, as the trainer tokenises an imported one."""
         tools = offered_tools(task)
-        asked = {"messages": messages, "tools": tools} if messages else {"prompt": prompt}
+        task_prompt = {"messages": messages, "prompt": task.get("prompt", prompt)}
+        asked_messages = self._renderer.messages(task_prompt)
+        asked = {"messages": asked_messages, "tools": tools} if asked_messages else {"prompt": prompt}
         if finish_reason == "length":  # nothing ends it
-            text = prompt_text(asked, "{prompt}", self._tokenizer, tools)
+            text = self._renderer.ask(asked_messages, tools) if asked_messages else prompt
             return [*prompt_ids(text, self._tokenizer), *encode(response, self._tokenizer)]
         return [token for tokens, _ in self._replies.parts(asked, response) for token in tokens]
 

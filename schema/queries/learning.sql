@@ -55,6 +55,29 @@ WHERE r.kind = 'train'
 GROUP BY r.id, r.name, e.reason
 ORDER BY r.id, rows DESC, e.reason
 
+-- name: learning_cleaned
+-- Of each active run, or of the one with this id, the newest :rows rows of the groups that learning_groups looks at, by
+-- the reason for which a clean step dropped them; NULL for all others. Rows that wait to be cleaned do not count.
+SELECT r.name AS run, e.reason, count(*) AS rows
+FROM trinity.run r
+CROSS JOIN LATERAL (
+    SELECT d.reason
+    FROM (SELECT e.id
+          FROM (SELECT g.id FROM trinity.rollout_group g
+                WHERE g.run_id = r.id AND g.state IN ('ready', 'leased', 'trained', 'dropped')
+                  AND g.id > CASE WHEN %(run_id)s::bigint IS NULL THEN (SELECT max(l.id) FROM trinity.rollout_group l) - %(depth)s
+                                  ELSE 0 END
+                ORDER BY g.id DESC LIMIT %(groups)s) g
+          JOIN trinity.experience e ON e.group_id = g.id
+          ORDER BY e.id DESC LIMIT %(rows)s) n
+    LEFT JOIN LATERAL (SELECT d.reason FROM trinity."drop" d WHERE d.experience_id = n.id AND d.stage = 'clean' LIMIT 1) d
+        ON true
+) e
+WHERE r.kind = 'train'
+  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.state = 'active' AND r.deleting_at IS NULL ELSE r.id = %(run_id)s END
+GROUP BY r.id, r.name, e.reason
+ORDER BY r.id, rows DESC, e.reason
+
 -- name: learning_attempts
 -- Of each active run, or of the one with this id, how many of the newest :attempts attempts of its newest :groups explored
 -- groups failed, with the group and the error of the last one that did; :depth as in learning_groups.

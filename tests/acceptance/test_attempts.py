@@ -11,11 +11,10 @@ GROUP_SIZE, STEPS = 3, 3
 
 # A first response, and a second one to it: what the workflow of a user looks like.
 WORKFLOW = """
-from trinity_db.prompts import prompt_text
 
 
 async def two_turns(task, policy):
-    text, state = prompt_text(task, policy.template, policy.tokenizer), "first"
+    text, state = policy.renderer.task(task), "first"
     for _ in range(2):
         said = await policy.complete(text, max_new_tokens=3)
         policy.step(reward=len(set(said) & set(task["answer"])), state=state)

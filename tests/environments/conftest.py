@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.echo import Scripted
+from trinity_db.config import PromptConfig
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import EnvironmentConfig, ExplorerConfig
 from trinity_db.explorer.workflow import of
@@ -25,5 +26,5 @@ def attempted(environment: dict[str, Any], *says: str, task: dict[str, Any] | No
     """The same of an attempt that may fail."""
     engine = Scripted(*says, is_chat="messages" in (task or {}))
     config = ExplorerConfig(environment=EnvironmentConfig(**environment))
-    attempts = Attempts(of(config), engine, config, "{prompt}", seed=3)
+    attempts = Attempts(of(config), engine, config, PromptConfig(prompt_template="{prompt}"), seed=3)
     return asyncio.run(attempts.make(ClaimedGroup(1, 1, task or {"seed": 5}, [0]), 0))

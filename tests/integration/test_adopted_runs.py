@@ -19,6 +19,7 @@ from trinity_db.copies.exporter import export_run
 from trinity_db.copies.importer import import_run
 from trinity_db.errors import ConfigError, NotFound
 from trinity_db.models import source_tokenizer
+from trinity_db.prompts import ChatRenderer
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Draws, WorkerRole
 from trinity_db.store import (
@@ -63,7 +64,7 @@ def encode(scene: Scene, run: runs.Run) -> None:
     with scene.database.transaction() as tx:
         worker = workers.register(tx, run, WorkerRole.TRAIN)
     tokenizer = source_tokenizer(ModelConfig(scratch=ScratchConfig()))
-    encode_adopted(scene.database, run.id, worker, tokenizer, 1000, "{prompt}", 100, lambda: False)
+    encode_adopted(scene.database, run.id, worker, ChatRenderer(tokenizer), 1000, 100, lambda: False)
 
 
 def test_rows_come_with_tokens_log_probabilities_and_rewards_and_lead_back(scene: Scene) -> None:

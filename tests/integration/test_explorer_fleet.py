@@ -11,7 +11,7 @@ import pytest
 from tests.explorers import publish
 from tests.rows import Scene
 from tests.servers import Server, VLLMServer
-from trinity_db.config import ScratchConfig
+from trinity_db.config import PromptConfig, ScratchConfig
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.dialects import VLLM
 from trinity_db.explorer.engines.endpoint import EndpointEngine
@@ -78,7 +78,7 @@ def test_a_server_that_dies_costs_no_rollout_and_doubles_none(
         engine,
         Pace(max_staleness=0, per_version=GROUPS),
         scene.selection,
-        "{prompt}",
+        PromptConfig(prompt_template="{prompt}"),
     )
     explorer.worker_id = scene.explorer
     try:

@@ -8,11 +8,13 @@ import pytest
 
 from tests.chat_templates import TOOLS, read, tokenizer
 from tests.rows import Scene
+from trinity_db.config import PromptConfig
 from trinity_db.imports.columns import Columns
 from trinity_db.imports.exporter import export_rows
 from trinity_db.imports.importer import import_rows
 from trinity_db.imports.readers import open_rows
 from trinity_db.imports.records import Kind
+from trinity_db.prompts import ChatRenderer
 from trinity_db.store import payloads
 from trinity_db.trainer.rows.encode import encode_adopted
 
@@ -73,7 +75,15 @@ def encoded(scene: Scene, name: str, template: str) -> tuple[Scene, Any]:
     """A run that adopted the data set, with its tokens by a chat template."""
     run = scene.beside(f"run of {name}", data=[name])
     reader = tokenizer(read(template))
-    encode_adopted(run.database, run.run.id, run.trainer, reader, 1000, "Q: {prompt}", 2000, lambda: False)
+    encode_adopted(
+        run.database,
+        run.run.id,
+        run.trainer,
+        ChatRenderer(reader, PromptConfig(prompt_template="Q: {prompt}")),
+        1000,
+        2000,
+        lambda: False,
+    )
     return run, reader
 
 

@@ -15,6 +15,7 @@ from trinity_db.imports.exporter import export_rows
 from trinity_db.imports.importer import import_rows
 from trinity_db.imports.readers import open_rows
 from trinity_db.imports.records import Demonstration, Preference, Task
+from trinity_db.prompts import ChatRenderer
 from trinity_db.store import payloads
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.rows.encode import encode_adopted
@@ -58,7 +59,7 @@ def test_a_conversation_that_the_chat_template_refuses_is_dropped_and_the_others
 ) -> None:
     import_records(scene.database, "set", [conversation("system"), conversation("user")])
     run = scene.beside("imitation", data=["set"])
-    encode_adopted(run.database, run.run.id, run.trainer, NoSystem(), 256, "{prompt}", 64, lambda: False)
+    encode_adopted(run.database, run.run.id, run.trainer, ChatRenderer(NoSystem()), 256, 64, lambda: False)
     assert run.rows(ENCODED, run.run.id) == [("to a system", "dropped", None), ("to a user", "ready", 5)]
     says = "The chat template refuses the conversation: System role not supported"
     assert run.rows(DROPPED, run.run.id) == [("encode", "untokenizable", says)]
@@ -73,7 +74,7 @@ def test_tokenising_stops_between_two_rows_and_goes_on_with_the_rest(scene: Scen
         """How many rows have tokens behind a stop before one row more."""
         asked = iter(range(100))
         encode_adopted(
-            *(run.database, run.run.id, run.trainer, NoSystem(), 256, "{prompt}", 64),
+            *(run.database, run.run.id, run.trainer, ChatRenderer(NoSystem()), 256, 64),
             lambda: next(asked) > num_rows,  # it is asked once before the first row too
         )
         return sum(length is not None for _, _, length in run.rows(ENCODED, run.run.id))
@@ -108,7 +109,7 @@ def test_a_conversation_teaches_each_turn_of_the_assistant_also_after_an_export(
     export_rows(scene.database, "demonstrations", "talk", second, lambda rows: None)
     assert load(second) == (0, 1), "it is the same row"
     run = scene.beside("imitation", data=["talk"])
-    encode_adopted(run.database, run.run.id, run.trainer, Marked(), 256, "{prompt}", 64, lambda: False)
+    encode_adopted(run.database, run.run.id, run.trainer, ChatRenderer(Marked()), 256, 64, lambda: False)
     [(row, *lengths)] = run.rows(LENGTHS, run.run.id)
     payload = payloads.read(run.database, [row])[row]
     assert bytes(payload.token_ids.tolist()) == b"u:one?\na:1\nu:two?\na:2\0"
@@ -123,7 +124,7 @@ def test_a_pair_with_an_empty_side_is_dropped_with_the_reason(scene: Scene) -> N
     pairs = [Preference(Task({"prompt": f"{number}"}), "good", "bad" * number, None, {}) for number in (0, 1)]
     import_records(scene.database, "set", pairs)
     run = scene.beside("comparison", data=["set"])
-    encode_adopted(run.database, run.run.id, run.trainer, WithoutEnd(), 256, "{prompt}", 64, lambda: False)
+    encode_adopted(run.database, run.run.id, run.trainer, ChatRenderer(WithoutEnd()), 256, 64, lambda: False)
     states = run.rows("SELECT state::text FROM trinity.preference WHERE run_id = %s ORDER BY id", run.run.id)
     assert states == [("dropped",), ("ready",)]
     says = "A prompt of 1 tokens and a response of 0 have no token that a model predicts from another one."

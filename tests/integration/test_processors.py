@@ -125,7 +125,7 @@ def test_a_row_is_recorded_with_the_step_that_dropped_or_failed_it(scene: Scene,
     name = f"{tmp_path}/mine.py:number"
     (tmp_path / "mine.py").write_text("def number(response):\n    return float(response)\n")
     explore(scene, "1.0", " ", "one")
-    config = {"score": [name], "max_attempts": 1, "group": {"min_size": 1}}
+    config = {"clean": ["not_empty"], "score": [name], "max_attempts": 1, "group": {"min_size": 1}}
     drain(processors(scene, config))
     assert sorted(scene.rows(PROCESSING), key=lambda row: row[0]) == [
         *[("clean", 1, outcome, step) for outcome, step in (("dropped", "not_empty"), ("passed", None))],
@@ -166,7 +166,7 @@ def test_a_list_that_changes_in_options_or_code_is_a_version_of_its_own(scene: S
     digest = hashlib.sha256(code.encode()).hexdigest()
     [clean, first, *_] = scene.rows(LISTS)
     assert clean[:2] == ("clean", 1)
-    assert [step["name"] for step in clean[2]] == ["not_empty", "finite_logprobs"]
+    assert [step["name"] for step in clean[2]] == ["finite_logprobs"]
     assert first == (
         *("score", 1),
         [{"name": f"{path}:short", "version": 1, "digest": digest, "weight": 2.0, "options": {"limit": 1}}],

@@ -13,7 +13,7 @@ from tests import steps as steps_of
 from tests.recipes import recipe
 from tests.rows import Scene, finish_rows, import_records, preference, rollout
 from trinity_db.arrays import Payload
-from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.config import ModelConfig, PromptConfig, ScratchConfig
 from trinity_db.errors import ConfigError, LeaseLost, NotFound
 from trinity_db.explorer import workflow
 from trinity_db.explorer.config import ExplorerConfig
@@ -188,7 +188,11 @@ class Distillation:
         engine, scene = TransformersEngine("cpu"), self.scene
         role = Explorer(
             *(scene.database, scene.run, config, workflow.single_turn, engine),
-            *(Pace(max_staleness=0, per_version=2), scene.selection, "{prompt}"),
+            *(
+                Pace(max_staleness=0, per_version=2),
+                scene.selection,
+                PromptConfig(prompt_template="{prompt}"),
+            ),
         )
         role.worker_id = scene.explorer
         return role

@@ -20,6 +20,7 @@ from trinity_db.imports.exporter import export_rows
 from trinity_db.imports.importer import import_rows
 from trinity_db.imports.readers import open_rows
 from trinity_db.imports.rejects import Summary
+from trinity_db.prompts import ChatRenderer
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import payloads, runs, workers
 from trinity_db.trainer.rows.encode import encode_adopted
@@ -199,7 +200,7 @@ def imitating(scene: Scene, vocabulary: int, length: int) -> Scene:
     run = scene.beside("imitation", data=["traced"])
     tokenizer: Any = Tokenizer()
     encode_adopted(
-        run.database, run.run.id, run.trainer, tokenizer, vocabulary, "{prompt}", length, lambda: False
+        run.database, run.run.id, run.trainer, ChatRenderer(tokenizer), vocabulary, length, lambda: False
     )
     return run
 

@@ -21,6 +21,7 @@ from trinity_db.database import Database
 from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.models import folder_digest, load_model, load_tokenizer
 from trinity_db.models.adapter_folder import base_folder, is_adapter
+from trinity_db.prompts import ChatRenderer
 from trinity_db.store import batches, policies
 from trinity_db.trainer import lead_follow
 from trinity_db.trainer.checkpoints import checkpoint
@@ -160,7 +161,7 @@ def test_rows_are_not_given_tokens_by_a_trainer_that_was_replaced(bench: Bench) 
     bench.replace(trainer)
     with pytest.raises(LeaseLost):
         encode_adopted(
-            trainer.database, bench.run.id, trainer.worker_id, tokenizer, 9, "{prompt}", 64, lambda: False
+            trainer.database, bench.run.id, trainer.worker_id, ChatRenderer(tokenizer), 9, 64, lambda: False
         )
     assert bench.rows("SELECT DISTINCT prompt_length FROM trinity.experience WHERE run_id = %s") == [(None,)]
 

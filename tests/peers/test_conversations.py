@@ -13,7 +13,7 @@ from trl.data_utils import _tokenize, common_prefix_length, extract_prompt
 
 from tests import chat_templates, columns
 from tests.chat_templates import TOOLS
-from trinity_db.prompts import UntokenizableText, prompt_text
+from trinity_db.prompts import ChatRenderer, UntokenizableText
 from trinity_db.replies import Replies
 from trinity_db.turns import Turns
 
@@ -73,8 +73,10 @@ def by_trl(template: str, messages: list[dict[str, Any]]) -> list[str]:
 def test_the_turns_that_are_learned_are_those_that_trl_marks(name: str, with_tools: bool) -> None:
     template = (TEMPLATES / f"{name}_training.jinja").read_text()
     messages, reader = conversation(with_tools), tokenizer(template)
-    prompt = prompt_text({"messages": messages}, "", reader)
-    found = [prompt[start:stop].strip() for start, stop in Turns(reader).taught(messages, prompt)]
+    prompt = ChatRenderer(reader).ask(messages)
+    found = [
+        prompt[start:stop].strip() for start, stop in Turns(ChatRenderer(reader)).taught(messages, prompt)
+    ]
     # Some of its templates mark what asks for the answer too, which no model has to say.
     marked = [said.removeprefix("<｜Assistant｜>") for said in by_trl(template, messages)]
     assert found == marked
@@ -83,16 +85,16 @@ def test_the_turns_that_are_learned_are_those_that_trl_marks(name: str, with_too
 def test_a_template_that_shows_no_plain_texts_is_refused() -> None:
     reader = tokenizer((TEMPLATES / "smolvlm_training.jinja").read_text())  # it shows lists of parts
     messages = conversation(with_tools=False)
-    prompt = prompt_text({"messages": messages}, "", reader)
+    prompt = ChatRenderer(reader).ask(messages)
     with pytest.raises(UntokenizableText, match="rewrites message 2"):
-        list(Turns(reader).taught(messages, prompt))
+        list(Turns(ChatRenderer(reader)).taught(messages, prompt))
 
 
 def test_where_a_template_opens_a_thought_the_answers_of_before_begin_behind_its_mark() -> None:
     template = (TEMPLATES / "nemotron_3_nano_training.jinja").read_text()
     messages, reader = conversation(with_tools=False), tokenizer(template)
-    prompt = prompt_text({"messages": messages}, "", reader)
-    assert [prompt[start:stop] for start, stop in Turns(reader).taught(messages, prompt)] == [
+    prompt = ChatRenderer(reader).ask(messages)
+    assert [prompt[start:stop] for start, stop in Turns(ChatRenderer(reader)).taught(messages, prompt)] == [
         "</think>It is 1.<|im_end|>",
         "</think>It is 2.<|im_end|>",
     ]
@@ -125,7 +127,9 @@ def test_a_completion_has_the_tokens_of_trl_up_to_the_end_of_its_turn(
     asked = _tokenize(reader, prompt, add_generation_prompt=True, tools=tools)["input_ids"]
     whole = _tokenize(reader, [*prompt, *completion], tools=tools)["input_ids"]
     task = {"messages": prompt, "tools": tools}
-    payload = Replies(reader).payload(task, THREE["content"] if completion == [THREE] else completion, 10_000)
+    payload = Replies(ChatRenderer(reader)).payload(
+        task, THREE["content"] if completion == [THREE] else completion, 10_000
+    )
     found = payload.token_ids.tolist()
     assert found == whole[: len(found)]
     assert payload.action_mask.argmax() == common_prefix_length(asked, whole)
@@ -139,7 +143,7 @@ def test_a_document_has_the_tokens_of_trl(text: str) -> None:
     """Those of its SFTTrainer, which adds the end where it is missing; this tokenizer adds no beginning."""
     reader = chat_templates.tokenizer("")
     expected = _tokenize(reader, text if text.endswith("</s>") else text + "</s>")["input_ids"]
-    payload = Replies(reader).payload({"prompt": ""}, text, 100)
+    payload = Replies(ChatRenderer(reader)).payload({"prompt": ""}, text, 100)
     assert payload.token_ids.tolist() == expected
     assert payload.action_mask.all()
 

@@ -13,7 +13,7 @@ import pytest
 from tests.chat_templates import TOOLS, read, tokenizer
 from trinity_db.explorer.engines.folder import end_tokens
 from trinity_db.imports.records import said
-from trinity_db.prompts import UntokenizableText, prompt_text
+from trinity_db.prompts import ChatRenderer, UntokenizableText
 from trinity_db.replies import Replies
 
 WITH_TOOLS = ("qwen2_5", "qwen3", "llama3_1", "mistral", "gpt_oss")
@@ -73,7 +73,7 @@ def ours(
     """All tokens, and which of them are trained. A lone turn of text is a text, as an import has it."""
     is_text = len(completion) == 1 and not completion[0].get("tool_calls")
     response = said(completion) if is_text else completion
-    payload = Replies(reader).payload({"messages": prompt, "tools": tools}, response, 10_000)
+    payload = Replies(ChatRenderer(reader)).payload({"messages": prompt, "tools": tools}, response, 10_000)
     return payload.token_ids.tolist(), payload.action_mask.tolist()
 
 
@@ -106,7 +106,10 @@ def test_the_tokens_are_those_of_trl_up_to_the_end_of_the_turn(name: str, talk: 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_engine_stops_where_the_template_ends_a_turn(name: str) -> None:
     reader = tokenizer(read(name))
-    assert end_tokens(reader, None) == {reader.eos_token_id, reader.convert_tokens_to_ids(ENDS[name])}
+    assert end_tokens(ChatRenderer(reader), None) == {
+        reader.eos_token_id,
+        reader.convert_tokens_to_ids(ENDS[name]),
+    }
 
 
 def test_arguments_as_json_text_are_those_of_an_object() -> None:
@@ -182,7 +185,7 @@ def test_a_thought_that_the_prompt_opens_is_not_opened_twice() -> None:
     reader = tokenizer(read("deepseek_r1"))
     text = "<think>\nhm</think>It is 3."
     found, _ = ours(reader, [ASK], [{"role": "assistant", "content": text}], None)
-    asked = prompt_text({"messages": [ASK]}, "", reader)
+    asked = ChatRenderer(reader).ask([ASK])
     assert reader.decode(found) == asked + text.removeprefix("<think>\n") + "</s>"
 
 
@@ -255,9 +258,9 @@ def test_turns_beyond_the_longest_row_are_not_looked_at() -> None:
         num_shown += len(messages)
         return apply(messages, **how)
 
-    whole = Replies(reader).payload({"messages": turns[:-1]}, THREE["content"], 10**6)
+    whole = Replies(ChatRenderer(reader)).payload({"messages": turns[:-1]}, THREE["content"], 10**6)
     reader.apply_chat_template = counted
-    cut = Replies(reader).payload({"messages": turns[:-1]}, THREE["content"], 200)
+    cut = Replies(ChatRenderer(reader)).payload({"messages": turns[:-1]}, THREE["content"], 200)
     assert cut.token_ids.tolist() == whole.token_ids[:200].tolist()
     assert cut.action_mask.tolist() == whole.action_mask[:200].tolist()
     assert num_shown < 6 * len(turns), "not every turn is looked for by all messages before it"

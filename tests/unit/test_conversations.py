@@ -8,7 +8,7 @@ import pytest
 from tests.columns import read, reason
 from tests.unit.test_prompts import Letters
 from trinity_db.imports.records import Demonstration, Trajectory
-from trinity_db.prompts import UntokenizableText, prompt_text
+from trinity_db.prompts import ChatRenderer, UntokenizableText
 from trinity_db.replies import Replies
 from trinity_db.turns import Turns
 
@@ -63,7 +63,7 @@ def imported(messages: list[dict[str, Any]]) -> Demonstration:
 
 def learned(record: Demonstration, max_length: int = 100) -> tuple[list[int], list[int]]:
     """All tokens, and the trained ones."""
-    payload = Replies(ChatML()).payload(record.task.payload, record.response, max_length)
+    payload = Replies(ChatRenderer(ChatML())).payload(record.task.payload, record.response, max_length)
     return payload.token_ids.tolist(), payload.token_ids[payload.action_mask].tolist()
 
 
@@ -119,9 +119,9 @@ def test_a_turn_with_a_tool_call_that_the_template_rewrites_is_refused_whole() -
 
     messages = conversation("b", "c", "d", "e", w1=1)
     messages[1]["tool_calls"] = [{"function": {"name": "add", "arguments": {}}}]
-    prompt = prompt_text({"messages": messages[:3]}, "", Calls())
+    prompt = ChatRenderer(Calls()).ask(messages[:3])
     with pytest.raises(UntokenizableText, match="rewrites message 2"):
-        list(Turns(Calls()).taught(messages[:3], prompt))
+        list(Turns(ChatRenderer(Calls())).taught(messages[:3], prompt))
 
 
 def test_what_does_not_fit_is_cut_and_the_turns_before_are_learned() -> None:
@@ -149,7 +149,7 @@ def test_a_conversation_that_teaches_nothing_is_rejected(messages: list[dict[str
 def test_without_a_chat_template_the_lines_of_the_assistant_are_learned() -> None:
     messages = imported(conversation("hi", "ho", "he", "hu")).task.messages or []
     tokenizer = Letters()
-    prompt = prompt_text({"messages": messages}, "{prompt}", tokenizer)
-    [(start, stop)] = Turns(tokenizer).taught(messages, prompt)
+    prompt = ChatRenderer(tokenizer).ask(messages)
+    [(start, stop)] = Turns(ChatRenderer(tokenizer)).taught(messages, prompt)
     assert prompt[:start] == "user: hi\nassistant:"
     assert prompt[start:stop] == " ho"

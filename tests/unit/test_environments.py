@@ -16,6 +16,7 @@ import pytest
 from tests.echo import Digits, Echo, Scripted
 from tests.processes import is_alive
 from tests.waiting import WAIT_SECONDS, until, wait_until
+from trinity_db.config import PromptConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import EnvironmentConfig, ExplorerConfig
@@ -114,7 +115,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def attempts(environment: dict[str, Any], engine: Echo | None = None, **options: Any) -> Attempts:
     config = ExplorerConfig(environment=EnvironmentConfig(**environment), **options)
-    return Attempts(of(config), engine or Plain(7, context=40), config, "{prompt}", seed=3)
+    return Attempts(
+        of(config), engine or Plain(7, context=40), config, PromptConfig(prompt_template="{prompt}"), seed=3
+    )
 
 
 def played(

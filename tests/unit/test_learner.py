@@ -14,7 +14,7 @@ from torch.nn.utils import parameters_to_vector
 from tests import sampled
 from tests.recipes import recipe
 from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from trinity_db.config import PromptConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.engine import Request, sample_all
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
@@ -155,7 +155,7 @@ def test_calls_with_temperatures_of_their_own_have_a_ratio_of_one_too(model: Pat
     asked = Policy(
         engine,
         lambda prompt: [1],
-        template="{prompt}",
+        prompts=PromptConfig(prompt_template="{prompt}"),
         temperature=0.8,
         max_new_tokens=6,
         seed=5,

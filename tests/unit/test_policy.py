@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.echo import Echo
+from trinity_db.config import PromptConfig
 from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.explorer.policy import Policy
 from trinity_db.prompts import PromptTooLong, UntokenizableText, prompt_ids
@@ -29,7 +30,7 @@ def policy(engine: Echo | None = None, temperature: float = 1.0, seed: int = 0, 
     return Policy(
         engine,
         lambda prompt: prompt_ids(prompt, engine.tokenizer),
-        template="{prompt}",
+        prompts=PromptConfig(prompt_template="{prompt}"),
         temperature=temperature,
         max_new_tokens=9,
         seed=seed,

@@ -19,7 +19,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch
 from trinity_db.models.reward_model import RewardModel
 from trinity_db.models.scratch import scratch_tokenizer
-from trinity_db.processors.step import Step
+from trinity_db.processors.step import Context, Step
 from trinity_db.schema.states import Outcome
 
 TEMPLATE = (
@@ -49,10 +49,10 @@ def build(folder: Path, chat: bool = False, pad: bool = True, seed: int = 3, **c
     return folder
 
 
-def prepared(folder: Path, **forward: Any) -> Step:
+def prepared(folder: Path, model: ModelConfig = MODEL, **forward: Any) -> Step:
     [step] = load("score", {"name": "reward_model", "path": str(folder), "forward": forward})
     step.check(MODEL)
-    return step.prepared(None)  # type: ignore[arg-type]
+    return step.prepared(Context(None, model, 1.0))  # type: ignore[arg-type]
 
 
 def row(
@@ -79,11 +79,11 @@ def test_each_row_gets_what_plain_transformers_says_of_it_alone(tmp_path: Path, 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     end = tokenizer.eos_token
     for verdict, one in zip(sorted(said, key=lambda one: one.id), rows, strict=True):
-        if one["messages"]:
-            turns = [*one["messages"], {"role": "assistant", "content": one["response"]}]
-            text = tokenizer.apply_chat_template(turns, tools=one["task"]["tools"], tokenize=False)
-        else:
-            text = one["prompt"] + one["response"] + (end if one["finish_reason"] == "stop" else "")
+        asked = one["messages"] or [{"role": "user", "content": one["prompt"]}]
+        turns = [*asked, {"role": "assistant", "content": one["response"]}]
+        text = tokenizer.apply_chat_template(turns, tools=one["task"].get("tools"), tokenize=False)
+        if one["finish_reason"] == "length":
+            text = text.removesuffix(end)
         with torch.no_grad():
             alone = model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits.item()
         [event] = verdict.events
@@ -92,6 +92,18 @@ def test_each_row_gets_what_plain_transformers_says_of_it_alone(tmp_path: Path, 
         assert len(event.detail["reward_model"]) == 64
     values = [verdict.events[0].value for verdict in said]
     assert max(values) - min(values) > 0.1, "rows differ"
+
+
+def test_a_prompt_in_a_template_of_the_configuration_is_read_as_the_policy_read_it(tmp_path: Path) -> None:
+    folder = build(tmp_path / "model", chat=True)
+    plain = ModelConfig.model_validate({"path": "none", "prompt_template": "Q: {prompt}"})
+    [verdict] = verdicts("score", [prepared(folder, plain)], row("fine", prompt="Q: why?"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    text = "Q: why?fine" + tokenizer.eos_token
+    with torch.no_grad():
+        alone = model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits.item()
+    assert verdict.events[0].value == pytest.approx(alone, abs=1e-5)
 
 
 def test_bfloat16_says_nearly_the_same(tmp_path: Path) -> None:
@@ -123,7 +135,7 @@ def test_a_row_that_it_cannot_take_has_no_reward(tmp_path: Path) -> None:
 def test_the_record_says_by_which_model_it_judges(tmp_path: Path) -> None:
     folder = build(tmp_path / "model")
     [step] = load("score", {"name": "reward_model", "path": str(folder)})
-    context: Any = None
+    context: Any = Context(None, MODEL, 1.0)  # type: ignore[arg-type]
     first = prepared(folder)
     assert first.record()["digest"] == prepared(folder).record()["digest"]
     build(folder, seed=4)

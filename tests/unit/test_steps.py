@@ -72,8 +72,8 @@ def test_the_built_in_list_can_be_replaced_and_extended() -> None:
     def names(*clean: Any) -> list[str]:
         return [one.name for one in ProcessorsConfig.model_validate({"clean": list(clean)}).clean]
 
-    assert [one.name for one in ProcessorsConfig().clean] == ["not_empty", "finite_logprobs"]
-    assert names("defaults", "not_truncated") == ["not_empty", "finite_logprobs", "not_truncated"]
+    assert [one.name for one in ProcessorsConfig().clean] == ["finite_logprobs"]
+    assert names("defaults", "not_truncated") == ["finite_logprobs", "not_truncated"]
     assert names("not_truncated") == ["not_truncated"]
     assert names() == []
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
 from tests.echo import Echo
+from trinity_db.config import PromptConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.explorer.policy import Policy
@@ -117,7 +118,7 @@ def policy(engine: Scripted) -> Policy:
     return Policy(
         engine,
         lambda prompt: prompt_ids(prompt, engine.tokenizer),
-        template="{prompt}",
+        prompts=PromptConfig(prompt_template="{prompt}"),
         temperature=1.0,
         max_new_tokens=9,
         seed=3,

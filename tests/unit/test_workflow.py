@@ -13,6 +13,7 @@ import pytest
 
 from tests.echo import Echo
 from trinity_db.arrays import Payload
+from trinity_db.config import PromptConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.attempts import Attempts
 from trinity_db.explorer.config import ExplorerConfig
@@ -59,7 +60,13 @@ def attempt(
     **options: Any,
 ) -> Rollout:
     """What one attempt of a member comes to."""
-    attempts = Attempts(workflow, engine or Echo(7), ExplorerConfig(**options), "{prompt}", seed=0)
+    attempts = Attempts(
+        workflow,
+        engine or Echo(7),
+        ExplorerConfig(**options),
+        PromptConfig(prompt_template="{prompt}"),
+        seed=0,
+    )
     return asyncio.run(attempts.make(claimed or group(), member))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from trinity_db.arrays import NO_VERSION, Payload
 from trinity_db.database import Database
-from trinity_db.prompts import PromptTooLong, Tokenizer, UntokenizableText
+from trinity_db.prompts import ChatRenderer, PromptTooLong, UntokenizableText
 from trinity_db.replies import EmptyResponse, Replies
 from trinity_db.store import offline, payloads, workers
 
@@ -27,9 +27,8 @@ def encode_adopted(
     database: Database,
     run_id: int,
     worker_id: int,
-    tokenizer: Tokenizer,
+    renderer: ChatRenderer,
     vocabulary: int,
-    template: str,
     max_length: int,
     should_stop: Callable[[], bool],
     keeps_temperature: bool = False,
@@ -47,8 +46,8 @@ def encode_adopted(
     """
     with database.transaction() as tx:
         total = offline.count_unencoded(tx, run_id)
-    replies = Replies(tokenizer, template)
-    done = dropped = after = 0
+    replies = Replies(renderer)
+    done = dropped = plain = after = 0
     while done < total and not should_stop():
         with database.transaction() as tx:
             texts = offline.unencoded(tx, run_id, after, CHUNK_ROWS)
@@ -70,10 +69,25 @@ def encode_adopted(
             offline.write_tokens(tx, encoded)
             offline.drop(tx, run_id, refused)
         num_rows = len(encoded) + len(refused)
+        plain += sum(is_plain(text, renderer) for text in texts[:num_rows])
         after, done, dropped = texts[num_rows - 1].id, done + num_rows, dropped + len(refused)
         logger.info("tokenised %d of %d rows", done, total)
+    if plain:
+        logger.warning(
+            "%d imported rows have a plain prompt and stay plain text, and the model has a chat template, by "
+            "which it reads the plain prompts of tasks; import messages if the model is to answer in a "
+            "conversation, or set model.prompt_template for both",
+            plain,
+        )
     if dropped:
         logger.warning("%d rows do not fit this model and were dropped; see drop_view", dropped)
+
+
+def is_plain(text: offline.Text, renderer: ChatRenderer) -> bool:
+    """Whether a row is trained on as plain text, where a task with its prompt would be a conversation."""
+    task = text.task
+    is_text = text.traced is None and bool(task.get("prompt")) and not task.get("messages")
+    return is_text and bool(renderer.messages(task))
 
 
 def _encode(

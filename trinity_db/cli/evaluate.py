@@ -240,11 +240,10 @@ def _carried_out(database: "Database", run: "Run", config: "RunConfig", ids: Seq
     from trinity_db.store.selection import Selection
 
     lists.check(config.processors, config.model)
-    engine = engines.create(config.explorer.engine)
+    engine = engines.create(config.explorer.engine, config.model)
     selection = Selection({}, config.seed)
-    template = config.model.prompt_template
     explorer = Explorer(
-        *(database, run, config.explorer, of(config.explorer), engine, Pace(0, 1), selection, template),
+        *(database, run, config.explorer, of(config.explorer), engine, Pace(0, 1), selection, config.model),
         only=ids,
     )
     explorer.serve()

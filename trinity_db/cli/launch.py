@@ -226,7 +226,8 @@ def explore(
 
     # Before the run is created: these find what is the user's own and does not fit.
     workflow = of(config.explorer) if place is None or place.offers is None else place.offers
-    engine = engines.create(config.explorer.engine, record_routing=config.explorer.record_routing)
+    record_routing = config.explorer.record_routing
+    engine = engines.create(config.explorer.engine, config.model, record_routing=record_routing)
     tasks.check(config.explorer.tasks)
     _check_spare(config)
     if _has_own_parts(config):
@@ -252,7 +253,7 @@ def explore(
         engine,
         pace,
         tasks.selection(config.explorer.tasks, tasksets, config.seed),
-        config.model.prompt_template,
+        config.model,
         greedy,
         place=place,
     )

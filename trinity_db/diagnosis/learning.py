@@ -20,6 +20,7 @@ EQUAL = 1e-6  # the mean of three rewards of 0.1 is not 0.1; as learning_groups 
 DROPPED_SHARE = (
     0.8  # dynamic sampling drops half by intention; this is five rows sampled for one that is learned from
 )
+CLEANED_SHARE = 0.2  # above it, what the steps drop is missing from the policy gradient
 FAILED_SHARE = 0.5  # an unsteady tool fails now and then; half of all attempts is a program that is wrong
 ERROR = 200  # characters of an error, which begins with its kind
 STEPS = 10  # a single step is noise
@@ -79,6 +80,29 @@ def drops(connection: Connection, run_id: int | None = None) -> list[Finding]:
             shown = {"state": reason} if reason == "expired" else {"reason": reason}
             found.append(warn("learn drops", text, f"trinity-db status {run}", run, shown))
     return found or [ok("learn drops", "most of the newest rows are kept")]
+
+
+def cleaned(connection: Connection, run_id: int | None = None) -> list[Finding]:
+    """Runs whose clean steps drop many rows, with the reason of most; expired rows are not counted."""
+    found = []
+    rows = connection.execute(query("learning_cleaned"), _newest(run_id)).fetchall()
+    for run, grouped in groupby(rows, lambda row: row["run"]):
+        reasons = {row["reason"]: row["rows"] for row in grouped}
+        total = sum(reasons.values())
+        reasons.pop(None, None)
+        dropped = sum(reasons.values())
+        if total >= FEWEST and dropped > CLEANED_SHARE * total:
+            reason, most = next(iter(reasons.items()))
+            text = (
+                f"run '{run}': clean steps dropped {dropped} of its last {total} rows, {most} of them for "
+                f"{reason}; the policy learns nothing from them"
+            )
+            remedy = (
+                "if the policy is to do this less, leave the step out of processors.clean by --change, so "
+                "that a reward says what such a response is worth"
+            )
+            found.append(warn("learn clean", text, remedy, run, {"reason": reason}))
+    return found or [ok("learn clean", "clean steps keep most of the newest rows")]
 
 
 def attempts(connection: Connection, run_id: int | None = None) -> list[Finding]:
@@ -143,4 +167,4 @@ def _newest(run_id: int | None) -> dict[str, int | None]:
     return {"run_id": run_id, "groups": GROUPS, "rows": ROWS, "attempts": ATTEMPTS, "depth": DEPTH}
 
 
-CHECKS = (equal_rewards, missing_rewards, drops, attempts, entropy, log_probabilities, waiting)
+CHECKS = (equal_rewards, missing_rewards, drops, cleaned, attempts, entropy, log_probabilities, waiting)

@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 
+from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.config import VLLMConfig
 from trinity_db.explorer.engines import folder
@@ -77,7 +78,10 @@ class VLLMEngine:
     context: int
     tokenizer: Any
 
-    def __init__(self, config: VLLMConfig, *, record_routing: bool = False) -> None:
+    def __init__(
+        self, config: VLLMConfig, prompts: PromptConfig = DEFAULT_PROMPTS, *, record_routing: bool = False
+    ) -> None:
+        self._prompts = prompts
         self._options = options_of(config, record_routing)
         self._log = home() / "logs" / f"vllm-{getpid()}.log"
         self._dialect = VLLM(MODEL, reload="trinity_load", record_routing=record_routing)
@@ -289,7 +293,7 @@ class VLLMEngine:
         self._server = self._loaded = None
         server = Server(self._options, self._log)
         try:
-            found = await asyncio.to_thread(folder.read, path)
+            found = await asyncio.to_thread(folder.read, path, self._prompts)
             view = server.view()
             self._tensors = await asyncio.to_thread(self._models.show, path, view)
             server.start(view)

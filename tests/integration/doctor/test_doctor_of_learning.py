@@ -74,7 +74,7 @@ def test_runs_whose_rows_are_dropped_are_found_with_the_reason(scene: Scene, fou
         claimed = processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 14)
     drop(scene, [row["id"] for row in claimed], "too_short")
     scene.process()
-    assert found() == {}  # 14 of 20 are less than 0.8
+    assert "learn drops" not in found()  # 14 of 20 are less than 0.8
     scene.explore(8)
     with scene.database.transaction() as tx:
         claimed = processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, 16)
@@ -83,6 +83,34 @@ def test_runs_whose_rows_are_dropped_are_found_with_the_reason(scene: Scene, fou
     alert = found()["learn drops"]
     assert alert["found"].endswith("30 of its last 36 rows will not be trained on, 16 of them for empty")
     assert alert["shown"] == {"reason": "empty"}
+
+
+def test_runs_whose_clean_steps_drop_more_than_a_fifth_are_found(scene: Scene, found: Any) -> None:
+    def drop_of(groups: int, rows: int, reason: str) -> None:
+        scene.explore(groups)
+        with scene.database.transaction() as tx:
+            claimed = processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, rows)
+        drop(scene, [row["id"] for row in claimed], reason)
+        scene.process()
+        scene.settle()
+
+    drop_of(10, 4, "empty")
+    assert found() == {}, "4 of 20 are a fifth"
+    drop_of(2, 2, "truncated")
+    alert = found()["learn clean"]
+    assert "dropped 6 of its last 24 rows, 4 of them for empty" in alert["found"]
+    assert alert["shown"] == {"reason": "empty"}
+
+
+def test_dynamic_sampling_and_expiry_are_no_cleaning(scene: Scene, found: Any) -> None:
+    scene.make_ready(10)
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.experience SET state = 'expired' WHERE id % 2 = 0")
+        tx.execute(
+            """INSERT INTO trinity."drop" (run_id, experience_id, stage, step, reason)
+               SELECT run_id, id, 'group', NULL, 'equal_rewards' FROM trinity.experience WHERE id % 2 = 1"""
+        )
+    assert "learn clean" not in found()
 
 
 def test_rows_that_expired_are_shown_by_their_state(scene: Scene, found: Any) -> None:
