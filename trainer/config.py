@@ -314,14 +314,14 @@ class TrainerConfig(ForwardConfig):
     publish_every: Annotated[int | None, Change.DATED] = Field(None, ge=1)
     """Steps between published policy versions. The last step always publishes. None: every step in an online
     run, every 100 steps in an offline run."""
-    checkpoint_every: Annotated[int | None, Change.PER_PROCESS] = Field(None, ge=1)
-    """Steps between checkpoints, which the trainer goes on from after a crash. Each is saved with a version,
-    in a folder of its own. Steps after the latest checkpoint are made again, and their versions withdrawn. A
-    trainer that stops saves one. None, also for checkpoint_minutes: with every version. May change during a
-    run."""
-    checkpoint_minutes: Annotated[float | None, Change.PER_PROCESS] = Field(None, gt=0)
-    """Minutes after which the next version has a checkpoint, whatever checkpoint_every says. May change
-    during a run."""
+    checkpoint_every: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1)], Change.PER_PROCESS
+    ] = "auto"
+    """When a version gets a checkpoint, from which the trainer resumes after a crash. A crash repeats the
+    steps after the latest checkpoint and withdraws their versions. auto: as often as keeps the time that
+    checkpoints take below 5 % of the wall time, and at most every 10 minutes unless one takes over 30 s. A
+    number: after so many steps, also if the trainer has to wait for the previous checkpoint. The last step
+    and a stop always write one. May change during a run."""
     publish_dtype: Annotated[Literal["float32", "bfloat16"], Change.DATED] = "float32"
     """In which numbers a policy version has its weights. bfloat16: half the size, rounded; the trainer goes
     on with its own weights in float32. Choose what explorers compute in."""

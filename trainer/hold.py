@@ -4,6 +4,7 @@ It knows the newest version and the last committed batch, as the store last told
 transaction that changes the run checks that the store still agrees.
 """
 
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -32,12 +33,15 @@ class Hold:
     ) -> None:
         self.database, self.run, self.worker_id = database, run, worker_id
         self._give_up = give_up
+        self.lock = threading.RLock()
+        """Hold it during a transaction that calls `check`, and until the mark agrees with its commit: the
+        trainer's thread and the thread that writes a version both commit."""
         with database.transaction() as tx:
             self.mark = batches.hold_trainer(tx, run.id, worker_id)
             """The newest version and the last committed batch, as this trainer knows them."""
 
     def check(self, tx: Transaction, *done: batches.Mark) -> None:
-        """Let no worker replace this trainer before the transaction ends.
+        """Let no worker replace this trainer before the transaction ends. Hold `lock` around it.
 
         Args:
             done: what the mark becomes by this transaction. The store may say so already, because an earlier

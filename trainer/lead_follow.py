@@ -5,6 +5,7 @@ wait in `follow` for its next call. If a step is abandoned or its loss is not fi
 same, because the decision to stop is broadcast and the loss is a sum over all ranks.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -127,17 +128,21 @@ class Leader(Learner):
         Raises:
             ConfigError: the optimizer's state has what is not read again.
         """
+        begun = time.monotonic()
         aside = writing.aside_of(folder)
         part = checkpoint.begin_part(folder, aside, self)
         self.ranks.broadcast(("begin_part", folder, aside))
-        return Saving(folder, aside, part, self.ranks)
+        return Saving(folder, aside, part, self.ranks, time.monotonic() - begun)
 
 
 class Saving:
     """A checkpoint that all ranks are writing. The calls of its methods are the first rank's."""
 
-    def __init__(self, folder: Path, aside: Path, part: writing.Writing | None, ranks: Ranks) -> None:
+    def __init__(
+        self, folder: Path, aside: Path, part: writing.Writing | None, ranks: Ranks, copying: float
+    ) -> None:
         self.folder = folder
+        self._copying = copying
         self._aside, self._part, self._ranks = aside, part, ranks
         self._outcomes: list[checkpoint.Outcome] = []
 
@@ -145,6 +150,11 @@ class Saving:
     def has_ended(self) -> bool:
         """Whether the first rank has written its part. The others' parts are as large."""
         return self._part is None or self._part.has_ended
+
+    @property
+    def seconds(self) -> float:
+        """Cost of the checkpoint, once it has ended: the first rank's copy, and the writing of its part."""
+        return self._copying + (self._part.seconds if self._part else 0.0)
 
     def wait(self) -> None:
         """Wait until no rank writes any more."""

@@ -1,11 +1,11 @@
 """Publishes policy versions, and saves checkpoints.
 
-Threads write the files of a version and of a checkpoint while the trainer makes its next steps. When they are
-safe, the trainer records them in the store, and deletes those that are no longer kept.
+Threads write the files of a version and of a checkpoint while the trainer makes its next steps. A version is
+recorded in the store as soon as its files are safe, by the thread that wrote them. The trainer's own thread
+records checkpoints between two steps, since all ranks take part.
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from trinity_db.database import Transaction
 from trinity_db.store import policies
 from trinity_db.trainer.checkpoints import run_files, run_objects
 from trinity_db.trainer.checkpoints import version as versions
+from trinity_db.trainer.checkpoints.cadence import Cadence
 from trinity_db.trainer.checkpoints.folder import Publication
 from trinity_db.trainer.checkpoints.patience import GivenUp
 from trinity_db.trainer.checkpoints.writing import Writing
@@ -90,7 +91,8 @@ class Publisher:
         self._unsaved: _Unsaved | None = None
         self._checkpoint_step = policy.step
         """The step of the latest checkpoint, recorded or not."""
-        self._checkpoint_at = time.monotonic()
+        with hold.database.transaction() as tx:
+            self._cadence = Cadence(policies.seconds_since(tx, hold.run.id, policy.version))
         self._uploading = Uploading(hold, files)
         if policy.resumed is not None:
             self._uploading.add(policy.version, policy.resumed)
@@ -103,7 +105,8 @@ class Publisher:
     @property
     def version_of_weights(self) -> int | None:
         """The version with the weights of now; None after a step that was not published."""
-        return self._hold.mark.version if self._learner.steps_done == self._recorded_step else None
+        with self._hold.lock:
+            return self._hold.mark.version if self._learner.steps_done == self._recorded_step else None
 
     def is_due(self) -> bool:
         """Whether to publish the weights of now."""
@@ -132,27 +135,19 @@ class Publisher:
         self._uploading.finish(self._learner.steps_done)
         run_objects.sweep(self._files)
 
-    def record(self) -> bool:
-        """Wait for the version that is being written, and record it. Return whether there is one.
+    def record(self) -> None:
+        """Wait for the version that is being written, and record it unless its thread has.
 
         Raises:
             LeaseLost: another trainer has taken over the run.
             SetBack: the server has lost steps or versions.
             TrinityError: the files cannot be written.
         """
-        if self._unrecorded is None:
-            return False
-        self._hold.retry(partial(self._record, self._unrecorded), self._learner.steps_done)
-        return True
-
-    def record_if_written(self) -> None:
-        """Record a version as soon as its files are safe, so that explorers get it.
-
-        No error leaves here, since other ranks wait in the middle of a step. It comes again from `record`.
-        """
-        if self._unrecorded is not None and self._unrecorded.writing.has_ended:
-            with suppress(Exception):
-                self._record(self._unrecorded)
+        new = self._unrecorded
+        if new is None:
+            return
+        digest = new.writing.digest()
+        self._hold.retry(partial(self._record, new, digest), self._learner.steps_done)
 
     def record_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written, and record it after its version.
@@ -165,6 +160,7 @@ class Publisher:
         self.record()
         if self._unsaved.hash is None:
             self._unsaved = replace(self._unsaved, hash=self._unsaved.saving.finish())
+            self._cadence.written(self._unsaved.saving.seconds)
         self._hold.retry(partial(self._record_checkpoint, self._unsaved), self._learner.steps_done)
 
     def record_checkpoint_if_written(self) -> None:
@@ -185,14 +181,12 @@ class Publisher:
 
     def _checkpoint_is_due(self) -> bool:
         """Whether to save a checkpoint with the version of now."""
-        config, step = self._setup.trainer, self._learner.steps_done
-        every, minutes = config.checkpoint_every, config.checkpoint_minutes
-        return (
-            (every is None and minutes is None)
-            or step >= self._total_steps
-            or (every is not None and step - self._checkpoint_step >= every)
-            or (minutes is not None and time.monotonic() - self._checkpoint_at >= 60 * minutes)
-        )
+        every, step = self._setup.trainer.checkpoint_every, self._learner.steps_done
+        if step >= self._total_steps:
+            return True
+        if every == "auto":
+            return self._unsaved is None and self._cadence.is_due
+        return step - self._checkpoint_step >= every
 
     def _begin(self) -> int:
         """Begin to write a version, after the one before is recorded. Return its number."""
@@ -202,11 +196,23 @@ class Publisher:
             version = (policies.latest_version(tx, self._hold.run.id) or 0) + 1
             kept = policies.with_checkpoint(tx, self._hold.run.id) if self._files.uploads else []
         folder = self._folder.version_folder(version)
-        upload = partial(self._upload, version, folder, [one.weights for one in kept if one.weights])
-        writing = versions.begin(folder, self._learner, self._tokenizer, upload)
-        self._unrecorded = _Unrecorded(version, step, folder, writing)
+        publish = partial(self._publish, version, folder, [one.weights for one in kept if one.weights])
+        with self._hold.lock:  # the thread waits for it before it records what is named here
+            writing = versions.begin(folder, self._learner, self._tokenizer, publish)
+            self._unrecorded = _Unrecorded(version, step, folder, writing)
         self._begun_step = step
         return version
+
+    def _publish(self, version: int, folder: Path, kept: Sequence[str], digest: str) -> None:
+        """Upload and record a version whose files are safe, in the thread that wrote them.
+
+        An error of the record is left to `record`, which tries again in the trainer's own thread.
+        """
+        self._upload(version, folder, kept, digest)
+        with suppress(Exception), self._hold.lock:
+            if self._unrecorded is not None and self._unrecorded.version == version:
+                self._record(self._unrecorded, digest)
+        self._hold.database.close()  # the connection of this thread
 
     def _upload(self, version: int, folder: Path, kept: Sequence[str], digest: str) -> None:
         """Upload a version whose files are safe, in the thread that wrote them, and delete older objects."""
@@ -222,13 +228,16 @@ class Publisher:
         """Begin to write a checkpoint of a version with the weights of now. None is unrecorded."""
         saving = self._learner.begin_checkpoint(self._folder.checkpoint_folder(version))
         self._unsaved = _Unsaved(version, saving)
-        self._checkpoint_step, self._checkpoint_at = self._learner.steps_done, time.monotonic()
+        self._checkpoint_step = self._learner.steps_done
 
-    def _record(self, new: _Unrecorded) -> None:
-        """Wait for a version's files and record it. Then delete versions that are no longer kept."""
-        hold = self._hold
-        digest = new.writing.digest()
-        uploads = self._files.uploads
+    def _record(self, new: _Unrecorded, digest: str) -> None:
+        """Record a version whose files are safe. Then delete versions that are no longer kept."""
+        with self._hold.lock:
+            if self._unrecorded is new:
+                self._record_unrecorded(new, digest)
+
+    def _record_unrecorded(self, new: _Unrecorded, digest: str) -> None:
+        hold, uploads = self._hold, self._files.uploads
         weights = None if uploads is None else uploads.versions.address(new.version)
         policy = policies.PolicyVersion(new.version, new.step, new.folder, digest, weights=weights)
         if self._broadcasts is not None:
@@ -248,7 +257,7 @@ class Publisher:
     def _record_checkpoint(self, new: _Unsaved) -> None:
         """Record a checkpoint whose files are safe. Then delete checkpoints that are no longer kept."""
         assert new.hash is not None, "all of it is written"
-        with self._hold.database.transaction() as tx:
+        with self._hold.lock, self._hold.database.transaction() as tx:
             self._hold.check(tx)
             saved = policies.Checkpoint(new.saving.folder, new.hash)
             policies.record_checkpoint(tx, self._hold.run.id, new.version, saved)

@@ -113,7 +113,7 @@ class Trainer(Service):
             reference_digest=first_digest,
             temperature=setup.temperature if setup.is_online else 1.0,
         )
-        self._learner = lead_follow.lead(learner, self._ranks, self._between_micro_batches)
+        self._learner = lead_follow.lead(learner, self._ranks, lambda: self.stopping)
         logger.info("computes on %s, %d ranks", self._learner.policy.forward.computing, self._ranks.size)
         if setup.trainer.sharding == "full" and self._ranks.size == 1:
             logger.warning("trainer.sharding: full has no effect with one rank, and neither has offload")
@@ -234,11 +234,13 @@ class Trainer(Service):
             if not self._held_out.evaluate():
                 return True
             self._waiting_since = time.monotonic()
-        draw = self._next_draw()
-        with self.database.transaction() as tx:
-            batch = self._draw(tx, draw)
+        with self._hold.lock:  # so that no version is recorded between the limit and the draw
+            draw, was_writing = self._next_draw(), self._publisher.is_writing
+            with self.database.transaction() as tx:
+                batch = self._draw(tx, draw)
         if batch is None:
-            if self._publisher.record():
+            if was_writing:  # then the limit was stricter
+                self._publisher.record()
                 return True
             with suppress(GivenUp):  # the next start mends it
                 run_objects.upload_broken(self._files)
@@ -266,7 +268,7 @@ class Trainer(Service):
         self.release()
         if not self._held_out.evaluate():
             return False
-        with self.database.transaction() as tx:
+        with self._hold.lock, self.database.transaction() as tx:
             self._hold.check(tx)
             evaluations.begin_due(tx, self.run.id, self._hold.mark.version, is_last=True)
             runs.finish(tx, self.run.id)
@@ -342,17 +344,13 @@ class Trainer(Service):
 
     def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
         max_uses = self._setup.max_uses if self._setup.is_online else math.ceil(self._setup.trainer.epochs)
-        done = batches.Mark(self._hold.mark.version, batch.step, batch.id, batch.created_at)
-        with self.database.transaction() as tx:
-            self._hold.check(tx, done)
-            if batches.commit(tx, batch, self.worker_id, max_uses):
-                record_metrics(tx, self.run.id, self.role, batch.step, metrics)
-        self._hold.mark = done
-
-    def _between_micro_batches(self) -> bool:
-        """Record a version as soon as its files are safe. Return whether to stop."""
-        self._publisher.record_if_written()
-        return self.stopping
+        with self._hold.lock:
+            done = batches.Mark(self._hold.mark.version, batch.step, batch.id, batch.created_at)
+            with self.database.transaction() as tx:
+                self._hold.check(tx, done)
+                if batches.commit(tx, batch, self.worker_id, max_uses):
+                    record_metrics(tx, self.run.id, self.role, batch.step, metrics)
+            self._hold.mark = done
 
     def _log(self, metrics: dict[str, float]) -> None:
         step = self._learner.steps_done

@@ -113,6 +113,6 @@ class Uploading:
         self._begin()
 
     def _record(self, version: int, uploaded: policies.Checkpoint) -> None:
-        with self._hold.database.transaction() as tx:
+        with self._hold.lock, self._hold.database.transaction() as tx:
             self._hold.check(tx)
             policies.record_upload(tx, self._hold.run.id, version, uploaded)

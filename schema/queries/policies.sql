@@ -70,6 +70,12 @@ SELECT DISTINCT o.checkpoint
 FROM trinity.policy_version o
 WHERE o.run_id <> %(run_id)s AND o.checkpoint IS NOT NULL
 
+-- name: seconds_since_version
+-- The seconds since a version was published.
+SELECT extract(epoch FROM clock_timestamp() - p.published_at)::double precision AS seconds
+FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.version = %(version)s
+
 -- name: hold_checkpoint
 -- Locks weights from which another run starts. The first run's own pruning waits until the start is on record.
 SELECT p.version FROM trinity.policy_version p

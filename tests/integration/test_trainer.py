@@ -24,7 +24,7 @@ from trinity_db.models.adapter_folder import base_folder, is_adapter
 from trinity_db.prompts import ChatRenderer
 from trinity_db.store import batches, policies
 from trinity_db.trainer import lead_follow
-from trinity_db.trainer.checkpoints import checkpoint
+from trinity_db.trainer.checkpoints import cadence, checkpoint
 from trinity_db.trainer.checkpoints.folder import OWNER_FILE, Folder, Publication, claim
 from trinity_db.trainer.checkpoints.recovery import Allowed
 from trinity_db.trainer.config import LoraConfig
@@ -708,14 +708,15 @@ def test_versions_after_the_latest_checkpoint_are_withdrawn_and_their_steps_made
 
 
 @pytest.mark.parametrize(
-    ("minutes", "resumable"),
-    [(1e-9, [True, True, True]), (1e9, [True, False, True])],
-    ids=["past", "not yet"],
+    ("seconds", "resumable"),
+    [(0.0, [True, True, True]), (1e9, [True, False, True])],
+    ids=["due", "not due"],
 )
-def test_a_trainer_that_stops_leaves_a_checkpoint(
-    bench: Bench, minutes: float, resumable: list[bool]
+def test_a_stop_writes_a_checkpoint_whether_one_is_due_or_not(
+    bench: Bench, seconds: float, resumable: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = bench.trainer(checkpoint_minutes=minutes)
+    monkeypatch.setattr(cadence, "interval", lambda cost: seconds)
+    trainer = bench.trainer(checkpoint_every="auto")
     trainer.start()
     for _ in range(3):
         assert trainer.work()

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,8 @@ class Writing:
 
     def __init__(self, name: str, write: Callable[[], str]) -> None:
         self._digest = ""
+        self.seconds = 0.0
+        """How long the thread took, once it has ended."""
         self._error: Exception | None = None
         # A daemon: a trainer that ends by an error does not wait, and the next start removes the files.
         self._thread = threading.Thread(target=self._run, args=(write,), name=name, daemon=True)
@@ -55,10 +58,12 @@ class Writing:
         return self._digest
 
     def _run(self, write: Callable[[], str]) -> None:
+        begun = time.monotonic()
         try:
             self._digest = write()
         except Exception as error:  # `digest` raises it in the trainer's own thread
             self._error = error
+        self.seconds = time.monotonic() - begun
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> str:

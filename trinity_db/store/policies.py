@@ -124,6 +124,13 @@ def latest_version(tx: Transaction, run_id: int) -> int | None:
     return version
 
 
+def seconds_since(tx: Transaction, run_id: int, version: int) -> float:
+    """How long ago a version was published, in seconds."""
+    row = tx.execute(query("seconds_since_version"), {"run_id": run_id, "version": version}).fetchone()
+    assert row is not None
+    return float(row["seconds"])
+
+
 def hold_checkpoint(tx: Transaction, run_id: int, checkpoint: Path) -> bool:
     """Whether a version of the run has its weights here; then they stay while this transaction lasts."""
     values = {"run_id": run_id, "checkpoint": str(checkpoint)}
