@@ -314,9 +314,7 @@ class TrainerConfig(ForwardConfig):
     publish_every: Annotated[int | None, Change.DATED] = Field(None, ge=1)
     """Steps between published policy versions. The last step always publishes. None: every step in an online
     run, every 100 steps in an offline run."""
-    checkpoint_every: Annotated[
-        Literal["auto"] | Annotated[int, Field(ge=1)], Change.PER_PROCESS
-    ] = "auto"
+    checkpoint_every: Annotated[Literal["auto"] | Annotated[int, Field(ge=1)], Change.PER_PROCESS] = "auto"
     """When a version gets a checkpoint, from which the trainer resumes after a crash. A crash repeats the
     steps after the latest checkpoint and withdraws their versions. auto: as often as keeps the time that
     checkpoints take below 5 % of the wall time, and at most every 10 minutes unless one takes over 30 s. A

@@ -6,6 +6,7 @@ records checkpoints between two steps, since all ranks take part.
 """
 
 import logging
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from trinity_db.database import Transaction
+from trinity_db.errors import DiskFull
 from trinity_db.store import policies
+from trinity_db.trainer.checkpoints import checkpoint as checkpoints
 from trinity_db.trainer.checkpoints import run_files, run_objects
 from trinity_db.trainer.checkpoints import version as versions
 from trinity_db.trainer.checkpoints.cadence import Cadence
@@ -111,6 +114,29 @@ class Publisher:
     def is_due(self) -> bool:
         """Whether to publish the weights of now."""
         return self._learner.steps_done - self._begun_step >= self._setup.publish_every
+
+    def check_room(self) -> None:
+        """See that the disk has room for what is written next, and for the version and checkpoint of a stop.
+
+        Raises:
+            DiskFull: it does not, and the trainer has saved all steps.
+            TrinityError: the steps cannot be saved.
+        """
+        version, checkpoint = self._learner.policy.version_bytes, checkpoints.num_bytes(self._learner)
+        need = version + checkpoint
+        if self.is_due():
+            need += version + (checkpoint if self._checkpoint_is_due() else 0)
+        if self._unsaved is not None and self._unsaved.hash is None:
+            need += checkpoint
+        free = shutil.disk_usage(self._folder.path).free
+        if free >= need:
+            return
+        self.publish_rest()
+        raise DiskFull(
+            f"{self._folder.path}: {free / 1e6:.0f} MB are free, and the next version and checkpoint need "
+            f"{need / 1e6:.0f} MB. Step {self._learner.steps_done} is saved. Free space there, lower "
+            "trainer.keep_checkpoints, or name another folder with trainer.checkpoints, and start again."
+        )
 
     def publish(self) -> None:
         """Begin to write the weights of now as the next version, and a checkpoint of it if one is due.

@@ -225,6 +225,7 @@ class Trainer(Service):
             return False
         # All come before a step, not after it. So they are tried again if the database was away.
         self._publisher.record_checkpoint_if_written()
+        self._publisher.check_room()
         if self._publisher.is_due():
             self._publisher.publish()
             self._waiting_since = time.monotonic()

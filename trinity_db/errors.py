@@ -4,6 +4,7 @@
     ├── ConfigError           a configuration or a command's arguments are wrong
     │   └── WrongSelect       a role's SELECT fails, or yields what it must not
     ├── ImportFileError       a file to import cannot be read at all
+    ├── DiskFull              the trainer has saved its steps, and the disk has no room for more
     ├── MissingExtra          the command needs an optional part of the installation
     ├── NotFound              a run, row or file that was named does not exist
     ├── SchemaMismatch        the database's schema is not the one this code knows
@@ -12,9 +13,9 @@
     └── LeaseLost             another worker took over
 
 The command line prints the message of a TrinityError and exits with 1. A role that has a supervisor exits
-with `service.GIVES_UP` after a WrongSelect. Anything else is a bug and keeps its traceback. Errors of one
-part stand there, below this tree: PromptTooLong and UntokenizableText in `prompts`, NonFiniteLoss in
-`trainer.step`.
+with `service.GIVES_UP` after a WrongSelect or a DiskFull. Anything else is a bug and keeps its traceback.
+Errors of one part stand there, below this tree: PromptTooLong and UntokenizableText in `prompts`,
+NonFiniteLoss in `trainer.step`.
 """
 
 
@@ -28,6 +29,10 @@ class ConfigError(TrinityError, ValueError):
 
 class WrongSelect(ConfigError):
     """A SELECT of the configuration fails, or yields what it must not. Its role would end again."""
+
+
+class DiskFull(TrinityError):
+    """The disk has no room for further versions and checkpoints. The trainer would stop again."""
 
 
 class ImportFileError(TrinityError):

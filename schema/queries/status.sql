@@ -107,7 +107,8 @@ SELECT (SELECT jsonb_build_object('rollouts', count(*), 'latest', max(m.finished
 -- The state of one run: its groups by state, the staleness of its latest batches, how much was explored for training
 -- and trained lately, the newest evaluation on each taskset, why rows were dropped, and which writes came too late.
 -- `awaited` counts the rows that wait for a required reward; NULL if the run requires none. `unlabelled` counts the rows
--- without the reward that a label needs. Counts are exact and scan rows, rollouts and verdicts: some hundred milliseconds
+-- without the reward that a label needs. `checkpoint` is the version that the trainer would resume from after a crash,
+-- and the number of committed steps that it would repeat. Counts are exact and scan rows, rollouts and verdicts: some hundred milliseconds
 -- for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
@@ -160,6 +161,13 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT DISTINCT ON (o.taskset_id) o.id FROM trinity.evaluation o
               WHERE o.run_id = %(run_id)s ORDER BY o.taskset_id, o.version DESC, o.id DESC) newest
         JOIN trinity.evaluation_view v ON v.id = newest.id) AS evaluations,
+       (SELECT jsonb_build_object('version', p.version, 'step', p.step, 'published_at', p.published_at,
+                                  'steps_since',
+                                  coalesce((SELECT max(b.step) FROM trinity.batch b
+                                            WHERE b.run_id = p.run_id AND b.state = 'committed'), 0) - p.step)
+        FROM trinity.policy_version p
+        WHERE p.run_id = %(run_id)s AND p.withdrawn_at IS NULL AND (p.version = 0 OR p.resume_from IS NOT NULL)
+        ORDER BY p.version DESC LIMIT 1) AS checkpoint,
        (SELECT jsonb_build_object('payloads', sum(a.num_rows), 'bytes', sum(a.num_bytes))
         FROM trinity.archive a WHERE a.run_id = %(run_id)s HAVING count(*) > 0) AS archived
 

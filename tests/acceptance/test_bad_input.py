@@ -94,6 +94,10 @@ CASES = {
         GRPO | {"name": "taken", "seed": 1},
     ),
     "exploring offline": Case("nothing to explore", SFT, (), "explore"),
+    "more disk than there is": Case(
+        "the run needs ",
+        GRPO | {"trainer": {"steps": 2_000_000_000, "keep_checkpoints": 1_000_000_000}},
+    ),
     "unknown workflow": Case(
         "no workflow 'singleturn'; did you mean 'single_turn'?",
         GRPO | {"explorer": {"workflow": "singleturn"}},

@@ -17,7 +17,9 @@ from tests.processes import is_alive
 from tests.waiting import wait_until
 
 STEPS, BATCH_SIZE = 80, 4
-RUN = reversing(STEPS, BATCH_SIZE)
+RUN = reversing(
+    STEPS, BATCH_SIZE, checkpoint_every=3
+)  # so most versions have none, and a crash withdraws them
 COMMITTED = "SELECT count(*) FROM batch WHERE state = 'committed'"
 COMMITTED_REACHED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
 HELD = """
@@ -174,6 +176,21 @@ def test_a_killed_role_is_started_again(store: Store, survivor: Survivor) -> Non
 def test_what_killed_roles_held_is_given_back(store: Store, survivor: Survivor) -> None:
     assert len(survivor.killed) == 3
     assert store.value(HELD, workers=list(survivor.killed.values())) == 0
+
+
+def test_an_explorer_that_has_a_withdrawn_version_goes_on_with_later_ones(
+    store: Store, survivor: Survivor
+) -> None:
+    sampled = """
+        SELECT count(*) FROM policy_version w
+        JOIN experience before ON before.version_max = w.version
+        JOIN rollout b ON b.id = before.rollout_id
+        JOIN rollout a ON a.worker_id = b.worker_id
+        JOIN experience after ON after.rollout_id = a.id AND after.version_min > w.version
+        JOIN policy_version p ON p.version = after.version_min AND p.withdrawn_at IS NULL
+        WHERE w.withdrawn_at IS NOT NULL
+    """
+    assert store.value(sampled) > 0
 
 
 def test_roles_go_on_after_lost_connections(workers_around_cuts: tuple[list[int], list[int]]) -> None:

@@ -87,7 +87,7 @@ def after(store: Store) -> Rehearsed:
 
     backup = store.folder / "backup"
     # The trainer goes back to a checkpoint that the restored store knows, so it must not be deleted by then.
-    content = reversing(STEPS, BATCH_SIZE, keep_checkpoints=STEPS)
+    content = reversing(STEPS, BATCH_SIZE, checkpoint_every=1, keep_checkpoints=STEPS)
     config = store.config("rehearsed", **content)
     store.import_rows("reverse", "tasks", reversals(2))
     do("db", "stop")

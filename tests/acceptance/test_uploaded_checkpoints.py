@@ -42,7 +42,7 @@ def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def moved(store: Store) -> Iterator[Moved]:
-    content = reversing(STEPS, BATCH_SIZE, explored=4)
+    content = reversing(STEPS, BATCH_SIZE, explored=4, checkpoint_every=1)
     with new_object_store() as objects:
         content["trainer"] |= {"weights": objects.address}
         config = store.config(RUN, **content)

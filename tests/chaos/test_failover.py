@@ -21,7 +21,7 @@ from trinity_db.embedded.cluster import Cluster
 from trinity_db.embedded.place import DATABASE, PORT, SUPERUSER
 
 STEPS, BATCH_SIZE = 24, 4
-RUN = reversing(STEPS, BATCH_SIZE, keep_checkpoints=STEPS)
+RUN = reversing(STEPS, BATCH_SIZE, checkpoint_every=1, keep_checkpoints=STEPS)
 VERSION = "SELECT count(*) > %(step)s FROM policy_version"
 REACHED = "SELECT max(step) >= %(step)s FROM batch WHERE state = 'committed'"
 

@@ -93,7 +93,6 @@ OTHERS: dict[str, Any] = {
     "ray": {"place_seconds": 5},
     "trainer.checkpoints": "elsewhere",
     "trainer.checkpoint_every": 7,
-    "trainer.checkpoint_minutes": 2.5,
     "trainer.keep_best": "-eval/loss",
     "trainer.keep_checkpoints": 9,
     "trainer.keep_every": 100,

@@ -56,6 +56,13 @@ class _Content:
         yield memoryview(self._content)
 
 
+def num_bytes(learner: Learner) -> int:
+    """The size of a checkpoint, of all parts. Before the first step it lacks the optimizer's state."""
+    tensors = learner.policy.trained()
+    _outside({"optimizer": learner.optimizer.state_dict()}, tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def begin_part(folder: Path, aside: Path, learner: Learner) -> writing.Writing | None:
     """Copy this rank's part of the learner's state, and have a thread write it. The learner may go on.
 

@@ -215,6 +215,13 @@ class Policy:
         """Whether a version is an adapter, whose tokenizer lies with its base."""
         return self._base is not None
 
+    @property
+    def version_bytes(self) -> int:
+        """The size of a version's weights."""
+        if self.publishes_adapter:
+            return sum(4 * weight.numel() for weight in self.weights.values())
+        return sum(self._published.itemsize * weight.numel() for weight in self.model.parameters())
+
     def save(self, folder: Path) -> dict[Path, WeightsFile]:
         """Write the model that `transformers` loads, with its adapter beside it, or the adapter alone.
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from trinity_db import __version__, cores
-from trinity_db.errors import TrinityError, WrongSelect
+from trinity_db.errors import DiskFull, TrinityError, WrongSelect
 
 from . import (
     batches,
@@ -92,7 +92,7 @@ def main() -> None:
             sys.stdout.flush()
     except TrinityError as error:
         line = f"error: {' '.join(str(error).split())}"
-        if isinstance(error, WrongSelect):
+        if isinstance(error, WrongSelect | DiskFull):
             _give_up(line)
         sys.exit(line)
     except BrokenPipeError:

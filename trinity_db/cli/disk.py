@@ -64,7 +64,7 @@ def _checkpoint_bytes(tx: "Transaction", run: "Run") -> int:
     parents = [path.parent for policy in policies.with_checkpoint(tx, run.id) for path in policy.folders]
     places = {*parents, *folder.places(home() / "checkpoints" / run.name, identity)}
     return sum(
-        _bytes_in(place)
+        bytes_in(place)
         for place in places
         if place.is_absolute() and folder.is_owned_by(place, json.dumps(identity)) and not place.is_symlink()
     )
@@ -78,11 +78,11 @@ def _archive_bytes(tx: "Transaction", run: "Run") -> int | None:
     store = instances.known(tx)
     tables = payloads.archives(tx, run.id, store) if store else []
     folders = [archive.folder(table) for table, is_own in tables if is_own]
-    found = [_bytes_in(place) for place in folders if place is not None]
+    found = [bytes_in(place) for place in folders if place is not None]
     return sum(found) if len(found) == len(folders) else None
 
 
-def _bytes_in(folder: Path) -> int:
+def bytes_in(folder: Path) -> int:
     """Bytes of the files below a folder, without those that are deleted meanwhile. Follows no links."""
     found = 0
     for parent, _, names in os.walk(folder):

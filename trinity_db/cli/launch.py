@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trinity_db import settings
-from trinity_db.cli import changing
+from trinity_db.cli import changing, disk
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction, retry
+from trinity_db.diagnosis.finding import size
 from trinity_db.endings import endings
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import TransformersConfig
@@ -28,6 +30,7 @@ from trinity_db.trainer.recipes import PolicyGradientConfig
 
 if TYPE_CHECKING:
     from trinity_db.explorer.recording.listener import Place
+    from trinity_db.trainer.checkpoints.disk_need import Shapes
     from trinity_db.trainer.checkpoints.recovery import Allowed
     from trinity_db.trainer.setup import TrainerSetup
 
@@ -148,6 +151,54 @@ def check_fits(config: RunConfig) -> None:
     lists.check(config.processors, config.model)
     if _may_not_fit(config):
         _trainer_setup(config)
+
+
+def check_disk(config: RunConfig) -> None:
+    """Say how much disk the versions and checkpoints of a run need. Files that the run has count as free.
+
+    Nothing is said if the starting model has no safetensors files on this machine yet.
+
+    Raises:
+        ConfigError: it is more than the disk has.
+        NotFound: there is no run that `model.run` names.
+    """
+    from trinity_db.trainer.checkpoints import disk_need
+
+    trainer, folder = config.trainer.model_copy(update={"publish": config.publishes}), config.checkpoints
+    shapes = _starting_shapes(config)
+    if not shapes:
+        return
+    publish_every = trainer.publish_every or (1 if config.is_online else 100)
+    need = disk_need.estimate(shapes, trainer, publish_every, config.model.path is None)
+    free = shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
+    of_each = (
+        f"up to {need.num_versions} versions of {size(need.version)} and "
+        f"{need.num_checkpoints} checkpoints of {size(need.checkpoint)}"
+    )
+    if need.total > free + disk.bytes_in(folder):
+        raise ConfigError(
+            f"{folder}: the run needs {size(need.total)} ({of_each}), and {size(free)} are free. Free space "
+            "there, lower trainer.keep_checkpoints, or name another folder with trainer.checkpoints."
+        )
+    logger.info("needs up to %s in %s: %s; %s are free", size(need.total), folder, of_each, size(free))
+
+
+def _starting_shapes(config: RunConfig) -> "Shapes":
+    """The shapes of the starting model's tensors. Empty if they are not known on this machine."""
+    from trinity_db.models.adapter_folder import whole_model
+    from trinity_db.store import policies
+    from trinity_db.trainer.checkpoints import disk_need
+
+    model = config.model
+    if model.scratch is not None:
+        return {"all": (model.scratch.num_parameters,)}
+    path = model.path
+    if model.run is not None:
+        with closing(open_database(LEASE_SECONDS)) as database, database.transaction() as tx:
+            versions = policies.with_checkpoint(tx, runs.find(tx, model.run).id)
+        path = next((version.checkpoint for version in versions if version.is_start), None)
+    folder = None if path is None else path.expanduser()
+    return disk_need.shapes_of(whole_model(folder)) if folder is not None and folder.is_dir() else {}
 
 
 def _is_decoded(config: RunConfig) -> bool:

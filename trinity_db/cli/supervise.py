@@ -101,6 +101,8 @@ def run(
     """
     sinks = sinks_of(config.metrics)  # before the run is created: it says which extra is missing
     with in_cluster.joined(address):
+        if address is None:
+            launch.check_disk(config)
         database, run_row = launch.check(config, change)
         asked_before = launch.decide(database, lambda tx: stopping.asked_at(tx, run_row.id))
         if not config.is_online and config.processors.pair and not launch.process(config, drain=True):

@@ -102,6 +102,7 @@ def words(run: Mapping[str, Any]) -> dict[str, str | None]:
         "groups": _counts(run["groups"]),
         "preferences": _counts(run["preferences"]),
         "policy": _policy(run),
+        "checkpoint": _checkpoint(run["checkpoint"]),
         "staleness": _staleness(run["staleness"]),
         "sampling": _sampling(run["sampling"]),
         "rates": _rates(run["rates"]),
@@ -135,6 +136,19 @@ def _policy(run: Mapping[str, Any]) -> str | None:
         return None
     published = moment(run["published_at"])
     return f"version {run['policy_version']}, step {run['step']}, published {published}"
+
+
+def _checkpoint(latest: Mapping[str, Any] | None) -> str | None:
+    """How many steps a crash of the trainer would repeat, and where it would resume."""
+    if latest is None:
+        return None
+    steps = f"{latest['steps_since']} step{'' if latest['steps_since'] == 1 else 's'}"
+    if latest["version"] == 0:
+        return f"none yet; a crash repeats {steps}" if latest["steps_since"] else "none yet"
+    written = moment(datetime.fromisoformat(latest["published_at"]))
+    return (
+        f"{steps} since the last checkpoint (version {latest['version']}, step {latest['step']}, {written})"
+    )
 
 
 def _staleness(recent: Mapping[str, Any]) -> str | None:

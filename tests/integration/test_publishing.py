@@ -1,0 +1,129 @@
+"""When a trainer records versions and checkpoints, and what it does before the disk is full."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import disk
+from tests.bench import Bench
+from tests.rows import Scene
+from tests.waiting import wait_until
+from trinity_db import durable
+from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.errors import DiskFull
+from trinity_db.inspection import status
+from trinity_db.trainer.checkpoints import cadence, checkpoint
+from trinity_db.trainer.learner.gathered_columns import Batch
+from trinity_db.trainer.learner.learner import Learner
+from trinity_db.trainer.service import Trainer
+
+WIDER = ModelConfig(scratch=ScratchConfig(hidden_size=48, layers=1, heads=1, context=64))
+LINE = """
+SELECT version, step, resume_hash IS NOT NULL, withdrawn_at IS NOT NULL FROM trinity.policy_version
+WHERE run_id = %s AND version > 0 ORDER BY version
+"""
+COMMITTED = "SELECT step FROM trinity.batch WHERE run_id = %s AND state = 'committed' ORDER BY step"
+
+
+@pytest.fixture
+def bench(scene: Scene, tmp_path: Path) -> Bench:
+    return Bench(scene, tmp_path / "checkpoints")
+
+
+def test_a_version_is_recorded_during_a_step_of_one_micro_batch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are safe only after the next step has begun, and that step ends only after the record."""
+    computes, flush, learn = threading.Event(), durable.flush_all, Learner.step
+
+    def slow(folder: Path) -> None:
+        if threading.current_thread().name == "publish":
+            assert computes.wait(60)
+        flush(folder)
+
+    def step(learner: Learner, batch: Batch) -> dict[str, float]:
+        if learner.steps_done:
+            computes.set()
+            wait_until(
+                lambda: [row[0] for row in bench.rows(LINE)] == [1], "version 1 is recorded", seconds=30
+            )
+        return learn(learner, batch)
+
+    monkeypatch.setattr(durable, "flush_all", slow)
+    monkeypatch.setattr(Learner, "step", step)
+    trainer = bench.trainer(micro_batch_size=2, publish_every=1)
+    trainer.start()
+    assert trainer.work()
+    assert trainer.work()
+    assert bench.rows(COMMITTED) == [(1,), (2,)]
+
+
+def test_a_checkpoint_waits_until_the_one_before_is_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer computes further steps meanwhile, and publishes their versions."""
+    monkeypatch.setattr(cadence, "interval", lambda cost: 0.0)
+    may_write, write = threading.Event(), checkpoint._write
+
+    def slow(*arguments: Any) -> str:
+        assert may_write.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(checkpoint, "_write", slow)
+    trainer = bench.trainer(publish_every=1, checkpoint_every="auto")
+    trainer.start()
+    for _ in range(4):
+        assert trainer.work()
+    assert bench.rows(LINE)[:3] == [(1, 1, False, False), (2, 2, False, False), (3, 3, False, False)]
+    may_write.set()
+    trainer.release()
+    saved = [row[0] for row in bench.rows(LINE) if row[2]]
+    assert saved == [1, 4]
+
+
+def test_status_counts_the_steps_since_the_last_checkpoint(bench: Bench) -> None:
+    trainer = bench.trainer(publish_every=1, checkpoint_every=3)
+    trainer.start()
+    assert checkpoint_of(trainer) == "none yet"
+    assert trainer.work()
+    assert checkpoint_of(trainer) == "none yet; a crash repeats 1 step"
+    for _ in range(4):
+        assert trainer.work()
+    trainer._publisher.record_checkpoint()
+    said = checkpoint_of(trainer)
+    assert said is not None
+    assert said.startswith("2 steps since the last checkpoint (version 3, step 3, ")
+    bench.trainer(publish_every=1, checkpoint_every=3).start()  # as after a crash
+    said = checkpoint_of(trainer)
+    assert said is not None
+    assert said.startswith("0 steps since the last checkpoint (version 3, step 3, ")
+
+
+def checkpoint_of(trainer: Trainer) -> str | None:
+    return status.words(status.detail(trainer.database, trainer.run.name))["checkpoint"]
+
+
+def test_a_trainer_stops_with_a_checkpoint_before_the_disk_is_full(bench: Bench, tmp_path: Path) -> None:
+    with disk.small_disk(tmp_path / "disk") as small:
+        bench.checkpoints = small / "checkpoints"
+        trainer = bench.trainer(model=WIDER, publish_every=1, checkpoint_every=100)
+        trainer.start()
+        assert trainer.work()
+        assert trainer.work()
+        trainer._publisher.record()
+        version = trainer._learner.policy.version_bytes
+        saved = checkpoint.num_bytes(trainer._learner)
+        ballast = disk.fill(small)
+        with ballast.open("r+b") as file:  # room for a version and a checkpoint, and for no second version
+            file.truncate(ballast.stat().st_size - version - saved - version // 2)
+        with pytest.raises(DiskFull, match=r"MB are free, .*Step 2 is saved\. Free space there, lower"):
+            trainer.work()
+        assert bench.rows(LINE)[-1] == (2, 2, True, False)
+        ballast.unlink()
+        resumed = bench.trainer(model=WIDER, publish_every=1)
+        resumed.start()
+        assert bench.rows(COMMITTED) == [(1,), (2,)]
+        assert resumed.work()
+        resumed.release()
