@@ -197,8 +197,8 @@ class Publisher:
 
     def abandon(self) -> None:
         """Wait for files that are not recorded. The next start removes them."""
-        if self._unrecorded is not None:
-            self._unrecorded.writing.wait()
+        if (unrecorded := self._unrecorded) is not None:
+            unrecorded.writing.wait()
             self._unrecorded = None
         if self._unsaved is not None:
             self._unsaved.saving.wait()

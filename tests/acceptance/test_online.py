@@ -87,6 +87,7 @@ def finished(request: pytest.FixtureRequest) -> Finished:
 
 def test_a_supervised_run_ends_well(asynchronous: Ended) -> None:
     assert asynchronous.code == 0, asynchronous.stderr
+    assert "needs up to " in asynchronous.stderr, "how much disk versions and checkpoints need"
     assert asynchronous.error_lines == []
 
 
