@@ -268,6 +268,33 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
       AND (e.state IN ('ready', 'leased', 'trained', 'expired')) IS TRUE
 $$;
 
+-- What a prompt asks, for lists that people read: the last message of the user. Of a prompt without messages it is the
+-- text after the last mark of a user's turn in common chat templates, without further marks; a prompt without such marks
+-- is shown whole. Marks are looked for in the last 20,000 characters.
+CREATE FUNCTION trinity.question(prompt text, messages jsonb)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT coalesce(
+        (SELECT CASE jsonb_typeof(m.message -> 'content')
+                    WHEN 'array' THEN (SELECT string_agg(c.part ->> 'text', ' ' ORDER BY c.place)
+                                       FROM jsonb_array_elements(m.message -> 'content') WITH ORDINALITY AS c (part, place))
+                    ELSE m.message ->> 'content' END
+         FROM jsonb_array_elements(CASE WHEN jsonb_typeof(messages) = 'array' THEN messages END)
+              WITH ORDINALITY AS m (message, place)
+         WHERE m.message ->> 'role' = 'user'
+         ORDER BY m.place DESC LIMIT 1),
+        CASE WHEN right(prompt, 20000) ~ '<\|im_start\|>user|<\|start_header_id\|>user|<start_of_turn>user|<\|user\|>|\[INST\]'
+             THEN regexp_replace(
+                      regexp_replace(
+                          regexp_replace(
+                              right(prompt, 20000),
+                              '^.*(<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>|<start_of_turn>user|<\|user\|>|\[INST\])',
+                              ''),
+                          '(<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|)(assistant|model).*$', ''),
+                      '<\|[^|>]*\|>|<(start|end)_of_turn>|\[/INST\]|</s>', ' ', 'g')
+             ELSE prompt END)
+$$;
+
 -- Every experience with its text, its reward, how stale it is now and how often it was used. staleness_now grows with
 -- each published version; batch_item.staleness says how stale a row was when a step drew it. Rows that were not judged
 -- have no reward and sort before the best: order by reward desc nulls last.
@@ -953,6 +980,54 @@ COMMENT ON COLUMN trinity.setting_view.after IS 'Its value from then on';
 COMMENT ON COLUMN trinity.setting_view.changed_at IS 'Time of the change';
 COMMENT ON COLUMN trinity.setting_view.changed_by IS 'Login that made it';
 COMMENT ON COLUMN trinity.setting_view.host IS 'Machine on which it was made';
+
+-- Runs and data sets with a status that follows from their workers. run.state only tells whether the configured work is
+-- done: a killed supervisor writes nothing, so a stopped run stays `active` there. A worker is alive if its last
+-- heartbeat is within its lease of 30 s. Without a living worker, the workers count that were alive together last: those
+-- whose last heartbeat is at most a lease older than the newest one. If one of them did not sign off, or another process
+-- took it for gone after its lease, the run crashed. In the first 30 s after a crash the run is still shown as active.
+CREATE VIEW trinity.run_view AS
+SELECT r.id,
+       r.name AS run,
+       r.kind,
+       r.state,
+       CASE WHEN r.deleting_at IS NOT NULL THEN 'being deleted'
+            WHEN r.kind = 'data' THEN 'data set'
+            WHEN w.are_to_stop THEN 'stopping'
+            WHEN r.state = 'finished' THEN 'finished'
+            WHEN w.run_id IS NULL THEN 'new'
+            WHEN w.alive > 0 THEN 'active'
+            WHEN w.is_crashed THEN 'crashed'
+            ELSE 'stopped' END AS status,
+       coalesce(w.alive, 0) AS alive,
+       w.seen_at,
+       r.created_at,
+       r.finished_at
+FROM trinity.run r
+LEFT JOIN (
+    SELECT a.run_id,
+           max(a.newest) AS seen_at,
+           count(*) FILTER (WHERE a.is_alive) AS alive,
+           bool_or(a.is_alive AND a.started_at <= a.stop_asked_at) AS are_to_stop,
+           bool_or(a.heartbeat_at >= a.newest - interval '30 s'
+                   AND coalesce(a.stopped_at > a.heartbeat_at + interval '30 s', true)) AS is_crashed
+    FROM (SELECT w.run_id, w.started_at, w.heartbeat_at, w.stopped_at, o.stop_asked_at,
+                 w.stopped_at IS NULL AND trinity.is_alive(w.heartbeat_at, 30) AS is_alive,
+                 max(w.heartbeat_at) OVER (PARTITION BY w.run_id) AS newest
+          FROM trinity.worker w
+          JOIN trinity.run o ON o.id = w.run_id) a
+    GROUP BY a.run_id
+) w ON w.run_id = r.id;
+COMMENT ON COLUMN trinity.run_view.id IS 'Number of the run';
+COMMENT ON COLUMN trinity.run_view.run IS 'Name of the run or data set';
+COMMENT ON COLUMN trinity.run_view.kind IS 'train for a training effort, data for an imported data set';
+COMMENT ON COLUMN trinity.run_view.state IS 'active or finished, as in run: whether the configured work is done';
+COMMENT ON COLUMN trinity.run_view.status IS
+    'active (a worker is alive), stopping (living workers were asked to stop), stopped (all workers signed off), crashed (a worker ended without signing off), new (no worker started yet), finished, being deleted, or data set';
+COMMENT ON COLUMN trinity.run_view.alive IS 'Workers that gave a sign of life within 30 s and did not sign off';
+COMMENT ON COLUMN trinity.run_view.seen_at IS 'Last sign of life of any of its workers; NULL before the first';
+COMMENT ON COLUMN trinity.run_view.created_at IS 'Time at which it was made';
+COMMENT ON COLUMN trinity.run_view.finished_at IS 'Time at which the configured work was done; NULL before';
 
 -- Workers and what they hold now: every worker that has not stopped, or still holds something. A worker is alive if its
 -- last heartbeat is within its lease of 30 s. Rows are experiences and preferences.

@@ -88,7 +88,7 @@ class Database:
                 the block did is undone, or its commit is unclear.
             TrinityError: the server takes no writes, as when its disk is full; with what to do.
         """
-        with self.transaction_on(self._connection()) as connection:
+        with self.transaction_on(self.connection()) as connection:
             if read_only:
                 connection.execute("SET TRANSACTION READ ONLY")
             if self._statement_seconds is not None:
@@ -124,7 +124,12 @@ class Database:
             connection.close()
             self._local.connection = None
 
-    def _connection(self) -> Transaction:
+    def connection(self) -> Transaction:
+        """This thread's connection, a new one if there is none that works.
+
+        Raises:
+            DatabaseUnavailable: no database answers.
+        """
         connection: Transaction | None = getattr(self._local, "connection", None)
         if connection is None or connection.closed or connection.broken:
             self.close()

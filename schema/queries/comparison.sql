@@ -1,9 +1,10 @@
 -- name: comparison_runs
 -- The runs with these names: since when they are, how far they are, and their settings.
-SELECT r.id, r.name, r.kind, r.config, CASE WHEN r.deleting_at IS NULL THEN r.state::text ELSE 'being deleted' END AS state,
+SELECT r.id, r.name, r.kind, r.config, v.status AS state,
        r.created_at, extract(epoch FROM coalesce(r.finished_at, now()) - r.created_at)::float8 AS seconds,
        p.version, b.step
 FROM trinity.run r
+JOIN trinity.run_view v ON v.id = r.id
 LEFT JOIN LATERAL (SELECT p.version FROM trinity.policy_version p
                    WHERE p.run_id = r.id AND p.withdrawn_at IS NULL ORDER BY p.version DESC LIMIT 1) p ON true
 LEFT JOIN LATERAL (SELECT b.step FROM trinity.batch b

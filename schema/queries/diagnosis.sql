@@ -168,12 +168,13 @@ WHERE (w.stopped_at IS NOT NULL OR NOT trinity.is_alive(w.heartbeat_at, %(lease_
 ORDER BY w.id
 
 -- name: doctor_runs
--- Active runs, whether they explore, and which roles have a living worker.
-SELECT r.name AS run, r.config ->> 'taskset' IS NOT NULL AS is_online,
+-- Runs whose work is not done, their status as in run_view, whether they explore, and which roles have a living worker.
+SELECT r.name AS run, v.status, r.config ->> 'taskset' IS NOT NULL AS is_online,
        ARRAY(SELECT DISTINCT w.role::text FROM trinity.worker w
              WHERE w.run_id = r.id AND w.stopped_at IS NULL
                AND trinity.is_alive(w.heartbeat_at, %(lease_seconds)s)) AS alive
 FROM trinity.run r
+JOIN trinity.run_view v ON v.id = r.id
 WHERE r.kind = 'train' AND r.state = 'active'
 ORDER BY r.id
 

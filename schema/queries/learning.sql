@@ -1,25 +1,30 @@
 -- name: learning_runs
--- The active runs, or the one with this id if it is active.
+-- The runs with a living worker, or the one with this id unless its work is done.
 SELECT r.id, r.name AS run
 FROM trinity.run r
-WHERE r.kind = 'train' AND r.state = 'active' AND r.deleting_at IS NULL
-  AND (%(run_id)s::bigint IS NULL OR r.id = %(run_id)s)
+WHERE r.kind = 'train'
+  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.id IN (SELECT v.id FROM trinity.run_view v WHERE v.status = 'active')
+           ELSE r.id = %(run_id)s AND r.state = 'active' END
 ORDER BY r.id
 
 -- name: learning_groups
--- Of each active run, or of the one with this id, its newest :groups judged rollout groups, of active runs among the
+-- Of each run with a living worker, or of the one with this id, its newest :groups judged rollout groups, of active runs among the
 -- newest :depth of the store, so that runs that rest cost little: how many have two rewards or
--- more and all of them equal, how many were not dropped, how many of these have no reward, and which mean reward most of
--- the equal ones have. `is_scored` says whether the run has steps that give rewards.
+-- more and all of them equal, in how many of these every attempt solved its task (processors.group.solved_reward), how
+-- many were not dropped, how many of these have no reward, and which mean reward most of
+-- the equal ones that are not solved have. `is_scored` says whether the run has steps that give rewards.
 SELECT r.name AS run, coalesce(jsonb_array_length(nullif(r.config #> '{processors,score}', 'null')), 0) > 0 AS is_scored,
        g.*
 FROM trinity.run r
 CROSS JOIN LATERAL (
-    SELECT count(*) AS groups, count(*) FILTER (WHERE n.is_equal) AS equal, count(*) FILTER (WHERE n.is_kept) AS kept,
+    SELECT count(*) AS groups, count(*) FILTER (WHERE n.is_equal) AS equal,
+           count(*) FILTER (WHERE n.is_equal AND n.is_solved) AS solved, count(*) FILTER (WHERE n.is_kept) AS kept,
            count(*) FILTER (WHERE n.is_kept AND coalesce(n.reward_count, 0) = 0) AS unrewarded,
-           mode() WITHIN GROUP (ORDER BY n.reward_mean) FILTER (WHERE n.is_equal) AS reward
+           mode() WITHIN GROUP (ORDER BY n.reward_mean) FILTER (WHERE n.is_equal AND NOT n.is_solved) AS reward
     FROM (SELECT g.reward_count, g.reward_mean, g.state <> 'dropped' AS is_kept,
-                 g.reward_count >= 2 AND g.reward_variance < 1e-12 AS is_equal
+                 g.reward_count >= 2 AND g.reward_variance < 1e-12 AS is_equal,
+                 -- A mean of equal rewards may be smaller than they are by the last digits.
+                 g.reward_mean + 1e-9 >= coalesce((r.config #>> '{processors,group,solved_reward}')::float8, 1) AS is_solved
           FROM trinity.rollout_group g
           WHERE g.run_id = r.id AND g.state IN ('ready', 'leased', 'trained', 'dropped')
             AND g.id > CASE WHEN %(run_id)s::bigint IS NULL THEN (SELECT max(l.id) FROM trinity.rollout_group l) - %(depth)s
@@ -27,11 +32,12 @@ CROSS JOIN LATERAL (
           ORDER BY g.id DESC LIMIT %(groups)s) n
 ) g
 WHERE r.kind = 'train' AND r.draws = 'groups'
-  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.state = 'active' AND r.deleting_at IS NULL ELSE r.id = %(run_id)s END
+  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.id IN (SELECT v.id FROM trinity.run_view v WHERE v.status = 'active')
+           ELSE r.id = %(run_id)s END
 ORDER BY r.id
 
 -- name: learning_drops
--- Of each active run, or of the one with this id, the newest :rows rows of the groups that learning_groups looks at, by
+-- Of each run with a living worker, or of the one with this id, the newest :rows rows of the groups that learning_groups looks at, by
 -- the reason for which they were dropped or expired; NULL for those that were kept.
 SELECT r.name AS run, e.reason, count(*) AS rows
 FROM trinity.run r
@@ -51,7 +57,8 @@ CROSS JOIN LATERAL (
                        LIMIT 1) d ON true
 ) e
 WHERE r.kind = 'train'
-  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.state = 'active' AND r.deleting_at IS NULL ELSE r.id = %(run_id)s END
+  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.id IN (SELECT v.id FROM trinity.run_view v WHERE v.status = 'active')
+           ELSE r.id = %(run_id)s END
 GROUP BY r.id, r.name, e.reason
 ORDER BY r.id, rows DESC, e.reason
 
@@ -79,7 +86,7 @@ GROUP BY r.id, r.name, e.reason
 ORDER BY r.id, rows DESC, e.reason
 
 -- name: learning_attempts
--- Of each active run, or of the one with this id, how many of the newest :attempts attempts of its newest :groups explored
+-- Of each run with a living worker, or of the one with this id, how many of the newest :attempts attempts of its newest :groups explored
 -- groups failed, with the group and the error of the last one that did; :depth as in learning_groups.
 SELECT r.name AS run, m.*
 FROM trinity.run r
@@ -97,11 +104,12 @@ CROSS JOIN LATERAL (
           ORDER BY m.id DESC LIMIT %(attempts)s) n
 ) m
 WHERE r.kind = 'train'
-  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.state = 'active' AND r.deleting_at IS NULL ELSE r.id = %(run_id)s END
+  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.id IN (SELECT v.id FROM trinity.run_view v WHERE v.status = 'active')
+           ELSE r.id = %(run_id)s END
 ORDER BY r.id
 
 -- name: learning_metric
--- Of each active run, or of the one with this id, the mean of a metric over its first and over its last :steps steps; no
+-- Of each run with a living worker, or of the one with this id, the mean of a metric over its first and over its last :steps steps; no
 -- row for a run that has not measured it in twice as many.
 SELECT r.name AS run, first.value AS first, last.value AS last, last.step
 FROM trinity.run r
@@ -116,5 +124,6 @@ CROSS JOIN LATERAL (
           WHERE m.run_id = r.id AND m.name = %(name)s ORDER BY m.step DESC, m.id DESC LIMIT %(steps)s) n
 ) last
 WHERE r.kind = 'train' AND last.first_step > first.step
-  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.state = 'active' AND r.deleting_at IS NULL ELSE r.id = %(run_id)s END
+  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.id IN (SELECT v.id FROM trinity.run_view v WHERE v.status = 'active')
+           ELSE r.id = %(run_id)s END
 ORDER BY r.id

@@ -67,7 +67,8 @@ LIMIT %(window)s
 SELECT v.* FROM trinity.experience_view v WHERE v.id = ANY(%(ids)s::bigint[])
 
 -- name: page_experiences
--- The newest :limit of some experiences, of those with a text if :pattern is not NULL, with the beginning of their texts.
+-- The newest :limit of some experiences, of those with a text if :pattern is not NULL, with the beginning of their
+-- question and of their response.
 WITH found AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
@@ -79,7 +80,8 @@ WITH found AS MATERIALIZED (
     LIMIT %(limit)s
 )
 SELECT e.id, r.name AS run, e.state, e.reward, e.version_min, e.version_max, e.prompt_length, e.response_length,
-       e.use_count, e.group_id, e.step, e.held_out, left(x.prompt, 200) AS prompt, left(x.response, 300) AS response
+       e.use_count, e.group_id, e.step, e.held_out, left(trinity.question(x.prompt, x.messages), 300) AS question,
+       left(x.response, 300) AS response
 FROM found
 JOIN trinity.experience e ON e.id = found.id
 JOIN trinity.run r ON r.id = e.run_id

@@ -1,8 +1,8 @@
 -- name: people_queues
 -- The newest runs and data sets, each with how many rows and pairs wait for verdicts, without rows that will not be
 -- trained on, and how many rows an active run waits for that people were not asked about yet. Each counts up to :limit.
-SELECT r.name AS run, q.rows, p.pairs, coalesce(a.unasked, 0) AS unasked
-FROM (SELECT r.id, r.name, r.state, r.config FROM trinity.run r ORDER BY r.id DESC LIMIT 500) r
+SELECT r.name AS run, r.kind, q.rows, p.pairs, coalesce(a.unasked, 0) AS unasked
+FROM (SELECT r.id, r.name, r.kind, r.state, r.config FROM trinity.run r ORDER BY r.id DESC LIMIT 500) r
 CROSS JOIN LATERAL (
     SELECT count(*) AS rows
     FROM (SELECT FROM trinity.review q

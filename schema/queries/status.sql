@@ -1,11 +1,9 @@
 -- name: status_runs
--- Every run, or the one with this id, with its workers that have not stopped, its rows and its pairs by state, and
+-- Every run, or the one with this id: its status as in run_view, its workers that have not stopped, its rows and its pairs by state, and
 -- whether its latest batch took pairs. Rows of evaluations do not count. Counts are exact and scan the hot rows:
 -- about 100 ms for a million.
 SELECT r.id, r.name AS run, r.kind,
-       CASE WHEN r.deleting_at IS NOT NULL THEN 'being deleted'
-            WHEN w.are_to_stop THEN 'stopping'
-            ELSE r.state::text END AS state,
+       v.status AS state,
        r.created_at, r.finished_at, r.stop_asked_at, p.version AS policy_version, p.step,
        p.published_at, coalesce(w.workers, '[]') AS workers, coalesce(e.states, '{}') AS experiences,
        coalesce(q.states, '{}') AS preferences,
@@ -13,6 +11,7 @@ SELECT r.id, r.name AS run, r.kind,
                WHERE i.batch_id = (SELECT max(b.id) FROM trinity.batch b WHERE b.run_id = r.id)
                  AND i.preference_id IS NOT NULL) AS draws_pairs
 FROM trinity.run r
+JOIN trinity.run_view v ON v.id = r.id
 LEFT JOIN LATERAL (
     SELECT p.version, p.step, p.published_at
     FROM trinity.policy_version p
@@ -23,8 +22,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT jsonb_agg(jsonb_build_object('role', w.role, 'host', w.host, 'pid', w.pid, 'started_at', w.started_at,
                                         'silent_seconds', w.silent, 'alive', w.alive, 'staged_version', w.staged_version)
-                     ORDER BY w.role, w.id) AS workers,
-           bool_or(w.alive AND w.started_at <= r.stop_asked_at) AS are_to_stop
+                     ORDER BY w.role, w.id) AS workers
     FROM (SELECT w.id, w.role, w.host, w.pid, w.started_at, w.staged_version,
                  round(extract(epoch FROM clock_timestamp() - w.heartbeat_at), 1) AS silent,
                  trinity.is_alive(w.heartbeat_at, %(lease_seconds)s) AS alive

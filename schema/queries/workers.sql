@@ -57,6 +57,11 @@ FROM trinity.worker
 WHERE run_id = %(run_id)s AND stopped_at IS NULL
 ORDER BY id
 
+-- name: newest_worker
+-- The worker of a run that started last, by the run's name; NULL before the first. Whether a run began to work is seen by
+-- another one.
+SELECT max(w.id) AS id FROM trinity.worker w JOIN trinity.run r ON r.id = w.run_id WHERE r.name = %(run)s
+
 -- name: stop_other_workers
 -- Replaces every other worker that has this worker's role in its run.
 UPDATE trinity.worker w SET stopped_at = clock_timestamp()

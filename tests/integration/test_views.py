@@ -1,9 +1,17 @@
 """What views say, against times and versions that the tests set."""
 
+from collections.abc import Sequence
+from contextlib import closing
 from decimal import Decimal
 
+from tests.postgres import new_database
 from tests.replays import adopted
 from tests.rows import Scene, demonstration, import_records, preference
+from trinity_db.database import Database
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import runs, workers
+
+SILENT = "UPDATE trinity.worker SET heartbeat_at = now() - interval '1 min'"
 
 STAYS = "SELECT state, rows, mean, median, round(p95::numeric, 2) FROM trinity.state_time_view WHERE run = %s"
 
@@ -27,6 +35,40 @@ UPDATE trinity.policy_version SET published_at = day + 250 * second;
 def set_times(scene: Scene) -> None:
     with scene.database.transaction() as tx:
         tx.execute(TIMES)
+
+
+def test_the_status_of_a_run_follows_from_sign_offs_and_heartbeats(server: str, template: str) -> None:
+    cases: dict[Sequence[str], str] = {
+        (): "active",
+        ("UPDATE trinity.worker SET stopped_at = now()",): "stopped",
+        (SILENT,): "crashed",
+        # One role was killed, the others signed off because of it.
+        (SILENT, "UPDATE trinity.worker SET stopped_at = heartbeat_at WHERE role <> 'train'"): "crashed",
+        # The page, or a restart, takes a silent worker for gone: the run has crashed all the same.
+        (SILENT, "UPDATE trinity.worker SET stopped_at = now()"): "crashed",
+        # A worker that was lost long before the others signed off.
+        (
+            "UPDATE trinity.worker SET stopped_at = now() WHERE role <> 'explore'",
+            "UPDATE trinity.worker SET heartbeat_at = now() - interval '1 h' WHERE role = 'explore'",
+        ): "stopped",
+        (SILENT, "UPDATE trinity.worker SET heartbeat_at = now() WHERE role = 'process'"): "active",
+        ("UPDATE trinity.run SET stop_asked_at = now()",): "stopping",
+        ("UPDATE trinity.run SET stop_asked_at = now()", SILENT): "crashed",
+        ("UPDATE trinity.run SET state = 'finished', finished_at = now()",): "finished",
+        ("UPDATE trinity.run SET deleting_at = now()",): "being deleted",
+        ("DELETE FROM trinity.worker",): "new",
+    }
+    with new_database(server, template) as url, closing(Database(url)) as database:
+        with database.transaction() as tx:
+            run = runs.open_run(tx, "run", {}, "groups", (), holdout=0.0)
+            for role in WorkerRole:
+                workers.register(tx, run, role)
+        for changes, expected in cases.items():
+            with database.transaction() as tx, tx.transaction(force_rollback=True):
+                for change in changes:
+                    tx.execute(change)
+                row = tx.execute("SELECT status, state FROM trinity.run_view").fetchone()
+            assert row == {"status": expected, "state": "finished" if expected == "finished" else "active"}
 
 
 def test_the_time_that_rows_spend_in_each_state_is_told(scene: Scene) -> None:

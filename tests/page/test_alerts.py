@@ -42,9 +42,19 @@ def alerts(visit: Visit) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in visit.rows("alerts")}
 
 
-@pytest.mark.parametrize("path", ["/", "/run/run"])
-def test_alerts_are_the_doctors_and_stand_on_both_pages(scene: Scene, visit: Visit, path: str) -> None:
-    visit.open(path)
+def test_a_stopped_run_is_shown_as_stopped_and_is_not_at_work(scene: Scene, visit: Visit) -> None:
+    [row] = visit.rows("runs")
+    assert row[1:3] == ["stopped", ""]
+    assert alerts(visit) == {}
+    assert visit.page.get_by_text("No alerts").is_visible()
+    visit.open("/run/run")
+    assert visit.facts()["state"] == "stopped"
+    visit.open("/compare?run=run")
+    assert dict(row[:2] for row in visit.rows("last figures"))["state"] == "stopped"
+
+
+def test_alerts_of_a_run_are_the_doctors(scene: Scene, visit: Visit) -> None:
+    visit.open("/run/run")
     with scene.database.transaction() as tx:
         told = [one for check in learning.CHECKS for one in check(tx, scene.run.id) if one.run == "run"]
     assert [one.what for one in told] == ["learn rewards", "learn attempts", "learn entropy", "learn pace"]

@@ -73,6 +73,37 @@ def test_no_file_is_written_over(launcher: Launcher, monkeypatch: pytest.MonkeyP
     assert launcher.files_of("mine")[0].name == "mine-4.yaml"
 
 
+def test_a_start_that_failed_leaves_no_file(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def files() -> list[str]:
+        return sorted(path.name for path in launcher.folder.iterdir())
+
+    asked: list[bool] = []
+
+    def no() -> bool:
+        asked.append(False)
+        return False
+
+    def yes() -> bool:
+        asked.append(True)
+        return True
+
+    starts(monkeypatch, "raise SystemExit(1)")
+    launcher.start("name: gone", False, no)
+    wait_until(lambda: files() == [], "its file is removed")
+    launcher.start("name: began", False, yes)
+    wait_until(lambda: len(asked) == 2, "it is asked whether the run began")
+    (launcher.folder / "mine.yaml").write_text("name: mine")  # of a person
+    ended(launcher.start("name: mine", False, no))
+    starts(monkeypatch, "import time; time.sleep(0.5); raise SystemExit(1)")
+    launcher.start("name: changed", False, no)
+    (launcher.folder / "changed.yaml").write_text("name: changed  # by a person")
+    wait_until(lambda: len(asked) == 3, "the last one is asked about")
+    starts(monkeypatch, "pass")
+    ended(launcher.start("name: done", False, no))
+    assert files() == ["began.yaml", "changed.yaml", "done.yaml", "mine.yaml"]
+    assert len(asked) == 3
+
+
 def test_the_last_words_are_those_of_this_start(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ("first\x1b[2J", "second"):
         starts(monkeypatch, f"print({words!r}); raise SystemExit(3)")

@@ -105,7 +105,6 @@ def test_a_run_is_started_outlives_the_page_is_stopped_and_prolonged(
     for name, value in SMALL.items():
         visit.page.locator(f"[name='{name}']").fill(value)
     assert visit.page.locator("[name=taskset]").input_value() == "digits"
-    press(visit.page, "Write the file")
     file = visit.page.get_by_role("textbox", name="File")
     expect(file).to_have_value(re.compile("steps: 100000"))
     expect(visit.page.locator("#command")).to_have_text("trinity-db run small.yaml")
@@ -118,7 +117,18 @@ def test_a_run_is_started_outlives_the_page_is_stopped_and_prolonged(
     )
     assert not (folder / "small.yaml").exists()
 
-    file.fill(text)
+    field = visit.page.locator("[name=name]")
+    expect(field).to_be_disabled()  # the file counts now, and not the form
+    press(visit.page, "Discard the changes of the file")
+    expect(file).to_have_value(text)
+    expect(field).to_be_enabled()
+    field.fill("other")
+    expect(file).to_have_value(re.compile("^name: other$", re.M))
+    field.fill("small")
+    press(visit.page, "Start")  # before the file follows the form
+    expect(visit.page.locator(".notice:visible")).to_contain_text("has just followed the form")
+    expect(file).to_have_value(text)
+    assert [*folder.glob("*.yaml")] == []
     press(visit.page, "Start")
     visit.page.wait_for_url("**/run/small")
     assert (folder / "small.yaml").read_text() == text
@@ -161,6 +171,7 @@ def test_a_run_that_ends_at_once_shows_its_last_words(
     notice = visit.page.locator(".notice:visible")
     expect(notice).to_contain_text("exit code 1. error: There is no taskset 'nothing' with tasks")
     expect(notice).to_contain_text(str(folder / "home" / "logs" / "lacking" / "run.log"))
+    wait_until(lambda: [*folder.glob("lacking*.yaml")] == [], "a start that failed leaves no file")
     assert visit.complaints == []
 
 

@@ -98,6 +98,8 @@ def test_experiences_are_those_of_sql_newest_first(scene: Scene, visit: Visit) -
 )
 def test_a_filter_is_the_link(scene: Scene, visit: Visit, query: str, condition: str) -> None:
     visit.open(f"/experiences?{query}")
+    if "text=" in query:
+        visit.page.get_by_role("status").filter(has_text="Searched").wait_for()
     ids = scene.values(
         f"SELECT id::text FROM trinity.experience WHERE {condition} ORDER BY experience.id DESC"
     )

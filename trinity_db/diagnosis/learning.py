@@ -1,10 +1,12 @@
 """Checks of what runs learn from: a run that works, and yet does not learn.
 
-Each looks at the newest rows or steps of the active runs, or of the one run that it is given, whatever its
-state.
+Each looks at the newest rows or steps of the runs with a living worker, or of the one run that it is given,
+whatever its state.
 """
 
+from collections.abc import Mapping
 from itertools import groupby
+from typing import Any
 
 from trinity_db.diagnosis.finding import Connection, Finding, ok, warn
 from trinity_db.inspection import status
@@ -32,13 +34,18 @@ OUTSIDE = "sampling/engine_ratio_outside"
 
 
 def equal_rewards(connection: Connection, run_id: int | None = None) -> list[Finding]:
-    """Groups whose rewards are equal: within them no attempt is better than another."""
+    """Groups whose rewards are equal: within them no attempt is better than another.
+
+    Groups in which every attempt solved the task are the aim of training: they are information.
+    """
     found = []
     for row in connection.execute(query("learning_groups"), _newest(run_id)):
-        if row["groups"] >= FEWEST and row["equal"] >= EQUAL_SHARE * row["groups"]:
+        unsolved, equal = row["groups"] - row["solved"], row["equal"] - row["solved"]
+        if unsolved >= FEWEST and equal >= EQUAL_SHARE * unsolved:
+            solved = f", and {row['solved']} more are solved by every attempt" if row["solved"] else ""
             text = (
-                f"run '{row['run']}': rewards are equal in {row['equal']} of its last {row['groups']} "
-                f"groups, in most of them {row['reward']:.3g}"
+                f"run '{row['run']}': rewards are equal in {equal} of its last {row['groups']} "
+                f"groups, in most of them {row['reward']:.3g}{solved}"
             )
             remedy = (
                 "look at the responses: a reward function that tells them apart, easier or harder tasks "
@@ -47,6 +54,12 @@ def equal_rewards(connection: Connection, run_id: int | None = None) -> list[Fin
             reward = row["reward"]
             shown = {"reward_from": round(reward - EQUAL, 7), "reward_to": round(reward + EQUAL, 7)}
             found.append(warn("learn rewards", text, remedy, row["run"], shown))
+        elif _is_solved(row):
+            text = (
+                f"run '{row['run']}' solves its tasks: every attempt did in {row['solved']} of its last "
+                f"{row['groups']} groups"
+            )
+            found.append(ok("learn rewards", text))
     return found or [ok("learn rewards", "rewards differ within the newest groups")]
 
 
@@ -120,11 +133,13 @@ def attempts(connection: Connection, run_id: int | None = None) -> list[Finding]
 
 
 def entropy(connection: Connection, run_id: int | None = None) -> list[Finding]:
-    """A policy that has all but stopped to vary."""
+    """A policy whose attempts are nearly the same, although they do not solve the tasks."""
     found = []
+    groups = connection.execute(query("learning_groups"), _newest(run_id)).fetchall()
+    solved = {row["run"] for row in groups if _is_solved(row)}
     values = {"run_id": run_id, "name": ENTROPY, "steps": STEPS}
     for row in connection.execute(query("learning_metric"), values):
-        if row["last"] < COLLAPSED_SHARE * row["first"]:
+        if row["last"] < COLLAPSED_SHARE * row["first"] and row["run"] not in solved:
             text = (
                 f"run '{row['run']}': entropy fell from {row['first']:.2g} to {row['last']:.2g} nats a token "
                 f"by step {row['step']}, so that attempts at a task are nearly the same"
@@ -150,7 +165,7 @@ def log_probabilities(connection: Connection, run_id: int | None = None) -> list
 
 
 def waiting(connection: Connection, run_id: int | None = None) -> list[Finding]:
-    """Active runs where one side waits for the other much of its time."""
+    """Runs where one side waits for the other much of its time."""
     found = []
     for row in connection.execute(query("learning_runs"), {"run_id": run_id}).fetchall():
         shares = status.measured(connection, row["id"])["waiting"]
@@ -160,6 +175,11 @@ def waiting(connection: Connection, run_id: int | None = None) -> list[Finding]:
             shown = {"metric": "time/wait_for_batch" if trainer_waits else "explore/wait_for_training"}
             found.append(warn("learn pace", f"run '{row['run']}' waits: {said}", remedy, row["run"], shown))
     return found or [ok("learn pace", "explorers and trainers keep pace with one another")]
+
+
+def _is_solved(row: Mapping[str, Any]) -> bool:
+    """Whether every attempt solved its task in nearly all of the newest groups of a run."""
+    return bool(row["groups"] >= FEWEST and row["solved"] >= EQUAL_SHARE * row["groups"])
 
 
 def _newest(run_id: int | None) -> dict[str, int | None]:

@@ -11,6 +11,12 @@ from trinity_db.store.setbacks import describe
 
 FULL_SHARE = 0.1  # of the queue of notifications, 8 GB: ours are a few bytes and are heard within a second
 
+RESTING = {
+    "crashed": "crashed: a worker ended without signing off; trinity-db run CONFIG continues it",
+    "stopped": "is stopped: all its workers signed off; trinity-db run CONFIG continues it",
+    "new": "is new: no worker has started yet",
+}
+
 
 def dead_letters(connection: Connection) -> list[Finding]:
     """Rows that a processor could not judge."""
@@ -43,13 +49,14 @@ def silent_workers(connection: Connection) -> list[Finding]:
 
 
 def runs(connection: Connection) -> list[Finding]:
-    """Which roles each active run has. A run without any may be meant to rest."""
+    """The status of each run whose work is not done, and which roles an active one has."""
     found = []
     for row in connection.execute(query("doctor_runs"), {"lease_seconds": LEASE_SECONDS}):
         needed = list(WorkerRole) if row["is_online"] else [WorkerRole.TRAIN]
         missing = [role for role in needed if role not in row["alive"]]
-        state = f"without a live worker to {', '.join(missing)}" if missing else "all roles are alive"
-        found.append(ok("work runs", f"run '{row['run']}' is active, {state}"))
+        roles = f", without a live worker to {', '.join(missing)}" if missing else ", all roles are alive"
+        words = RESTING.get(row["status"]) or f"is {row['status']}{roles if row['alive'] else ''}"
+        found.append(ok("work runs", f"run '{row['run']}' {words}"))
     return found or [ok("work runs", "no run is active")]
 
 

@@ -81,7 +81,7 @@ def detail(database: Database, name: str, reward_rows: int | None = None) -> dic
 
 def state(run: Mapping[str, Any]) -> str:
     """What becomes of a run, and which of its roles are alive; whether its line counts pairs."""
-    said = run["state"] if run["kind"] == "train" else run["kind"]
+    said = run["state"]
     alive = ", ".join(worker["role"] for worker in run["workers"] if worker["alive"])
     return f"{said}{' (pairs)' if run['draws_pairs'] else ''}{f': {alive}' if alive else ''}"
 
@@ -95,7 +95,7 @@ def counted(run: Mapping[str, Any]) -> Mapping[str, int]:
 def words(run: Mapping[str, Any]) -> dict[str, str | None]:
     """What `detail` found, as people read it; None where there is nothing to say."""
     return {
-        "run": f"{run['run']} ({run['kind']}, {run['state']})",
+        "run": f"{run['run']} ({'train, ' if run['kind'] == 'train' else ''}{run['state']})",
         "created": moment(run["created_at"]),
         "workers": "\n".join(map(worker, run["workers"])) or "none",
         "experiences": _counts(run["experiences"]),
@@ -206,7 +206,7 @@ def _reward(version: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         changed = "" if f"{now:.3f}" == f"{then:.3f}" else f" at training, {now:.3f} now"
         return f"{said}{then:.3f}{changed}, experiences {version['experiences']}"
     if version["experiences"]:
-        why = "not scored yet" if run["state"] == "active" else "not scored before the run's end"
+        why = "not scored yet" if run["finished_at"] is None else "not scored before the run's end"
         return f"{said}{why}, experiences {version['experiences']}"
     loss = "" if version["loss"] is None else f", loss {version['loss']:.4g} at step {version['step']}"
     return f"{said}no rollouts{loss}"
@@ -244,15 +244,15 @@ def _parked(run: Mapping[str, Any]) -> str | None:
 
 
 def _unlabelled(run: Mapping[str, Any]) -> str | None:
-    """Rows that an active run which learns from labels cannot draw yet: those without a reward."""
-    if run["state"] != "active" or not run["unlabelled"]:
+    """Rows that a run which learns from labels cannot draw yet: those without a reward."""
+    if run["finished_at"] is not None or not run["unlabelled"]:
         return None
     return f"a reward, good or bad: {run['unlabelled']} experiences"
 
 
 def _missing(run: Mapping[str, Any]) -> str | None:
-    """What the next step of an active run lacks to be drawn, although enough groups are ready."""
-    if run["state"] != "active" or not run["missing"]:
+    """What the next step of a run lacks to be drawn, although enough groups are ready."""
+    if run["finished_at"] is not None or not run["missing"]:
         return None
     parts = ", ".join(f"{count:g} more groups of {part}" for part, count in sorted(run["missing"].items()))
     return f"the next step waits for {parts}; change sampler, or its shares, with --change"

@@ -34,9 +34,10 @@ POLICY = (
     "img-src 'self' data:; font-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 """Nothing is fetched from elsewhere. NiceGUI's own scripts stand in the page and compile templates."""
+# Under no-referrer, browsers send a form with the origin null, as a form of another site may have.
 ADDED = (
     (b"content-security-policy", POLICY.encode()),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )

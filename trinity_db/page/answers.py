@@ -40,8 +40,10 @@ class Answers:
         self._answers: dict[Hashable, _Answer] = {}
         self._under_way: dict[Hashable, asyncio.Task[Any]] = {}
 
-    async def ask(self, read: Callable[[Database], Result]) -> Result:
+    async def ask(self, read: Callable[[Database], Result], visitor: str | None = None) -> Result:
         """What a question finds, a function or a part of one, whose arguments tell it from others.
+
+        It takes no visitor's share of the threads: it is asked for all.
 
         Raises:
             TrinityError: as Reader.ask does.

@@ -1,23 +1,37 @@
 """A conversation, turn by turn."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from trinity_db.page import layout
+from trinity_db.page import texts
 from trinity_db.page.elements import said
+from trinity_db.page.texts import LongText
 
 TURNS = 200  # of a conversation that are shown
 ROLES = ("assistant", "user", "system", "tool")
 
 
-def show(turns: Iterable[tuple[str, str]]) -> None:
-    """A card with turns: of each a role and a text."""
+def show(
+    turns: Iterable[tuple[str, str]], shown: int = texts.SHOWN, on_more: Callable[[], None] | None = None
+) -> list[LongText]:
+    """A card with turns: of each a role and a text, whole up to so many characters.
+
+    Of more than TURNS turns, the first one and the last ones are shown.
+    """
+    every = list(turns)
+    left_out = max(0, len(every) - TURNS)
+    made = []
     with said("div", "", "card turns"):
-        for who, text in list(turns)[:TURNS]:
+        for place, (who, text) in enumerate(every):
+            if 1 <= place <= left_out:
+                if place == 1:
+                    said("p", f"{left_out:,} turns are left out here: trinity-db show has them.", "muted")
+                continue
             with said("div", "", f"turn {who if who in ROLES else ''}"):
                 said("span", who, "who")
-                said("pre", layout.cut(text), "text")
+                made.append(LongText(text, shown, on_more))
+    return made
 
 
 def prompt_turns(messages: Any, prompt: str | None) -> Iterator[tuple[str, str]]:

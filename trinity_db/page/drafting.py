@@ -1,13 +1,14 @@
 """A configuration that a visitor may change, check, and start as a run."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from nicegui import ui
 
-from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.page import layout
 from trinity_db.page.elements import Draft, said
 from trinity_db.page.launching import Started, command_of
@@ -19,6 +20,7 @@ EXPLAINED = (
     "Change what you like; nothing happens before you press Start. The file is then written into {folder}, "
     "where the page was started, and no other file is written over."
 )
+FOLLOWS = "The file has just followed the form: look at it, and press the button once more."
 COPY = "() => navigator.clipboard?.writeText(document.getElementById('command').textContent)"
 LOOK_SECONDS = 1.0  # between two looks at a run that starts
 
@@ -26,11 +28,26 @@ LOOK_SECONDS = 1.0  # between two looks at a run that starts
 class Drafting:
     """The file, the command line that it stands for, and what became of the last press of a button."""
 
-    def __init__(self, manager: Manager, text: str, change: bool) -> None:
-        self._manager, self._change = manager, change
+    def __init__(
+        self,
+        manager: Manager,
+        text: str,
+        change: bool,
+        form: str = "",
+        write: Callable[[Mapping[str, str]], str] | None = None,
+    ) -> None:
+        """Show a file.
+
+        Args:
+            change: whether the run exists and continues with this configuration.
+            form: selects the form that writes the file; "" if there is none.
+            write: the file for the values of that form; it may raise a TrinityError.
+        """
+        self._manager, self._change, self._write = manager, change, write
         self._started: Started | None = None
         layout.heading("The file", EXPLAINED.format(folder=manager.folder))
-        self._draft = Draft(text, MAX_BYTES, ACTIONS, self._act)
+        fill = None if write is None else self._fill
+        self._draft = Draft(text, MAX_BYTES, ACTIONS, self._act, form, fill)
         self._notice = said("p", "", "notice lines", role="alert")
         self._notice.set_visibility(False)
         self._progress = said("p", "", "explained lines", role="status")
@@ -43,12 +60,30 @@ class Drafting:
             self._tell_command(manager.file_of(text))
         layout.later(self._draft.listen)
 
-    async def _act(self, name: str, text: str) -> None:
+    async def _fill(self, values: Mapping[str, Any]) -> None:
+        """Write the file of a form that a person changes."""
+        try:
+            text = self._written(values)
+            self._draft.write(text)
+            self._tell_command(await asyncio.to_thread(self._manager.file_of, text))
+        except TrinityError as error:
+            self._fail(str(error))
+        else:
+            self._notice.set_visibility(False)
+
+    def _written(self, values: Mapping[str, Any]) -> str:
+        assert self._write is not None
+        return self._write({name: layout.text(str(value)) for name, value in values.items()})
+
+    async def _act(self, name: str, text: str, values: Mapping[str, Any]) -> None:
         verb: Callable[[str], Awaitable[None]] = self._start if name == "start" else self._check
         text = layout.text(text)
         self._notice.set_visibility(False)
         self._draft.work(True)
         try:
+            if self._write is not None and values and (current := self._written(values)) != text:
+                self._draft.write(current)  # a button was pressed before the file followed the form
+                raise ConfigError(FOLLOWS)
             self._tell_command(await asyncio.to_thread(self._manager.file_of, text))
             await verb(text)
         except TrinityError as error:

@@ -4,7 +4,7 @@ What a component shows is handed to it as a tuple: NiceGUI would copy lists and 
 watches for changes, which takes more time than all else about a view.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -61,6 +61,11 @@ class Rows(ui.element, component="components/rows.js"):
     def show_texts(self, rows: Sequence[Sequence[str]]) -> None:
         """Show many cells that are nothing but texts."""
         self._show(tuple(list(row) for row in rows))
+
+    def say_empty(self, text: str) -> None:
+        """Say something else in place of a table without rows."""
+        self.props["empty"] = text
+        self.update()
 
     def _show(self, shown: tuple[list[Any], ...]) -> None:
         if shown != self.props["rows"]:
@@ -129,20 +134,36 @@ class Draft(ui.element, component="components/draft.js"):
         text: str,
         longest: int,
         actions: Sequence[tuple[str, str, bool]],
-        on_act: Callable[[str, str], Awaitable[None]],
+        on_act: Callable[[str, str, Mapping[str, Any]], Awaitable[None]],
+        form: str = "",
+        on_fill: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None,
     ) -> None:
-        """The text to begin with; actions are name, word, and whether it is the main one."""
+        """The text to begin with; actions are name, word, and whether it is the main one.
+
+        Args:
+            on_act: is given the action, the text, and the values of the form, {} if they do not count.
+            form: selects the form whose fields write the text; "" if there is none.
+            on_fill: is given the values of the form when they have changed.
+        """
         super().__init__()
         self.props["text"] = text
         self.props["longest"] = longest
         self.props["actions"] = [list(one) for one in actions]
         self.props["listens"] = False
         self.props["busy"] = False
-        self.on("act", lambda event: on_act(*map(str, event.args)))
+        self.props["form"] = form
+        self.on("act", lambda event: on_act(*event.args) if _fits(event.args, str, str, dict) else None)
+        if on_fill is not None:
+            self.on("fill", lambda event: on_fill(event.args) if isinstance(event.args, dict) else None)
 
     def listen(self) -> None:
         """From now on what the browser says is heard: what it said before is lost."""
         self.props["listens"] = True
+        self.update()
+
+    def write(self, text: str) -> None:
+        """Show another text, unless the person changed the one that is shown."""
+        self.props["text"] = text
         self.update()
 
     def work(self, busy: bool) -> None:
@@ -179,7 +200,8 @@ class Keys(ui.element, component="components/keys.js"):
         self.props["keys"] = []
         self.props["turn"] = 0
         self.props["shown"] = 0
-        self.on("take", lambda event: on_key(*event.args))
+        self.props["warning"] = ""
+        self.on("take", lambda event: on_key(*event.args) if _fits(event.args, str, int) else None)
         self.on("leave", on_leave, args=[])
 
     def show(self, keys: Sequence[Key], turn: int, shown: int) -> None:
@@ -193,6 +215,12 @@ class Keys(ui.element, component="components/keys.js"):
         self.props["shown"] = shown
         self.update()
 
+    def warn(self, text: str) -> None:
+        """Say what to know before a key is pressed; nothing if it is empty."""
+        if text != self.props["warning"]:
+            self.props["warning"] = text
+            self.update()
+
 
 class Pulse(ui.element, component="components/pulse.js"):
     """Calls every so many seconds while the page is visible; in a hidden tab never."""
@@ -201,6 +229,11 @@ class Pulse(ui.element, component="components/pulse.js"):
         super().__init__()
         self.props["seconds"] = seconds
         self.on("beat", on_beat, args=[])
+
+
+def _fits(args: Any, *kinds: type) -> bool:
+    """Whether an event has these arguments: a socket may send others than our components do."""
+    return isinstance(args, list) and tuple(map(type, args)) == kinds
 
 
 def said(tag: str, text: str = "", classes: str = "", **attributes: Any) -> TextElement:

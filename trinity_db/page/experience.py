@@ -11,10 +11,11 @@ from trinity_db.errors import TrinityError
 from trinity_db.inspection import show
 from trinity_db.inspection.words import moment
 from trinity_db.models import load_tokenizer
-from trinity_db.page import conversation, layout, questions
+from trinity_db.page import conversation, layout, questions, texts
 from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, Tokens, said
 from trinity_db.page.group import judged
 from trinity_db.page.reader import Reader
+from trinity_db.page.rights import visitor
 
 TOKENS = 4_000  # that are shown at a time; more make a browser slow
 STRETCH = 4_000  # characters of a masked stretch that are shown, of its beginning and its end together
@@ -70,7 +71,7 @@ def _show(reader: Reader, first: int, row: dict[str, Any]) -> None:
     if row["environment"] is not None:
         layout.heading("State of the environment")
         with said("div", "", "card"):
-            said("pre", layout.cut(row["environment"]), "text")
+            texts.show(row["environment"])
     layout.heading("Tokens")
     place = said("div")
     with place:
@@ -182,7 +183,7 @@ def _cell(name: str, value: Any) -> Cell:
 async def _fill(reader: Reader, row: Mapping[str, Any], first: int, place: ui.element) -> None:
     """Show the tokens, once they and the text of each are read."""
     try:
-        found = await reader.ask(partial(_tokens, row=row, first=first))
+        found = await reader.ask(partial(_tokens, row=row, first=first), visitor().name)
     except TrinityError as error:
         found = str(error)
     place.clear()

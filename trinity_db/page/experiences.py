@@ -1,19 +1,26 @@
 """Experiences by filters. The filter is the link of the page, so that it can be kept and sent."""
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
+from urllib.parse import parse_qsl
 
-from nicegui import ui
+from nicegui import app, ui
+from psycopg.rows import DictRow
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from trinity_db.errors import ConfigError
 from trinity_db.page import layout, questions
+from trinity_db.page.approval import approval, is_approved
 from trinity_db.page.elements import Cell, Column, Rows, said
 from trinity_db.page.forms import MAX_VERSION, choice, field, one_of, real, values, whole
 from trinity_db.page.layout import Look
 from trinity_db.page.questions import Experiences, Filter
 from trinity_db.page.reader import Reader
+from trinity_db.page.rights import SCOPE, visitor
 from trinity_db.schema.states import ExperienceState
 
 COLUMNS = (
@@ -26,21 +33,26 @@ COLUMNS = (
     Column("prompt tokens", "number"),
     Column("response tokens", "number"),
     Column("uses", "number", "committed batches with it"),
-    Column("text", "long", "the beginning of the prompt, then of the response"),
+    Column("question", "long", "the beginning of the last message of the user, or of the prompt"),
+    Column("response", "long", "its beginning"),
 )
+UNAPPROVED = "The condition of this link was not run, since it did not come from this form: Show runs it."
+NOT_YET = "No row found in those that were searched. Older rows were not looked at."
 EMPTY = "No experience meets these filters. Take one away, or choose another run."
 NOTHING = (
     "There are no experiences in this store yet.\n"
     "trinity-db demo makes some, trinity-db import brings data, trinity-db run samples them."
 )
+SEARCH_SECONDS = 20.0  # after which a person is asked whether to look further: some million rows
+MAX_FORM = 64 * 1024  # bytes of a form
 LONGEST = 2_000  # characters of a condition, which is a part of the link
-PROMPT, RESPONSE = 110, 220  # characters of a text in the table
+QUESTION, RESPONSE = 160, 160  # characters of a text in the table
 INPUTS = (
-    ("version", "policy version", "number"),
-    ("reward_from", "reward from", "text"),
-    ("reward_to", "reward to", "text"),
-    ("task", "task (its key)", "text"),
-    ("reason", "reason of the drop", "text"),
+    ("version", "policy version"),
+    ("reward_from", "reward from"),
+    ("reward_to", "reward to"),
+    ("task", "task (its key)"),
+    ("reason", "reason of the drop"),
 )
 
 
@@ -53,12 +65,21 @@ def register(reader: Reader) -> None:
         with layout.frame("Experiences", "Experiences"):
             try:
                 wanted = read_filter(given)
+                if wanted.where is not None and not is_approved(
+                    visitor().name, wanted.where, wanted.approved or ""
+                ):
+                    raise ConfigError(UNAPPROVED)
             except ConfigError as error:
                 said("p", str(error), "notice", role="alert")
-                said("a", "Without filters", "button", href="/experiences")
+                _form(given, [given["run"]] if "run" in given else [])
                 return
             page = _Experiences(reader, wanted, given)
-            await page.look.look()
+            if wanted.is_search:
+                layout.later(page.look.look)  # it goes on only while a browser shows the page
+            else:
+                await page.look.look()
+
+    app.post("/experiences")(_send_on)
 
 
 def read_filter(given: Mapping[str, str]) -> Filter:
@@ -83,10 +104,16 @@ class _Experiences:
         self._wanted = wanted
         self._given = given
         self._form = said("div")
-        read = questions.experiences(wanted)
-        self.look = Look(reader, read, self.show, lambda: None, follows=False)
-        empty = EMPTY if any(value is not None for value in asdict(wanted).values()) else NOTHING
-        self._table = Rows("experiences", COLUMNS, empty)
+        if wanted.is_search:
+            self.look: Look[Experiences] = _Search(reader, wanted, self.show, self._tell)
+        else:
+            read = questions.experiences(wanted)
+            self.look = Look(reader, read, self.show, lambda: None, follows=False)
+        is_filtered = any(value is not None for value in asdict(wanted).values())
+        self._progress = said("p", "", "explained", role="status")
+        self._table = Rows("experiences", COLUMNS, EMPTY if is_filtered else NOTHING)
+        if wanted.is_search:
+            self._tell(0, 0)
         self._more = said("div", "", "more")
         with self._form:
             _form(given, [wanted.run] if wanted.run else [])
@@ -96,25 +123,95 @@ class _Experiences:
         with self._form:
             _form(self._given, found.run_names)
         self._table.show([_row(row) for row in found.rows])
+        if self._wanted.is_search:
+            self._progress.text = _looked(found)
+            self._table.say_empty(EMPTY if found.before is None else NOT_YET)
         self._more.clear()
         with self._more:
             if found.before is not None:
                 rest = {**self._given, "before": found.before}
-                said("a", "Older", "button", href=layout.place("experiences", **rest), rel="next")
+                word = "Older" if found.rows or not self._wanted.is_search else "Look further"
+                said("a", word, "button", href=layout.place("experiences", **rest), rel="next")
             if self._wanted.before is not None:
                 rest = {**self._given, "before": None}
                 said("a", "Newest", "button", href=layout.place("experiences", **rest))
-            if self._wanted.text or self._wanted.where:
-                said("span", f"Looked for in {found.looked_at:,} rows that meet the other filters.")
+
+    def _tell(self, looked_at: int, num_found: int) -> None:
+        """Say how far the search is."""
+        rows = layout.count(num_found, "row", "rows")
+        self._progress.text = f"Searching: {rows} found in {looked_at:,} so far."
+        self._table.say_empty("No row found yet.")
+
+
+class _Search(Look[Experiences]):
+    """Looks for a text or a condition in window after window of rows, while the visitor is there."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        wanted: Filter,
+        show: Callable[[Experiences], None],
+        tell: Callable[[int, int], None],
+    ) -> None:
+        super().__init__(reader, questions.experiences(wanted), show, lambda: None, follows=False)
+        self._searches, self._wanted, self._tell_progress = reader, wanted, tell
+        self._task: asyncio.Task[Any] | None = None
+        ui.context.client.on_delete(self._leave)
+
+    async def ask(self) -> Experiences:
+        self._task = asyncio.current_task()
+        begun = time.monotonic()
+        rows: list[DictRow] = []
+        before, looked_at = self._wanted.before, 0
+        while True:
+            part = await self._searches.search(
+                questions.experiences(replace(self._wanted, before=before)), self._visitor
+            )
+            rows += part.rows
+            looked_at += part.looked_at
+            before = part.before
+            if len(rows) > questions.ROWS:
+                rows = rows[: questions.ROWS]
+                before = rows[-1]["id"]
+            is_over = len(rows) == questions.ROWS or time.monotonic() - begun > SEARCH_SECONDS
+            if before is None or is_over:
+                return Experiences(rows, before, looked_at, part.run_names)
+            self._tell_progress(looked_at, len(rows))
+
+    def _leave(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _looked(found: Experiences) -> str:
+    """How much a search has looked at, in a sentence."""
+    if found.before is None:
+        return f"Searched all {found.looked_at:,} rows that meet the other filters."
+    return f"Searched the newest {found.looked_at:,} rows that meet the other filters, and no older ones yet."
+
+
+async def _send_on(request: Request) -> Response:
+    """The link of what a form says, with the approval of its condition."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_FORM:
+            return PlainTextResponse("The filters are too long.\n", 413)
+    given = {name: value for name, value in parse_qsl(body.decode("utf-8", "replace")) if value.strip()}
+    given.pop("approved", None)
+    if where := layout.text(given.get("where", "")).strip():
+        given["approved"] = approval(request.scope[SCOPE]().name, where)
+    return RedirectResponse(layout.place("experiences", **given), 303)
 
 
 def _form(given: Mapping[str, str], runs: list[str]) -> None:
     """Filters as a plain form: it works by keyboard, and its fields become the link."""
-    with said("form", "", "filters", action="/experiences", method="get", aria_label="Filters"):
+    # Sent by POST: no other site can, and only then a condition is run.
+    with said("form", "", "filters", action="/experiences", method="post", aria_label="Filters"):
         choice("run", "run or data set", runs, given.get("run", ""))
         choice("state", "state", [state.value for state in ExperienceState], given.get("state", ""))
-        for name, label, kind in INPUTS:
-            field(name, label, kind, given)
+        for name, label in INPUTS:
+            field(name, label, "text", given)
         field("text", "text in prompt or response", "search", given, "wide")
         with said("label", "condition in SQL on experience_view", "wide"):
             said(
@@ -134,7 +231,6 @@ def _form(given: Mapping[str, str], runs: list[str]) -> None:
 
 
 def _row(row: Mapping[str, Any]) -> list[Cell]:
-    text = f"{layout.beginning(row['prompt'], PROMPT)}\n{layout.beginning(row['response'], RESPONSE)}"
     group = row["group_id"]
     return [
         Cell(str(row["id"]), layout.place("experience", row["id"])),
@@ -146,7 +242,8 @@ def _row(row: Mapping[str, Any]) -> list[Cell]:
         Cell(layout.number(row["prompt_length"])),
         Cell(layout.number(row["response_length"])),
         Cell(str(row["use_count"])),
-        Cell(text.strip()),
+        Cell(layout.beginning(row["question"], QUESTION)),
+        Cell(layout.beginning(row["response"], RESPONSE)),
     ]
 
 

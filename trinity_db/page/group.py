@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from trinity_db.inspection.words import moment
-from trinity_db.page import layout, questions
+from trinity_db.page import layout, questions, texts
 from trinity_db.page.elements import Fact, Facts, said
 from trinity_db.page.reader import Reader
 
@@ -31,7 +31,7 @@ def _show(group: dict[str, Any]) -> None:
     Facts().show(_facts(group))
     layout.heading("Task")
     with said("div", "", "card"):
-        said("pre", layout.cut(asked(group["payload"])), "text")
+        texts.show(asked(group["payload"]))
     layout.heading("Attempts", "Side by side, in the order of the group. Rewards: value × weight, by source.")
     if not group["rows"] and not group["failures"]:
         said("p", "No attempt has ended yet. Load this page again when one may have.", "empty")
@@ -96,7 +96,10 @@ def attempt(row: Mapping[str, Any], *, with_group: bool = False) -> None:
         ]
         said("p", " · ".join(part for part in parts if part), "muted").style("margin: 0.3rem 0 0.5rem")
         more = (row["characters"] or 0) - len(row["response"] or "")
-        said("pre", (row["response"] or "") + (f"… ({more:,} more characters)" if more > 0 else ""), "text")
+        said("pre", row["response"] or "", "text")
+        if more > 0:
+            words = f"… {more:,} more characters: read all of them"
+            said("a", words, href=layout.place("experience", row["id"]))
         _rewards(row["parts"] or [])
         said("p", _use(row), "muted").style("margin: 0.5rem 0 0")
 

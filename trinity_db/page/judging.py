@@ -19,6 +19,7 @@ from trinity_db.page import conversation, layout
 from trinity_db.page.answers import PAUSES
 from trinity_db.page.elements import Cell, Column, Key, Keys, Pulse, Rows, said
 from trinity_db.page.rights import Right, may
+from trinity_db.page.texts import LongText
 from trinity_db.page.writer import Writer
 from trinity_db.store.verdicts import Claim, Verdict
 
@@ -33,6 +34,8 @@ HELP = {
     keys.UNDO: "Take your last verdict back, with all that followed from it, and judge that one again.",
     keys.REWARDS: "Show its rewards. The store keeps that your verdict is not blind then.",
 }
+JUDGED = 200_000  # characters of a text that is shown whole: who judges reads its end
+NOT_WHOLE = "{hidden:,} characters are not shown above: show them before you judge."
 NOT_STORED = "It was not stored."
 TAKEN_AWAY = "You may not give verdicts here any more."
 WAITS = "Your verdict waits here, and is stored when the database answers: keep this page open."
@@ -56,6 +59,7 @@ class Judging:
         """A verdict that no database took yet."""
         self._seen: Claim | None = None
         """What the person sees. The session may be further, where the database went away after a verdict."""
+        self._texts: list[LongText] = []
         self._turn = 0
         self._has_left = False
         self._rests_until = 0.0
@@ -147,6 +151,7 @@ class Judging:
             return  # the page around says so
         await self._next(self._session)
         self._take_keys()
+        self._on_change()  # an empty queue is filled when it is opened
 
     async def _go_on(self, session: Session) -> None:
         """Show what comes now, unless the person sees it, and begin a turn."""
@@ -183,16 +188,23 @@ class Judging:
         begun = time.monotonic()
         claim = await self._writer.run(session.current)
         self._rests_until = time.monotonic() + PAUSES * (time.monotonic() - begun)
-        self._seen = claim
+        self._seen, self._texts = claim, []
+        self._warn()
         self._place.clear()
         with self._place:
             if claim is None:
                 said("p", NOTHING.format(run=self._run), "empty")
                 return
-            _show_claim(claim)
+            self._texts = _show_claim(claim, self._warn)
             self._rewards = said("div")
+        self._warn()
         session.begin()
         layout.later(partial(self._prepare, session))
+
+    def _warn(self) -> None:
+        """Say at the keys how much of the texts the person does not see."""
+        hidden = sum(text.hidden for text in self._texts)
+        self._keys.warn(NOT_WHOLE.format(hidden=hidden) if hidden else "")
 
     async def _prepare(self, session: Session) -> None:
         async with self._lock:
@@ -211,6 +223,8 @@ class Judging:
                 return
             self._notice.text = text
             self._notice.set_visibility(True)
+            if self._seen is None and not isinstance(error, DatabaseUnavailable):
+                self._place.clear()  # it is not being read any more
         else:
             self._notice.set_visibility(False)
 
@@ -239,21 +253,22 @@ def _keys(claim: Claim | None) -> list[Key]:
     return answers + [Key(key, word, HELP[key]) for key, word in keys.MOVES.items()]
 
 
-def _show_claim(claim: Claim) -> None:
+def _show_claim(claim: Claim, on_more: Callable[[], None]) -> list[LongText]:
+    """Show what is judged; returns its texts."""
     ids = " and ".join(map(str, sorted(claim.experience_ids)))
     grades = f", grades {claim.lowest} (worst) to {claim.highest} (best)" if claim.is_graded else ""
     said("h2", f"Pair of experiences {ids}" if claim.is_pair else f"Experience {ids}{grades}")
     said("p", f"Judged: {claim.name}", "explained")
     prompt = list(conversation.prompt_turns(claim.messages, claim.prompt))
     if not claim.is_pair:
-        conversation.show([*prompt, ("assistant", claim.responses[0])])
-        return
-    conversation.show(prompt)
+        return conversation.show([*prompt, ("assistant", claim.responses[0])], JUDGED, on_more)
+    made = conversation.show(prompt, JUDGED, on_more)
     with said("div", "", "beside"):
         for name, response in zip("AB", claim.responses, strict=True):
             with said("section", "", "card", aria_label=f"response {name}"):
                 said("h3", name)
-                said("pre", layout.cut(response) or "(empty)", "text")
+                made.append(LongText(response, JUDGED, on_more, empty="(empty)"))
+    return made
 
 
 def _show_rewards(claim: Claim, parts: list[DictRow]) -> None:

@@ -6,7 +6,7 @@ if a person had typed them.
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import SEEK_END
@@ -98,17 +98,19 @@ class Launcher:
         found = [line for line in lines if line.startswith("error: ")] or lines[-1:]
         return [printable(line) for line in found] if done.returncode else []
 
-    def start(self, text: str, change: bool) -> Started:
+    def start(self, text: str, change: bool, has_begun: Callable[[], bool] = lambda: True) -> Started:
         """Write a configuration into a file that was not there, and start its run.
 
         Args:
             change: whether the run exists and goes on with this configuration.
+            has_begun: whether the run began to work. It is asked in a thread if the command fails: if not,
+                the file that was written for it is removed.
 
         Raises:
             ConfigError: the run was started here and is there still, or the text has no name of a run.
             TrinityError: the file or the process cannot be made.
         """
-        return self._thread.submit(self._start, text, change).result()
+        return self._thread.submit(self._start, text, change, has_begun).result()
 
     def started(self, run: str) -> Started | None:
         """The last start of a run here."""
@@ -136,14 +138,15 @@ class Launcher:
         for number in range(1, FILES + 1):
             yield self.folder / (f"{run}.yaml" if number == 1 else f"{run}-{number}.yaml")
 
-    def _start(self, text: str, change: bool) -> Started:
+    def _start(self, text: str, change: bool, has_begun: Callable[[], bool]) -> Started:
         path = self.file_of(text)
         name = name_of(text)
         before = self._started.get(name)
         if before is not None and before.code is None:
             raise ConfigError(f"Run '{name}' was started here and is at work: stop it first.")
-        if not lexists(path):
-            starting.write(text, path)
+        written = None if lexists(path) else path
+        if written is not None:
+            starting.write(text, written)
         arguments = command_of(path, change)
         log = home() / "logs" / name / "run.log"
         try:
@@ -159,9 +162,15 @@ class Launcher:
                     start_new_session=True,
                 )
         except OSError as error:
+            _remove(written, text)
             raise TrinityError(f"Run '{name}' cannot be started: {error}") from error
-        # Its end is taken note of at once, so that no zombie stays.
-        Thread(target=process.wait, name=f"wait for {name}", daemon=True).start()
+
+        def wait() -> None:
+            """Take note of the end at once, so that no zombie stays."""
+            if process.wait() and written is not None and not has_begun():
+                _remove(written, text)
+
+        Thread(target=wait, name=f"wait for {name}", daemon=True).start()
         started = Started(name, f"trinity-db {' '.join(arguments)}", log, begins, process)
         self._started[name] = started
         return started
@@ -187,6 +196,12 @@ def name_of(text: str) -> str:
     if not isinstance(content, dict):
         raise ConfigError("The file must hold keys and values, for example 'name: first-run'.")
     return starting.check_name(content.get("name"))
+
+
+def _remove(path: Path | None, text: str) -> None:
+    """Remove a file that was written for a start, unless a person changed it since."""
+    if path is not None and _holds(path, text):
+        path.unlink(missing_ok=True)
 
 
 def _holds(path: Path, text: str) -> bool:

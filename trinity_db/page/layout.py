@@ -111,6 +111,7 @@ class Look(Generic[Found]):
         follows: bool,
     ) -> None:
         self._reader, self._read, self._show, self._gone = reader, read, show, gone
+        self._visitor = visitor().name
         self._follows = follows
         """Whether it looks again and again, or once unless that failed."""
         self._looks = False
@@ -125,7 +126,7 @@ class Look(Generic[Found]):
         """Read and show, or tell why not."""
         self._looks, begun = True, time.monotonic()
         try:
-            found = await self._reader.ask(self._read)
+            found = await self.ask()
         except NotFound as error:
             self._is_shown = True
             self._follows = False
@@ -146,6 +147,10 @@ class Look(Generic[Found]):
         finally:
             self._looks = False
             self._rests_until = time.monotonic() + PAUSES * (time.monotonic() - begun)
+
+    async def ask(self) -> Found:
+        """What is shown, by one question or several."""
+        return await self._reader.ask(self._read, self._visitor)
 
     def soon(self) -> None:
         """Look again once it has rested, as something is new; several calls meanwhile are one look."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trinity_db.database import Transaction
-from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.page.launching import Launcher, Started, name_of
 from trinity_db.page.rights import Right, may
 from trinity_db.page.threads import Threads
@@ -66,7 +66,17 @@ class Manager:
         name = await asyncio.to_thread(name_of, text)  # a second of a long text
         if await self.is_at_work(name):
             raise ConfigError(f"Run '{name}' is at work: stop it first.")
-        return await asyncio.to_thread(self._launcher.start, text, change)
+        newest = await self._threads.run(partial(self._newest, name))
+
+        def has_begun() -> bool:
+            try:
+                return self._newest(name) != newest
+            except DatabaseUnavailable:
+                return True  # it is not known: its file stays
+            finally:
+                self._threads.database.close()  # that of a thread which ends
+
+        return await asyncio.to_thread(self._launcher.start, text, change, has_begun)
 
     async def is_at_work(self, name: str) -> bool:
         """Whether a run is there and a worker of it is alive."""
@@ -107,6 +117,9 @@ class Manager:
             return stopping.at_work(tx, runs.find(tx, name), asked_at, LEASE_SECONDS)
 
         return await self._threads.run(partial(self._decide, look))
+
+    def _newest(self, name: str) -> int | None:
+        return self._decide(lambda tx: workers.newest(tx, name))
 
     def _decide(self, verb: Callable[[Transaction], Result]) -> Result:
         with self._threads.database.transaction() as tx:

@@ -8,6 +8,7 @@ from psycopg.rows import DictRow
 
 from trinity_db.database import Database
 from trinity_db.schema.queries import query
+from trinity_db.schema.states import RunKind
 from trinity_db.store import reviews, runs
 
 COUNTED = 5_000  # rows, pairs or verdicts are counted up to here: about 0.2 s
@@ -20,6 +21,8 @@ SHOWN = 50  # people, questions, or disputes
 class Queue:
     """How far people are with the rows (or pairs) of a run."""
 
+    is_data: bool
+    """Whether it is that of a data set, which has no pairs to compare."""
     progress: reviews.Progress
     unasked: int
     drawn: DictRow | None
@@ -67,7 +70,8 @@ def queue(name: str, author: str | None, pairs: bool) -> Callable[[Database], Qu
             drawn = None
             if author is not None:
                 drawn = tx.execute(query("people_drawn"), values | {"limit": DRAWN}).fetchone()
-        return Queue(reviews.Progress(**progress), 0 if pairs else unasked["unasked"], drawn, found)
+        is_data = run.kind == RunKind.DATA
+        return Queue(is_data, reviews.Progress(**progress), 0 if pairs else unasked["unasked"], drawn, found)
 
     return read
 

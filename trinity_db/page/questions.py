@@ -5,15 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
 from psycopg.rows import DictRow
 
-from trinity_db.database import PASSING, Database, Transaction, storable
+from trinity_db.database import Database, Transaction
 from trinity_db.diagnosis import learning, work
 from trinity_db.diagnosis.finding import Finding, Level
-from trinity_db.errors import ConfigError, NotFound
+from trinity_db.errors import NotFound
 from trinity_db.inspection import status
-from trinity_db.page import events, layout
+from trinity_db.page import conditions, events
 from trinity_db.page.charts import METRICS, Point
 from trinity_db.processors import meaning
 from trinity_db.processors.meaning import Models
@@ -23,7 +22,6 @@ from trinity_db.store import runs, search
 POINTS = 400  # of a curve; more are not told apart
 ROWS = 50  # experiences of a page
 WINDOW = 10_000  # rows in which a text or a condition is looked for at a time: about 0.1 s
-MESSAGE = 500  # characters of what is wrong with a condition; it may quote a value of megabytes
 MEMBERS = 256  # attempts of a group that are shown
 REWARD_ROWS = 2_000  # of a version, whose rewards a run shows: about 0.3 s for the newest versions together
 OF_WORK = (work.dead_letters, work.silent_workers, work.setbacks)
@@ -43,8 +41,15 @@ class Filter:
     text: str | None = None
     where: str | None = None
     """A condition in SQL on the columns of experience_view."""
+    approved: str | None = None
+    """The approval of the condition."""
     before: int | None = None
     """The id below which they lie, for the next page."""
+
+    @property
+    def is_search(self) -> bool:
+        """Whether rows are looked at one by one."""
+        return self.text is not None or self.where is not None
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Experiences:
 
     rows: list[DictRow]
     before: int | None
-    """Where the next page begins; None at the end."""
+    """The id below which there may be more; None: all were looked at."""
     looked_at: int
     run_names: list[str]
 
@@ -64,7 +69,7 @@ def runs_and_alerts(database: Database) -> tuple[list[dict[str, Any]], list[Find
     with database.transaction() as tx:
         steps = {row["run_id"]: row for row in tx.execute(query("page_runs"))}
         alerts = _alerts(tx)
-    active = [run for run in found if run["state"] == "active" and run["kind"] == "train"]
+    active = [run for run in found if run["state"] == "active"]
     waiting = {run["id"]: status.waiting(database, run["id"]) for run in active}
     rows = [
         {**run, "last": steps.get(run["id"], {}), "waiting": waiting.get(run["id"])}
@@ -91,10 +96,14 @@ def run_in_full(database: Database, name: str) -> dict[str, Any]:
 
 
 def experiences(wanted: Filter) -> Callable[[Database], Experiences]:
-    """The question for a page of experiences."""
+    """The question for a page of experiences.
+
+    A text and a condition are looked for in the newest WINDOW rows that meet the other filters: `before` says
+    where to look further, also if none of these rows is shown.
+    """
 
     def read(database: Database) -> Experiences:
-        looks = wanted.text is not None or wanted.where is not None
+        looks = wanted.is_search
         with database.transaction(read_only=True) as tx:
             run_id = runs.find(tx, wanted.run, "run or data set").id if wanted.run else None
             values = {
@@ -104,7 +113,7 @@ def experiences(wanted: Filter) -> Callable[[Database], Experiences]:
             }  # fmt: skip
             # Not prepared: one plan for all filters would not fit any.
             candidates = [row["id"] for row in tx.execute(query("page_candidates"), values, prepare=False)]
-            ids = candidates if wanted.where is None else _meeting(tx, wanted.where, candidates)
+            ids = candidates if wanted.where is None else conditions.meeting(tx, wanted.where, candidates)
             found = {"ids": ids, "pattern": pattern(wanted.text), "limit": ROWS + 1}
             rows = tx.execute(query("page_experiences"), found, prepare=False).fetchall()
             names = [row["name"] for row in tx.execute(query("page_run_names"))]
@@ -116,32 +125,6 @@ def experiences(wanted: Filter) -> Callable[[Database], Experiences]:
         return Experiences(rows[:ROWS], before, len(candidates), names)
 
     return read
-
-
-def _meeting(tx: Transaction, condition: str, ids: list[int]) -> list[int]:
-    """Those of some experiences that meet a condition in SQL on the columns of experience_view.
-
-    Raises:
-        ConfigError: the condition is none that the server understands.
-    """
-    rows = f"FROM ({query('page_condition_rows')}) AS experience_view"
-    given = condition.replace("%", "%%")
-    # What closes the parenthesis, as to go on with UNION ALL and a billion rows, does not close the bracket.
-    whole = storable(f"SELECT ARRAY[{given}\n] {rows} LIMIT 0").encode()
-    meeting = storable(f"SELECT id {rows} WHERE ({given}\n)").encode()
-    try:
-        # Rolled back: a setting that the condition makes would stay in the session, for other pages.
-        with tx.transaction(force_rollback=True):
-            tx.execute(whole, {"ids": ids}, prepare=False)
-            return [row["id"] for row in tx.execute(meeting, {"ids": ids}, prepare=False)]
-    except psycopg.Error as error:
-        if error.sqlstate is None or error.sqlstate.startswith((*PASSING, "53", "58")):
-            raise  # the server's own trouble
-        why = layout.beginning(error.diag.message_primary, MESSAGE)
-        raise ConfigError(f"The condition {layout.beginning(condition, 200)}: {why}.") from None
-    finally:
-        if not tx.closed:
-            tx.execute("SELECT pg_advisory_unlock_all()")  # a rollback keeps them
 
 
 def similar(wanted: int | str, run: str | None, models: Models) -> Callable[[Database], list[DictRow] | None]:

@@ -86,7 +86,7 @@ class _Run:
             part.set_visibility(not is_data)
         if self._managing is not None and not is_data:
             self._managing.show(run)
-        facts = [Fact("state", "data set" if is_data else status.state(run))]
+        facts = [Fact("state", status.state(run))]
         self._facts.show([*facts, *(Fact(name, text or "") for name, text in said_of.items())])
         drawn = any(name in run["curves"] for chart in CHARTS for name in chart.metrics)
         self._no_curves.set_visibility(not drawn)

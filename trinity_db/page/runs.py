@@ -17,9 +17,13 @@ from trinity_db.page.manager import Manager
 from trinity_db.page.reader import Reader
 from trinity_db.page.rights import Right, may
 
+STATES = (
+    "active: a worker is alive; stopped: all workers signed off; crashed: a worker ended without signing "
+    "off; new: no worker has started yet"
+)
 COLUMNS = (
     Column("run"),
-    Column("state"),
+    Column("state", hint=STATES),
     Column("alive", hint="roles that gave a sign of life within their lease"),
     Column("version", "number", "latest policy version"),
     Column("step", "number", "last committed step, and how many there are to be"),
@@ -58,7 +62,7 @@ class _Runs:
         self.look = Look(answers, questions.runs_and_alerts, self.show, lambda: None, follows=True)
         self._table = Rows("runs", COLUMNS, EMPTY)
         _chooser()
-        layout.heading("Alerts", "What trinity-db doctor finds wrong with runs at work.")
+        layout.heading("Alerts", "What trinity-db doctor finds wrong with runs that are active.")
         self._alerts = Alerts()
 
     def show(self, found: tuple[list[dict[str, Any]], list[Finding]]) -> None:
@@ -78,10 +82,9 @@ def _chooser() -> None:
 def _row(run: Mapping[str, Any]) -> list[Cell]:
     last, rows = run["last"], counted(run)
     alive = sorted({worker["role"] for worker in run["workers"] if worker["alive"]})
-    kind = run["state"] if run["kind"] == "train" else "data set"
     return [
         Cell(run["run"], layout.place("run", run["run"]), ticks=CHOOSER if run["kind"] == "train" else None),
-        layout.state(kind) if kind != "data set" else Cell(kind, kind="data"),
+        layout.state(run["state"]) if run["kind"] == "train" else Cell(run["state"], kind="data"),
         Cell(", ".join(alive), kind="alive" if alive else ""),
         Cell(layout.number(run["policy_version"])),
         Cell(_step(last)),

@@ -14,7 +14,7 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.page import layout, questions
 from trinity_db.page.drafting import Drafting
 from trinity_db.page.elements import said
-from trinity_db.page.forms import explained_choice, explained_field, hidden
+from trinity_db.page.forms import explained_choice, explained_field
 from trinity_db.page.manager import REFUSED, Manager
 from trinity_db.page.reader import Reader
 from trinity_db.page.rights import Right, may
@@ -58,12 +58,16 @@ def _build(manager: Manager, given: Mapping[str, str], found: Mapping[str, list[
     said("p", textwrap.dedent(f"        {starting.CONTENTS[purpose][0]}"), "empty")
     shown = _first_values(purpose, found) | {name: value.strip() for name, value in given.items()}
     _form(purpose, shown, found)
+
+    def write(fields: Mapping[str, str]) -> str:
+        values = shown | {name: value.strip() for name, value in fields.items()}
+        return starting.text(purpose, values["name"], _values(purpose, values, found))
+
     try:
-        text = starting.text(purpose, shown["name"], _values(purpose, shown, found))
-    except TrinityError as error:
-        said("p", str(error), "notice", role="alert")
-        return
-    Drafting(manager, text, change=False)
+        text = write({})
+    except TrinityError:
+        text = ""  # what is wrong is told where the file would be, as soon as the page works
+    Drafting(manager, text, False, "form.meant", write)
 
 
 def _first_values(purpose: str, found: Mapping[str, list[str]]) -> dict[str, str]:
@@ -74,10 +78,8 @@ def _first_values(purpose: str, found: Mapping[str, list[str]]) -> dict[str, str
 
 
 def _form(purpose: str, shown: Mapping[str, str], found: Mapping[str, list[str]]) -> None:
-    """A plain form, whose fields become the link."""
-    place = {"action": "/start", "method": "get", "aria_label": "What the file says"}
-    with said("form", "", "filters meant", **place):
-        hidden("for", purpose)
+    """The fields that write the file. The first values of some may stand in the link."""
+    with said("form", "", "filters meant", aria_label="What the file says"), said("fieldset"):
         explained_field("name", NAME, shown["name"])
         explained_field("model", MODEL, shown["model"])
         for key in starting.asked(purpose):
@@ -85,9 +87,6 @@ def _form(purpose: str, shown: Mapping[str, str], found: Mapping[str, list[str]]
                 explained_choice(key, _text_of(key), found[key], shown[key])
             else:
                 explained_field(key, _text_of(key), shown[key])
-        with said("p", "", "more"):
-            said("button", "Write the file", "main", type="submit")
-            said("span", "What you changed in the file below by hand is lost then.")
 
 
 def _values(purpose: str, shown: Mapping[str, str], found: Mapping[str, list[str]]) -> dict[str, Any]:

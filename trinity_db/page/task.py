@@ -9,7 +9,7 @@ from psycopg.rows import DictRow
 
 from trinity_db.errors import ConfigError
 from trinity_db.inspection.words import moment
-from trinity_db.page import layout, pass_rates
+from trinity_db.page import layout, pass_rates, texts
 from trinity_db.page.charts import Chart, Point, draw
 from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, said
 from trinity_db.page.forms import MAX_VERSION, field, hidden, whole
@@ -96,7 +96,7 @@ def _show(run: str, task: Task) -> None:
     Facts().show(_facts(run, task.row))
     layout.heading("Task")
     with said("div", "", "card"):
-        said("pre", layout.cut(asked(task.row["payload"])), "text")
+        texts.show(asked(task.row["payload"]))
     layout.heading("By policy version", BOUNDS)
     draw(*_curves(task.versions))
     table = Rows("by policy version", COLUMNS, NO_VERSIONS)

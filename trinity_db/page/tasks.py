@@ -39,6 +39,7 @@ SORTS = {
 }
 NEWEST = "last asked first"
 EMPTY = "No task of this run meets these filters. Take one away."
+NOT_YET = "None of the first {looked_at:,} tasks that meet the other filters. Others were not looked at."
 NOTHING = (
     "This run has attempted no task yet.\n"
     "Its explorers do: trinity-db run CONFIG starts the roles again. A data set, and a run that learns "
@@ -59,7 +60,8 @@ def register(reader: Reader) -> None:
                 wanted = read_asked(given)
             except ConfigError as error:
                 said("p", str(error), "notice", role="alert")
-                said("a", "Without filters", "button", href="/tasks")
+                some = [[given[name]] if name in given else [] for name in ("run", "taskset")]
+                _form(given, *some)
                 return
             page = _Tasks(reader, wanted, given)
             await page.look.look()
@@ -101,12 +103,15 @@ class _Tasks:
         with self._form:
             _form(self._given, found.run_names, found.tasksets)
         self._table.show([_row(self._wanted.run, row) for row in found.rows])
+        if not found.rows and found.next is not None:
+            self._table.say_empty(NOT_YET.format(looked_at=found.looked_at))
         self._more.clear()
         with self._more:
             if found.next is not None:
                 rank, below = found.next
                 rest = {**self._given, "rank": repr(rank), "below": below}
-                said("a", "More", "button", href=layout.place("tasks", **rest), rel="next")
+                word = "More" if found.rows else "Look further"
+                said("a", word, "button", href=layout.place("tasks", **rest), rel="next")
             if self._wanted.below is not None:
                 rest = {**self._given, "rank": None, "below": None}
                 said("a", "From the start", "button", href=layout.place("tasks", **rest))

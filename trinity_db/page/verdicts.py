@@ -15,11 +15,16 @@ from trinity_db.page.people import Agreement, Queue
 from trinity_db.page.reader import Reader
 from trinity_db.page.rights import Right, may, visitor
 from trinity_db.page.writer import Writer
+from trinity_db.schema.states import RunKind
 
 ONLY_READS = "This page only reads. Give verdicts here with: trinity-db page --by YOUR_NAME"
 MAY_NOT = "You may look here. To give verdicts you need the right to label, in the file of people."
 TOO_LATE = "The page was started when no one had the right to label: start it again to give verdicts."
 EMPTY = "There are no runs in this store yet.\ntrinity-db demo makes one in two minutes."
+NO_PAIRS = (
+    "'{run}' is a data set, and has no pairs to compare. Its rows can be compared in a run that has the data "
+    "set under data."
+)
 SIDES = {1: "first is better", -1: "second is better", 0: "tie"}
 QUEUES = ("rows", "pairs")
 
@@ -72,7 +77,7 @@ class _Queues:
                 [
                     Cell(row["run"], layout.place("verdicts", row["run"])),
                     Cell(_counted(row["rows"]), layout.place("verdicts", row["run"])),
-                    Cell(_counted(row["pairs"]), layout.place("verdicts", row["run"], queue="pairs")),
+                    _pairs(row),
                     Cell(_counted(row["unasked"])),
                 ]
                 for row in rows
@@ -100,6 +105,8 @@ class _Queue:
                         link.props["aria-current"] = "page"
             if refusal := _refusal(writer):
                 said("p", refusal, "explained")
+            self._refused = said("p", NO_PAIRS.format(run=run), "empty")
+            self._refused.set_visibility(False)
             self._judged = said("div")
             layout.heading("Progress")
             self._facts = Facts()
@@ -114,12 +121,19 @@ class _Queue:
         layout.later(self._agreed.look)
 
     def show(self, queue: Queue) -> None:
-        if self._writer is not None and self._author is not None and self._judging is None:
-            with self._judged:
-                self._judging = Judging(self._writer, self._author, self._run, self._pairs, self.look.soon)
+        is_refused = queue.is_data and self._pairs
+        self._refused.set_visibility(is_refused)
+        if self._judging is None and not is_refused:
+            self._judge()
         self._facts.show(_facts(queue, self._author, self._pairs))
         self._drawn.text = "" if queue.drawn is None else drawn(queue.drawn, self._run)
         self._people.show([_person(row) for row in queue.people])
+
+    def _judge(self) -> None:
+        """Put the queue in front of a person who may judge."""
+        if self._writer is not None and self._author is not None:
+            with self._judged:
+                self._judging = Judging(self._writer, self._author, self._run, self._pairs, self.look.soon)
 
     def show_agreement(self, found: Agreement) -> None:
         self._people_agree.set_visibility(True)
@@ -141,6 +155,13 @@ def drawn(found: Mapping[str, Any], run: str) -> str:
     what = "is in a batch" if found["drawn"] == 1 else "are in batches"
     where = "" if found["run"] == run else f" of run {found['run']}"
     return f"{found['drawn']:,} of {which} {what}, the last in step {found['step']:,}{where}."
+
+
+def _pairs(row: DictRow) -> Cell:
+    """The queue of pairs; a data set has none."""
+    if row["kind"] == RunKind.DATA:
+        return Cell()
+    return Cell(_counted(row["pairs"]), layout.place("verdicts", row["run"], queue="pairs"))
 
 
 def _counted(number: int) -> str:

@@ -118,6 +118,13 @@ def running(tx: Transaction, run_id: int, lease_seconds: float) -> list[Worker]:
     return found
 
 
+def newest(tx: Transaction, run: str) -> int | None:
+    """The worker of a run that started last; None before the first, or if there is no such run."""
+    row = tx.execute(query("newest_worker"), {"run": run}).fetchone()
+    assert row is not None
+    return None if row["id"] is None else int(row["id"])
+
+
 def all_gone(tx: Transaction, run: runs.Run, lease_seconds: float, what: str) -> None:
     """Make sure that no worker of a run is alive; those that are silent are taken for gone, and will hear it.
 

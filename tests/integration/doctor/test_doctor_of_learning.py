@@ -54,6 +54,41 @@ def test_groups_with_equal_rewards_are_found(scene: Scene, found: Any) -> None:
     assert found() == {}
 
 
+def test_a_run_that_solves_its_tasks_is_told_apart_from_one_that_collapsed(scene: Scene, found: Any) -> None:
+    for step in range(1, 2 * learning.STEPS + 1):
+        scene.record(step, {learning.ENTROPY: 1.0 / step**2})
+    assert set(found()) == {"learn entropy"}
+    scene.make_ready(MANY, rewards=(1.0, 1.0))
+    assert found() == {}  # solved, and its responses are alike for that reason
+    with scene.database.transaction() as tx:
+        [told] = learning.equal_rewards(tx)
+    assert told.level == "ok"
+    assert told.found == "run 'run' solves its tasks: every attempt did in 20 of its last 20 groups"
+    scene.make_ready(MANY, rewards=(0.0, 0.0))  # half of the groups: what is not solved has collapsed
+    alert = found()["learn rewards"]["found"]
+    assert alert.endswith(
+        "equal in 20 of its last 40 groups, in most of them 0, and 20 more are solved by every attempt"
+    )
+    assert set(found()) == {"learn rewards", "learn entropy"}
+
+
+def test_the_best_reward_is_the_one_that_solves_a_task(scene: Scene, found: Any) -> None:
+    scene.make_ready(MANY, rewards=(0.5, 0.5))
+    assert set(found()) == {"learn rewards"}
+    set_config(scene, {"processors": {"group": {"solved_reward": 0.5}}})
+    assert found() == {}
+
+
+def test_a_run_without_a_living_worker_raises_no_alert(scene: Scene, found: Any) -> None:
+    scene.make_ready(MANY, rewards=(0.5, 0.5))
+    assert set(found()) == {"learn rewards"}
+    with scene.database.transaction() as tx:
+        tx.execute("UPDATE trinity.worker SET stopped_at = now()")
+    assert found() == {}
+    with scene.database.transaction() as tx:  # its own page shows what was wrong with it
+        assert [one.level for one in learning.equal_rewards(tx, scene.run.id)] == ["warn"]
+
+
 def test_groups_without_rewards_are_found_where_steps_give_some(scene: Scene, found: Any) -> None:
     scene.make_ready(MANY)
     with scene.database.transaction() as tx:
@@ -187,7 +222,7 @@ def test_the_curve_of_the_side_that_waits_is_shown(scene: Scene, found: Any) -> 
 
 
 def test_runs_that_are_over_are_told_only_when_they_are_asked_for(scene: Scene, found: Any) -> None:
-    scene.make_ready(MANY, rewards=(1.0, 1.0))
+    scene.make_ready(MANY, rewards=(0.5, 0.5))
     assert "learn rewards" in found()
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.run SET state = 'finished', finished_at = now()")

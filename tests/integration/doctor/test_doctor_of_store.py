@@ -185,7 +185,7 @@ def test_a_listener_that_does_not_hear_is_found(
     assert one(examine(url), "work notifications")["level"] == "warn"
 
 
-def test_an_active_run_without_workers_is_told_and_no_complaint(
+def test_a_stopped_run_is_told_and_no_complaint(
     url: str, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
 ) -> None:
     with closing(Database(url)) as store:
@@ -194,7 +194,7 @@ def test_an_active_run_without_workers_is_told_and_no_complaint(
     monkeypatch.setenv("TRINITY_DB_URL", url)
     done = command_line("doctor")
     assert done.code == 0
-    assert "run 'run' is active, without a live worker to train" in done.stdout
+    assert "run 'run' is stopped: all its workers signed off" in " ".join(done.stdout.split())
 
 
 def make_metrics(url: str) -> None:

@@ -3,7 +3,7 @@
 const MOMENT = 300; // milliseconds; no person reads a text in less
 
 export default {
-  props: { keys: Array, turn: Number, shown: Number },
+  props: { keys: Array, turn: Number, shown: Number, warning: String },
   data: () => ({ takes: false, helps: false }),
   mounted() {
     this.press = (event) => {
@@ -59,6 +59,7 @@ export default {
       onClick: () => (this.helps = !this.helps) }, [h("kbd", "?"), " help"]);
     const explained = this.keys.map((one) => h("div", [h("dt", [h("kbd", one.key), " " + one.word]), h("dd", one.help)]));
     return h("div", { class: "keys", role: "group", "aria-label": "keys", "data-turn": this.turn, "data-takes": this.takes }, [
+      this.warning ? h("p", { class: "notice", role: "alert" }, this.warning) : null,
       this.helps ? h("dl", { class: "help" }, explained) : null,
       h("div", { class: "pressed" }, [...this.keys.map(button), help]),
     ]);
