@@ -14,7 +14,8 @@ from trinity_db.database import Database
 
 BODIES: tuple[Any, ...] = (
     None, 1, "x", [], {}, {"client_id": 1}, {"client_id": []}, {"client_id": {}},
-    {"client_id": "x" * 100_000},    {"client_id": "x", "id": []}, {"client_id": "x", "tab_id": 1}, {"client_id": "x", "next_message_id": "x"},
+    {"client_id": "x" * 100_000}, {"client_id": "x", "id": []}, {"client_id": "x", "tab_id": 1},
+    {"client_id": "x", "next_message_id": "x"},
 )  # fmt: skip
 NAMES = ("handshake", "event", "javascript_response", "ack", "log")
 LINKS = ("&implicit_handshake=true", "&implicit_handshake=true&client_id=x&next_message_id=x")
