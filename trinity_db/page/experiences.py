@@ -105,7 +105,7 @@ class _Experiences:
         self._given = given
         self._form = said("div")
         if wanted.is_search:
-            self.look: Look[Experiences] = _Search(reader, wanted, self.show, self._tell)
+            self.look: Look[Experiences] = _Search(reader, wanted, self.show, self._tell, self._fail)
         else:
             read = questions.experiences(wanted)
             self.look = Look(reader, read, self.show, lambda: None, follows=False)
@@ -142,6 +142,11 @@ class _Experiences:
         self._progress.text = f"Searching: {rows} found in {looked_at:,} so far."
         self._table.say_empty("No row found yet.")
 
+    def _fail(self) -> None:
+        """A notice says why there are no rows."""
+        self._progress.text = ""
+        self._table.say_empty("The search did not end.")
+
 
 class _Search(Look[Experiences]):
     """Looks for a text or a condition in window after window of rows, while the visitor is there."""
@@ -152,9 +157,11 @@ class _Search(Look[Experiences]):
         wanted: Filter,
         show: Callable[[Experiences], None],
         tell: Callable[[int, int], None],
+        fail: Callable[[], None],
     ) -> None:
         super().__init__(reader, questions.experiences(wanted), show, lambda: None, follows=False)
-        self._searches, self._wanted, self._tell_progress = reader, wanted, tell
+        self._searches, self._wanted = reader, wanted
+        self._tell_progress, self._fail = tell, fail
         self._task: asyncio.Task[Any] | None = None
         ui.context.client.on_delete(self._leave)
 
@@ -177,6 +184,10 @@ class _Search(Look[Experiences]):
             if before is None or is_over:
                 return Experiences(rows, before, looked_at, part.run_names)
             self._tell_progress(looked_at, len(rows))
+
+    def _tell(self, text: str) -> None:
+        super()._tell(text)
+        self._fail()
 
     def _leave(self) -> None:
         if self._task is not None:
