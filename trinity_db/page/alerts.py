@@ -8,7 +8,7 @@ from trinity_db.page.elements import Cell, Column, Rows
 
 SHOWN_BY = Column("shown by", hint="the rows, the group or the curve that show it")
 COLUMNS = (Column("alert"), Column("found", "long"), Column("remedy", "long"), SHOWN_BY)
-NONE = "No alerts: rows flow, rewards differ, and everything that is held is held by a live worker."
+NONE = "No alerts: the checks of trinity-db doctor find nothing wrong."
 
 
 class Alerts:
