@@ -10,6 +10,7 @@ are made again in each transaction, for that transaction alone.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,6 @@ from trinity_db.schema.queries import query
 
 logger = logging.getLogger(__name__)
 
-Transaction = psycopg.Connection[DictRow]
 Result = TypeVar("Result")
 
 IDLE = TransactionStatus.IDLE
@@ -46,6 +46,8 @@ PASSING = (
     "57P",  # the server shuts down
     "25P03",  # a transaction stood still
 )
+ANNOUNCE_SECONDS = 0.1  # longest wait for other senders of notifications, one of which may send gigabytes
+QUIET_SECONDS = 2.0  # without notifications after one could not be sent; roles poll as often
 REMEDIES = {
     "42501": "let its owner give the login what its role needs (trinity-db db roles), or use another login",
     "53100": "its disk is full; make room there, and start again",
@@ -57,8 +59,30 @@ REMEDIES = {
 }
 
 
+class Transaction(psycopg.Connection[DictRow]):
+    """A connection, and within `Database.transaction` a transaction on it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.announcements: set[tuple[str, str]] = set()
+        """Channels and payloads of the notifications that are sent after the commit."""
+
+    def announce(self, channel: str, payload: str) -> None:
+        """Send a notification once the transaction of `Database.transaction` has committed.
+
+        The notification may be lost: see `Database`.
+        """
+        self.announcements.add((channel, payload))
+
+
 class Database:
-    """A store that is there and whose schema fits this code."""
+    """A store that is there and whose schema fits this code.
+
+    Notifications are sent after the commit, in a separate statement. Every login may fill the server's queue
+    of notifications, and a commit that has one fails while the queue is full. So no transaction depends on
+    the queue: a notification that cannot be sent within `ANNOUNCE_SECONDS` is dropped and counted, and
+    listeners see the change when they next poll.
+    """
 
     def __init__(
         self,
@@ -78,6 +102,9 @@ class Database:
         self._local = threading.local()
         self.session_name = "trinity-db"
         """What sessions that are opened from now on tell the server that they are."""
+        self.lost_announcements = 0
+        """Number of transactions whose notifications were not sent, since one could last be sent."""
+        self._quiet_until = -math.inf
 
     @contextmanager
     def transaction(self, read_only: bool = False) -> Iterator[Transaction]:
@@ -101,8 +128,12 @@ class Database:
         needs_settings = is_pooled(connection) and self._silence_seconds is not None
         begun = self._begun(connection) if needs_settings else connection.transaction()
         closed = _closed_if_interrupted(connection, IDLE)
-        with closed, in_our_words(connection), begun, _closed_if_interrupted(connection, *BETWEEN):
-            yield connection
+        connection.announcements.clear()
+        with closed:
+            with in_our_words(connection), begun, _closed_if_interrupted(connection, *BETWEEN):
+                yield connection
+            if connection.announcements:
+                self._send_announcements(connection)
 
     def retry(self, decide: Callable[[], Result], give_up: Callable[[], bool] = lambda: False) -> Result:
         """Call until the database answers; for a role, which needs no other name of this module for it."""
@@ -112,7 +143,6 @@ class Database:
         """A connection of its own that hears a channel, in autocommit; behind a pooler it hears nothing."""
         connection = self._connect()
         if not is_pooled(connection):
-            connection.autocommit = True
             with in_our_words(connection):
                 connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
         return connection
@@ -137,6 +167,32 @@ class Database:
             self._local.connection = connection
         return connection
 
+    def _send_announcements(self, connection: Transaction) -> None:
+        """Send the notifications of the transaction that has just committed. Raises no database error."""
+        if time.monotonic() < self._quiet_until:
+            self.lost_announcements += 1
+            return
+        channels, payloads = zip(*sorted(connection.announcements), strict=True)
+        values = {"seconds": ANNOUNCE_SECONDS, "channels": list(channels), "payloads": list(payloads)}
+        try:
+            connection.execute(query("announce"), values)
+        except psycopg.Error as error:
+            if not self.lost_announcements:
+                logger.warning(
+                    "Other processes are not notified of new work, and find it when they poll (%s); "
+                    "trinity-db doctor names the session that fills the server's queue of notifications.",
+                    first_line(error),
+                )
+            self.lost_announcements += 1
+            self._quiet_until = time.monotonic() + QUIET_SECONDS
+        else:
+            if self.lost_announcements:
+                logger.warning(
+                    "Notifications are sent again; those of %d transactions were not.",
+                    self.lost_announcements,
+                )
+            self.lost_announcements = 0
+
     def _connect(self, **options: Any) -> Transaction:
         """A connection. An embedded server that crashed is started for it, one that was stopped is not."""
         options["application_name"] = self.session_name
@@ -145,17 +201,15 @@ class Database:
             # heartbeat would come too late. A new one does not wait.
             options |= _notice_silence(self._silence_seconds / 3)
         try:
-            connection = connect(self.url, **options)
+            connection = connect(self.url, autocommit=True, **options)
         except DatabaseUnavailable:
             if self._embedded_home is None or not _revive(self._embedded_home):
                 raise
-            connection = connect(self.url, **options)
-        if self._silence_seconds is not None:
-            if is_pooled(connection):
-                connection.autocommit = True  # transactions begin with settings
-            else:
-                with in_our_words(connection), connection.transaction():
-                    connection.execute("; ".join(self._settings(connection)).encode())
+            connection = connect(self.url, autocommit=True, **options)
+        # Behind a pooler each transaction begins with its settings.
+        if self._silence_seconds is not None and not is_pooled(connection):
+            with in_our_words(connection), connection.transaction():
+                connection.execute("; ".join(self._settings(connection)).encode())
         return connection
 
     @contextmanager
@@ -221,7 +275,7 @@ def connect(url: str, autocommit: bool = False, **options: Any) -> Transaction:
         TrinityError: the address is none, or the pooler keeps no transaction on one session.
     """
     try:
-        connection: Transaction = psycopg.connect(
+        connection = Transaction.connect(
             url,
             row_factory=dict_row,
             autocommit=True,

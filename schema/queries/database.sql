@@ -28,3 +28,10 @@ FROM unnest(ARRAY['enable_seqscan', 'enable_mergejoin', 'enable_hashjoin', 'jit'
 -- works on the others. No such statement gains as much from compilation as that costs.
 SELECT set_config('statement_timeout', %(seconds)s::float8 * 1000 || 'ms', true),
        set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)
+
+-- name: announce
+-- Sends notifications, as a transaction that changes nothing else. Senders take turns by a lock of the server, which this
+-- waits for no longer than `seconds`.
+SELECT set_config('lock_timeout', %(seconds)s::float8 * 1000 || 'ms', true),
+       pg_notify(n.channel, n.payload)
+FROM unnest(%(channels)s::text[], %(payloads)s::text[]) AS n (channel, payload)

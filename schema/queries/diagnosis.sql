@@ -182,6 +182,18 @@ ORDER BY r.id
 -- How full the server's queue of notifications is, from 0 to 1. The slowest listener holds it up.
 SELECT pg_notification_queue_usage() AS share
 
+-- name: doctor_unread_notifications
+-- The session that most likely keeps the queue of notifications full: a session that listens reads none while it is in a
+-- transaction, or while its client takes no data. Sessions of all databases share the queue. Which sessions listen is
+-- not visible to others, so this is the oldest open transaction.
+SELECT a.pid, a.usename AS role, a.application_name AS application, a.client_addr::text AS address, a.state,
+       coalesce(a.xact_start, a.state_change) AS since
+FROM pg_stat_activity a
+WHERE a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()
+  AND (a.xact_start IS NOT NULL OR a.wait_event = 'ClientWrite')
+ORDER BY coalesce(a.xact_start, a.state_change)
+LIMIT 1
+
 -- name: doctor_archives
 -- The Lance tables that have rows of runs.
 SELECT r.name AS run, a.name, a.num_rows AS rows

@@ -58,8 +58,3 @@ FROM trinity.taskset s WHERE s.name = %(name)s
 -- Lets sessions that import into tasksets or data sets of these names, adopt them or delete them take turns. So a row
 -- that an import did not find is still missing when the import writes it.
 SELECT s.id FROM trinity.taskset s WHERE s.name = ANY(%(names)s::text[]) ORDER BY s.id FOR NO KEY UPDATE
-
--- name: announce
--- Wakes the roles that wait on this run, and tells them the news. Calls with the same news in one transaction are one
--- notification.
-SELECT pg_notify('trinity_run_' || %(run_id)s::bigint, %(news)s)

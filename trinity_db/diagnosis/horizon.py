@@ -3,6 +3,8 @@
 Claims and draws then wade through more and more of them: their latency grows with every update.
 """
 
+from psycopg.rows import DictRow
+
 from trinity_db.diagnosis.finding import Connection, Finding, ok, span, warn
 from trinity_db.schema.queries import query
 
@@ -16,8 +18,7 @@ def sessions(connection: Connection) -> list[Finding]:
     limits = {"idle_seconds": IDLE_SECONDS, "statement_seconds": STATEMENT_SECONDS, "max_age": MAX_AGE}
     found = []
     for row in connection.execute(query("doctor_sessions"), limits):
-        who = f"pid {row['pid']} ({row['role']}, {row['application'] or 'no name'}"
-        who += f", {row['address']})" if row["address"] else ")"
+        who = client(row)
         if row["is_standby"]:
             found.append(
                 warn(
@@ -63,6 +64,12 @@ def slots(connection: Connection) -> list[Finding]:
         for row in connection.execute(query("doctor_slots"), {"max_age": MAX_AGE})
     ]
     return found or [ok("horizon slot", "no replication slot keeps old rows")]
+
+
+def client(row: DictRow) -> str:
+    """The process, login, program and address of a session."""
+    address = f", {row['address']}" if row["address"] else ""
+    return f"pid {row['pid']} ({row['role']}, {row['application'] or 'no name'}{address})"
 
 
 def _pins(transactions: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from trinity_db.diagnosis import horizon
 from trinity_db.diagnosis.finding import Connection, Finding, fail, ok, span, warn
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
@@ -93,10 +94,16 @@ def archives(connection: Connection) -> list[Finding]:
 
 
 def notifications(connection: Connection) -> list[Finding]:
-    """Whether a session listens and takes no notifications. Once their queue is full, commits fail."""
+    """Whether a session listens and reads no notifications, so that the server's queue fills up."""
     row = connection.execute(query("doctor_notifications")).fetchone()
     assert row is not None
     found = f"the queue is {row['share']:.0%} full"
-    if row["share"] > FULL_SHARE:
+    if row["share"] <= FULL_SHARE:
+        return [ok("work notifications", found)]
+    found += "; once it is full, roles find new work by polling alone. A session that listens keeps it full"
+    oldest = connection.execute(query("doctor_unread_notifications")).fetchone()
+    if oldest is None:
         return [warn("work notifications", found, "end the session that listens in an open transaction")]
-    return [ok("work notifications", found)]
+    since = f"{oldest['since']:%Y-%m-%d %H:%M:%S %Z}"
+    found += f", most likely {horizon.client(oldest)}, {oldest['state']} since {since}"
+    return [warn("work notifications", found, f"SELECT pg_terminate_backend({oldest['pid']})")]

@@ -252,16 +252,16 @@ def finish(tx: Transaction, run_id: int) -> None:
 
 
 def announce(tx: Transaction, run_id: int, news: str = "") -> None:
-    """Wake the roles that wait on this run, when this transaction commits.
+    """Wake the roles that wait on this run, after this transaction has committed. A wake-up may get lost.
 
     Args:
         news: FINISHED, or "": there may be something to do.
     """
-    tx.execute(query("announce"), {"run_id": run_id, "news": news})
+    tx.announce(channel(run_id), news)
 
 
 def channel(run_id: int) -> str:
-    """The channel on which `announce` speaks."""
+    """The channel of `announce`."""
     return f"trinity_run_{run_id}"
 
 
