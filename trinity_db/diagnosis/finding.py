@@ -5,10 +5,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-import psycopg
-from psycopg.rows import DictRow
+from trinity_db.database import Transaction
 
-Connection = psycopg.Connection[DictRow]
+Connection = Transaction
 
 
 class Level(StrEnum):
