@@ -14,6 +14,7 @@ from trinity_db.errors import TrinityError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine
 from trinity_db.explorer.environments.environment import NotStarted
+from trinity_db.explorer.long_texts import CHARACTERS, SHORT, work_on
 from trinity_db.explorer.parking import AttemptParked
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.sampling import seed_of
@@ -27,6 +28,7 @@ from trinity_db.store.parks import Resumed
 logger = logging.getLogger(__name__)
 
 PROMPTS = 1024  # that are kept with their tokens
+LONG_PROMPTS = 16  # of more than `SHORT` characters, which may be megabytes
 TOO_STALE = "parked until its rollout group was too stale to be trained on"
 GRACE_SECONDS = 10.0  # that a cancelled attempt has to clean up; longer than the end of an environment takes
 
@@ -118,7 +120,7 @@ class Attempts:
             raise problem
         earned = await policy.earned(_earned(returned))
         await policy.calls.settled()
-        steps = policy.steps(earned)
+        steps = await work_on(CHARACTERS * policy.calls.history.num_tokens, lambda: policy.steps(earned))
         if not steps:
             raise ValueError("the workflow asked the policy for nothing")
         return steps
@@ -153,8 +155,13 @@ class Attempts:
     @cached_property
     def _prompt_ids(self) -> Callable[[str], Sequence[int]]:
         """The tokens of a prompt; the members of a group mostly ask with the same one."""
+
         # An array has 4 bytes for a token, a tuple 36: prompts may be long.
-        return lru_cache(PROMPTS)(lambda prompt: array("i", prompt_ids(prompt, self.engine.tokenizer)))
+        def encoded(prompt: str) -> "array[int]":
+            return array("i", prompt_ids(prompt, self.engine.tokenizer))
+
+        short, long = lru_cache(PROMPTS)(encoded), lru_cache(LONG_PROMPTS)(encoded)
+        return lambda prompt: (short if len(prompt) <= SHORT else long)(prompt)
 
 
 def _earned(returned: Any) -> Reward:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trinity_db.arrays import Payload
 from trinity_db.explorer.conversations import Answer, Conversations
 from trinity_db.explorer.engines.engine import Completion
 from trinity_db.explorer.history import History
+from trinity_db.explorer.long_texts import CHARACTERS, work_on
 from trinity_db.explorer.recorded import Sampled
 from trinity_db.store.calls import Call
 
@@ -31,7 +33,7 @@ class Calls:
         self.finish_reason: str | None = None
         """Of the last call."""
         self.conversations = Conversations(tokenizer)
-        self.history = History(temperature, self.conversations.text, tokenizer.decode)
+        self.history = History(temperature, self.conversations.text, self.conversations.whole_text)
         self._temperature = temperature
         self._stored: set[int] = set()
         """Numbers of the calls that the store has."""
@@ -44,6 +46,10 @@ class Calls:
         A cancelled call is recorded all the same once it is stored: a policy that another explorer resumes
         has it too.
         """
+        if sampled.prompt is None:  # a sequence that begins with it has its text
+            ids = sampled.prompt_ids
+            text = await work_on(CHARACTERS * len(ids), lambda: self.conversations.whole_text(ids))
+            sampled = replace(sampled, prompt=text)
         if self.keep is None:
             self._record(sampled, temperature)
         else:
@@ -67,9 +73,10 @@ class Calls:
         place = self.history.places[number]
         return Sampled(number, self.conversations.prompt(number), place.prompt_ids, place.completion)
 
-    def answer_of(self, sampled: Sampled, schemas: Sequence[Mapping[str, Any]]) -> Answer:
+    async def answer_of(self, sampled: Sampled, schemas: Sequence[Mapping[str, Any]]) -> Answer:
         """A call as an answer, with its calls of the tools that these JSON schemas describe."""
-        return self.conversations.answer(sampled, schemas)
+        characters = CHARACTERS * len(sampled.completion.token_ids)
+        return await work_on(characters, lambda: self.conversations.answer(sampled, schemas))
 
     def unstored(self) -> list[Call]:
         """The calls that the store does not have. Their agent is set when they are stored."""
@@ -88,7 +95,8 @@ class Calls:
         sampled = Sampled(number, prompt, prompt_ids, completion)
         own = payload.temperatures
         self._record(sampled, self._temperature if own is None else float(own[0]))
-        self.conversations.say(sampled, prompt, *self.conversations.continued(prompt))
+        text = self.conversations.whole_text(token_ids)
+        self.conversations.say(sampled, prompt, text, *self.conversations.continued(prompt))
         self.conversations.with_tools(sampled, ())  # its tool calls keep their tokens when they come back
         self._stored.add(number)
         self.begun = number + 1

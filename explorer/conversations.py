@@ -65,14 +65,20 @@ class Conversations:
         begun = max(self._said, key=lambda one: one.begins(text), default=Conversation("", [], []))
         return begun, begun.begins(text)
 
-    def say(self, sampled: Sampled, prompt: str, begun: Conversation, end: tuple[int, int]) -> None:
-        """Keep an answer, with which the conversation may go on."""
+    def say(
+        self, sampled: Sampled, prompt: str, text: str, begun: Conversation, end: tuple[int, int]
+    ) -> None:
+        """Keep an answer, with which the conversation may go on.
+
+        Args:
+            text: of the answer, special tokens included.
+        """
         token_ids = sampled.completion.token_ids
         if end not in begun.ends[-1:]:  # another beginning, or another branch
             begun = Conversation("", [], [])
             self._said.append(begun)
         self._prompts[sampled.number] = begun, len(prompt)
-        begun.text = prompt + self._tokenizer.decode(token_ids)  # with special tokens
+        begun.text = prompt + text
         begun.token_ids = [*sampled.prompt_ids, *token_ids]
         begun.ends.append((len(begun.text), len(begun.token_ids)))
 
@@ -91,8 +97,12 @@ class Conversations:
         schemas: Sequence[Mapping[str, Any]],
         renderer: ChatRenderer,
         prompt_ids: Callable[[str], Sequence[int]],
+        check: Callable[[str], None],
     ) -> tuple[str, list[int], Conversation, tuple[int, int]]:
         """A conversation's text and tokens, and the earlier one that it goes on from, up to where.
+
+        Args:
+            check: refuses a text that is too long before it is encoded.
 
         Raises:
             ValueError: it has no message.
@@ -101,6 +111,7 @@ class Conversations:
             raise ValueError("The conversation is empty.")
         as_said = [self.as_said(message) for message in messages]
         text = renderer.ask(as_said, schemas)
+        check(text)
         begun, end = self.continued(text)
         if end[0]:
             ids = [*begun.token_ids[: end[1]], *encode(text[end[0] :], self._tokenizer)]
@@ -124,6 +135,11 @@ class Conversations:
         if ids:
             self._with_calls[ids[0]] = plain(said.message), self.text(token_ids)
         return said
+
+    def whole_text(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, with special ones."""
+        text: str = self._tokenizer.decode(token_ids)
+        return text
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, without special ones."""

@@ -58,6 +58,11 @@ class History:
         sequence.add(sampled.prompt_ids, sampled.completion, temperature)
         return sequence
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequences that are in no step yet."""
+        return sum(len(sequence.token_ids) for sequence in self._open)
+
     def step(self, reward: Reward, state: str | None) -> None:
         """Make a step of what was sampled since the last one.
 

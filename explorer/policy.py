@@ -14,14 +14,15 @@ from typing import Any, NoReturn, Unpack
 from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.explorer import parking, sampling
 from trinity_db.explorer.calls import Calls
-from trinity_db.explorer.conversations import Answer
+from trinity_db.explorer.conversations import Answer, Conversation
 from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request
+from trinity_db.explorer.long_texts import CHARACTERS, characters_in, check_fits, work_on
 from trinity_db.explorer.parking import AttemptParked, Parked
 from trinity_db.explorer.recorded import Sampled, check
 from trinity_db.explorer.sampling import Sampling, seed_of
 from trinity_db.explorer.serving import Address, Listener
 from trinity_db.explorer.tools import Tool, answer, schemas_of, tools_of
-from trinity_db.prompts import ChatRenderer, warn_of_plain_prompt
+from trinity_db.prompts import ChatRenderer, PromptTooLong, warn_of_plain_prompt
 from trinity_db.store.calls import Call
 from trinity_db.store.groups import Reward, Step, named_rewards
 from trinity_db.store.parks import Point, Resumed
@@ -31,7 +32,7 @@ class Policy:
     """What an attempt may ask.
 
     Args:
-        prompt_ids: the tokens of a text that a conversation begins with.
+        prompt_ids: the tokens of a text that a conversation begins with. It may be called in any thread.
         temperature: of a call that names none; 0 in the greedy attempt of a group, for all calls.
         max_new_tokens: of a call that names no other limit.
         seed: differs between attempts, and is the same for the same attempt of another process.
@@ -71,6 +72,8 @@ class Policy:
         self._engine = engine
         self._prompts = prompts
         self._prompt_ids = prompt_ids
+        self._reading = asyncio.Lock()
+        """Held while a prompt is encoded: calls begin in the order in which they came."""
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
         self._under_way = 0
@@ -111,12 +114,27 @@ class Policy:
             TypeError: they are no whole numbers, or there is no such option.
             ValueError: an option is wrong, or the engine gave what cannot be trained on.
         """
-        asked = [index(token) for token in token_ids]
-        return (await self._call(asked, prompt, how)).completion
+        return (await self._call(self._checked(token_ids), prompt, how)).completion
 
     async def extend(self, token_ids: Sequence[int], **how: Unpack[Sampling]) -> Answer:
         """Continue tokens, as `sample` does: the text of the response, with what was sampled."""
-        return self.calls.answer_of(await self._call([index(token) for token in token_ids], None, how), ())
+        return await self.calls.answer_of(await self._call(self._checked(token_ids), None, how), ())
+
+    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+        """Tokens of a caller.
+
+        Raises:
+            PromptTooLong: they are more than the context has.
+            TypeError: they are no whole numbers.
+        """
+        if len(token_ids) > self.context:
+            raise PromptTooLong(
+                f"A prompt of {len(token_ids)} tokens does not fit a context of {self.context}."
+            )
+        return [index(token) for token in token_ids]
+
+    def _check_fits(self, text: str) -> None:
+        check_fits(text, self.tokenizer, self.context)
 
     async def _call(self, prompt_ids: list[int], prompt: str | None, how: Sampling) -> Sampled:
         sampling.check(how)
@@ -260,8 +278,14 @@ class Policy:
         """
         if self._prompts.prompt_template is None:
             warn_of_plain_prompt(prompt, self.tokenizer)
-        ids = self._prompt_ids(prompt)
-        return self.calls.answer_of(await self._call([*ids], prompt, how), ())
+
+        def encoded() -> list[int]:
+            self._check_fits(prompt)
+            return [*self._prompt_ids(prompt)]
+
+        async with self._reading:
+            ids = await work_on(len(prompt), encoded)
+        return await self.calls.answer_of(await self._call(ids, prompt, how), ())
 
     async def chat(
         self,
@@ -288,14 +312,33 @@ class Policy:
             ValueError: the conversation is empty.
         """
         schemas = schemas_of(tools)
-        text, ids, begun, end = self.calls.conversations.taken_up(
-            messages, schemas, self.renderer, self._prompt_ids
-        )
+        conversations = self.calls.conversations
+        text, ids, begun, end = await self._taken_up(messages, schemas)
         sampled = await self._call(ids, text, how)
-        self.calls.conversations.say(sampled, text, begun, end)
-        return self.calls.answer_of(sampled, schemas)
+        answer_ids = sampled.completion.token_ids
+        said = await work_on(CHARACTERS * len(answer_ids), lambda: conversations.whole_text(answer_ids))
+        async with self._reading:
+            conversations.say(sampled, text, said, begun, end)
+        return await self.calls.answer_of(sampled, schemas)
 
-    def count(
+    async def _taken_up(
+        self, messages: Sequence[Mapping[str, Any]], schemas: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, list[int], Conversation, tuple[int, int]]:
+        """As `Conversations.taken_up`. No answer is added to the conversations meanwhile."""
+        if len(messages) > self.context:
+            raise PromptTooLong(
+                f"A conversation of {len(messages)} messages does not fit a context of {self.context} tokens."
+            )
+        conversations, prompt_ids = self.calls.conversations, self._prompt_ids
+        async with self._reading:
+            return await work_on(
+                characters_in(messages, schemas),
+                lambda: conversations.taken_up(
+                    messages, schemas, self.renderer, prompt_ids, self._check_fits
+                ),
+            )
+
+    async def count(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Callable[..., Any] | Tool | Mapping[str, Any]] = (),
@@ -303,12 +346,9 @@ class Policy:
         """How many tokens `chat` would continue for this conversation. Nothing is sampled.
 
         Raises:
-            what `chat` raises, but for a conversation that is too long.
+            what `chat` raises; PromptTooLong only for a conversation that is far longer than the context.
         """
-        taken_up = self.calls.conversations.taken_up(
-            messages, schemas_of(tools), self.renderer, self._prompt_ids
-        )
-        return len(taken_up[1])
+        return len((await self._taken_up(messages, schemas_of(tools)))[1])
 
     async def act(
         self,

@@ -26,10 +26,12 @@ from trinity_db.functions import describe_error, in_thread
 
 logger = logging.getLogger(__name__)
 
+NAME = 200  # characters of an unknown tool's name that are compared and told
+
 _SECTION = re.compile(r"^(?:Args|Returns|Raises|Yields|Examples?):\s*$", re.M)  # of a docstring
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.S)
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.S)
+_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*)</function>", re.S)
+_KEY = re.compile(r"[^<>\n]+")
 
 
 @dataclass(frozen=True)
@@ -171,9 +173,9 @@ async def _result(call: ToolCall, tools: Mapping[str, Tool]) -> str:
     if call.problem is not None:
         return f"Error: {call.problem}"
     if call.name not in tools:
-        nearest = get_close_matches(call.name, tools, n=1)
+        nearest = get_close_matches(call.name[:NAME], tools, n=1)  # it takes the square of a name's length
         known = f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(tools)}."
-        return f"Error: there is no tool '{call.name}'; {known}"
+        return f"Error: there is no tool '{call.name[:NAME]}'; {known}"
     try:
         return await tools[call.name](call.arguments)
     except ValidationError as error:
@@ -188,7 +190,7 @@ def _complaint(place: Sequence[int | str], message: str) -> str:
 
 
 def _call(block: str, schemas: Sequence[Mapping[str, Any]]) -> ToolCall:
-    if written := _FUNCTION.fullmatch(block):
+    if written := _FUNCTION.fullmatch(block.strip()):
         name = written[1].strip()
         return ToolCall(name, dict(_values(written[2], _properties(name, schemas))))
     if block.lstrip().startswith("<function="):
@@ -209,7 +211,7 @@ def _of_value(value: Any) -> ToolCall:
 
 
 def _values(text: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in _PARAMETER.findall(text):
+    for key, value in _parameters(text):
         if properties.get(key, {}).get("type") == "string":
             yield key, value
             continue
@@ -217,6 +219,22 @@ def _values(text: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, Any
             yield key, json.loads(value)
         except ValueError:
             yield key, value
+
+
+def _parameters(text: str) -> Iterator[tuple[str, str]]:
+    """The keys and values of `<parameter=key>value</parameter>`, in one pass over the text."""
+    position = 0
+    while (opened := text.find("<parameter=", position)) >= 0:
+        key = _KEY.match(text, opened + len("<parameter="))
+        position = opened + len("<parameter=") if key is None else key.end()
+        if key is None or not text.startswith(">", position):
+            continue
+        closed = text.find("</parameter>", position)
+        if closed < 0:
+            return
+        value = text[position + 1 : closed]
+        yield key[0], value.removeprefix("\n").removesuffix("\n")
+        position = closed + len("</parameter>")
 
 
 def _properties(name: str, schemas: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

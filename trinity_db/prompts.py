@@ -5,7 +5,6 @@ tokens of an imported response. Knows tokenizers only by the few members it uses
 transformers.
 """
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.interruptible_json import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ def _plain_call(call: Any) -> dict[str, Any]:
     function = dict(call.get("function", call))
     if isinstance(function.get("arguments"), str):
         with suppress(ValueError):  # a model may have written none
-            function["arguments"] = json.loads(function["arguments"])
+            function["arguments"] = parse_json(function["arguments"])
     return {**call, "function": function} if "function" in call else function
 
 

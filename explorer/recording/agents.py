@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from trinity_db.arrays import Payload
 from trinity_db.explorer.conversations import Answer
 from trinity_db.explorer.engines.engine import EngineFailed
+from trinity_db.explorer.long_texts import CHARACTERS, work_on
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.recording.dialects.dialect import Answered, Asked, Refused
 from trinity_db.explorer.recording.log import CallLog
@@ -68,6 +69,8 @@ class Agent:
         self._log = log
         self._forget = forget
         self._replies: dict[bytes, list[_Reply]] = {}
+        self.reading = asyncio.Lock()
+        """Held while a request is parsed: requests are answered in the order in which they came."""
         self._earning = asyncio.Lock()
         self._heard_at = time.monotonic()
         self._under_way = 0
@@ -108,9 +111,9 @@ class Agent:
         found.retry = max(found.retry, retry or 0)
         # A client that leaves does not end the call: its repetition asks for the same.
         number = await asyncio.shield(found.task)
-        return self._answered(
-            asked, self.policy.calls.answer_of(self.policy.calls.recall(number), asked.tools)
-        )
+        answer = await self.policy.calls.answer_of(self.policy.calls.recall(number), asked.tools)
+        characters = CHARACTERS * len(answer.sampled.completion.token_ids)
+        return await work_on(characters, lambda: self._answered(asked, answer))
 
     @property
     def silent_seconds(self) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from aiohttp import web
 
 from trinity_db.errors import ConfigError
+from trinity_db.explorer.long_texts import work_on
 from trinity_db.explorer.policy import Policy
 from trinity_db.explorer.recording.agents import Agent
 from trinity_db.explorer.recording.dialects import DIALECTS
@@ -29,6 +30,7 @@ from trinity_db.explorer.recording.requests import (
     retry_of,
     rewards_in,
     stream,
+    write,
 )
 from trinity_db.store.calls import KEY, Entered, Fate, hash_of
 from trinity_db.store.groups import ClaimedGroup, Rollout
@@ -144,19 +146,23 @@ class Endpoint:
         async def answer(request: web.Request) -> web.StreamResponse:
             agent = await self._agent(key_of(request))
             body = await request.read()
-            asked = dialect.read(parsed(body))
-            answered = await agent.answer(asked, digest_of(request, body), retry_of(request))
+            async with agent.reading:  # requests of one agent begin in the order in which they came
+                asked, digest = await work_on(
+                    len(body), lambda: (dialect.read(parsed(body)), digest_of(request, body))
+                )
+            answered = await agent.answer(asked, digest, retry_of(request))
             if asked.is_streamed:
-                return await stream(request, dialect, asked, answered)
-            return web.json_response(dialect.write(asked, answered))
+                return await stream(request, dialect, asked, answered, len(body))
+            return await write(dialect, asked, answered, len(body))
 
         return answer
 
     async def _count(self, request: web.Request) -> web.Response:
         """The tokens of a conversation. It is no call of the policy, and is not recorded."""
         agent = await self._agent(key_of(request))
-        asked = MESSAGES.read(parsed(await request.read()))
-        return web.json_response({"input_tokens": agent.policy.count(asked.messages, asked.tools)})
+        body = await request.read()
+        asked = await work_on(len(body), lambda: MESSAGES.read(parsed(body)))
+        return web.json_response({"input_tokens": await agent.policy.count(asked.messages, asked.tools)})
 
     async def _models(self, request: web.Request) -> web.Response:
         await self._agent(key_of(request))
@@ -189,7 +195,8 @@ class Endpoint:
         """Keep what an attempt earned. After its end it is a reward event of the rollout."""
         key = request.match_info["key"]
         await self._known(key)
-        rewards = rewards_in(await request.read())
+        body = await request.read()
+        rewards = await work_on(len(body), lambda: rewards_in(body))
         if (agent := self._agents.get(hash_of(key))) is not None:
             await agent.earn(rewards)
             return web.json_response({"rewards": agent.rewards})
@@ -209,7 +216,7 @@ class Endpoint:
         body = await request.read()
         if (agent := self._agents.get(hash_of(key))) is not None:
             if body.strip():
-                await agent.earn(rewards_in(body))
+                await agent.earn(await work_on(len(body), lambda: rewards_in(body)))
             if self._place.offers is None:
                 return web.json_response({"rollout": None, "state": None})
             written = self._when_written(agent)
@@ -223,7 +230,7 @@ class Endpoint:
         key = request.match_info["key"]
         await self._known(key)
         body = await request.read()
-        said = parsed(body).get("error") if body.strip() else None
+        said = (await work_on(len(body), lambda: parsed(body))).get("error") if body.strip() else None
         if (agent := self._agents.get(hash_of(key))) is not None:
             await agent.fail(str(said or "the agent gave up"))
             return web.json_response({"state": "failed"})

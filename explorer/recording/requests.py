@@ -11,13 +11,15 @@ from aiohttp import web
 
 from trinity_db.errors import DatabaseUnavailable, LeaseLost, TrinityError
 from trinity_db.explorer.engines.engine import EngineFailed
+from trinity_db.explorer.long_texts import CHARACTERS, work_on
 from trinity_db.explorer.recording.dialects.dialect import Answered, Asked, Dialect, Refused
+from trinity_db.interruptible_json import parse_json
 from trinity_db.prompts import PromptTooLong, UntokenizableText
 from trinity_db.store.groups import named_rewards
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 64 * 2**20  # of a request: a conversation of some ten million tokens
+MAX_BYTES = 16 * 2**20  # of a request: a conversation of some four million tokens
 RETRY_COUNT = "x-stainless-retry-count"  # how often the OpenAI and Anthropic libraries repeated a request
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -64,7 +66,7 @@ def _problem(error: Exception) -> Refused:
 
 def parsed(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body)
+        value = parse_json(body)
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"The request is no JSON: {error}") from None
     if not isinstance(value, dict):
@@ -84,7 +86,7 @@ def rewards_in(body: bytes) -> dict[str, float]:
         Refused: they are something else.
     """
     try:
-        rewards = named_rewards(json.loads(body))
+        rewards = named_rewards(parse_json(body))
     except (ValueError, TypeError, RecursionError) as error:
         raise Refused(400, f"A reward is a number, or an object of numbers by name: {error}") from None
     if not rewards:
@@ -105,13 +107,28 @@ def retry_of(request: web.Request) -> int | None:
     return int(count) if count.isdecimal() else 0
 
 
+async def write(dialect: Dialect, asked: Asked, answered: Answered, size: int) -> web.Response:
+    """The answer as one object, to a request of so many bytes: some protocols repeat parts of it."""
+
+    def written() -> str:
+        return json.dumps(dialect.write(asked, answered))
+
+    return web.json_response(text=await work_on(_characters(answered, size), written))
+
+
 async def stream(
-    request: web.Request, dialect: Dialect, asked: Asked, answered: Answered
+    request: web.Request, dialect: Dialect, asked: Asked, answered: Answered, size: int
 ) -> web.StreamResponse:
+    """The answer as a stream, to a request of so many bytes."""
+    events = await work_on(_characters(answered, size), lambda: [*dialect.events(asked, answered)])
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     with suppress(ConnectionError):  # the program has left; its repetition gets the same answer
         await response.prepare(request)
-        for event in dialect.events(asked, answered):
+        for event in events:
             await response.write(event.encode())
         await response.write_eof()
     return response
+
+
+def _characters(answered: Answered, size: int) -> int:
+    return size + CHARACTERS * (len(answered.prompt_ids) + len(answered.token_ids))

@@ -18,8 +18,9 @@ from trinity_db.processors.children.pool import Pool
 from trinity_db.processors.children.sandboxes import Sandbox
 from trinity_db.processors.step import Answer, Context, step
 
-# A block and its language. A fence that ends one, or stands within a line, begins none.
-BLOCK = re.compile(r"```[^`\n]*```|```[ \t]*([^\s`]*)[^`\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+FENCE = "```"
+_LINE = re.compile(r"[^`\n]*+")
+_LANGUAGE = re.compile(r"[ \t]*([^\s`]*)")
 PYTHON = {"python", "python3", "py"}
 TOLERANCE = 1e-6  # between floating-point results, relative and absolute
 MAX_TESTS = 1000  # of one row
@@ -142,11 +143,33 @@ def _share(tests: Sequence[_Test], said: Mapping[str, Any]) -> Answer:
 
 def _code(response: str) -> str:
     """The last block of Python, or else the last block without a language, or else the whole response."""
-    blocks = [(block[1].lower(), block[2]) for block in BLOCK.finditer(response) if block[2] is not None]
+    blocks = [*_blocks(response)]
     for languages in (PYTHON, {""}):
         if found := [code for language, code in blocks if language in languages]:
             return str(found[-1])
     return response
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Languages, in lower case, and codes. A fence that ends a block, or stands within a line, begins none.
+
+    It reads the text once, however many fences begin nothing.
+    """
+    position = 0
+    while (opened := text.find(FENCE, position)) >= 0:
+        line = _LINE.match(text, opened + len(FENCE))
+        assert line is not None
+        if text.startswith(FENCE, line.end()):
+            position = line.end() + len(FENCE)
+        elif text.startswith("\n", line.end()):
+            language = _LANGUAGE.match(line[0])
+            assert language is not None
+            closed = text.find(FENCE, line.end() + 1)
+            closed = len(text) if closed < 0 else closed
+            yield language[1].lower(), text[line.end() + 1 : closed]
+            position = closed + len(FENCE)
+        else:  # the regular language of a fence: no other fence that begins at a backtick of this one does
+            position = opened + 1
 
 
 def _tests(task: Mapping[str, Any], column: str) -> list[_Test]:
