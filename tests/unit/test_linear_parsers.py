@@ -16,34 +16,33 @@ from trinity_db.processors.words import words
 
 SMALL, LARGE = 1 << 15, 1 << 18
 MOST = 3 * LARGE / SMALL  # a quadratic parser takes 64 times as long for 8 times the text
-LITERALS = (
-    "`",
-    "```",
-    "``` x ",
-    "```a` ",
-    "```\n",
-    "<tool_call>",
-    "<tool_call><function=f>",
-    "<parameter=",
-    "<parameter=a>",
+LITERALS: tuple[str, ...] = tuple(
+    [
+        "`",
+        "```",
+        "<tool_call>",
+        "<tool_call><function=f>",
+        "<parameter=",
+        "<parameter=a>",
+        "<function=",
+        "</function>",
+        "<think>",
+        "</think>",
+        "\\boxed{",
+        "(",
+        "{",
+        "[",
+        "1",
+        "1,234",
+        "-1.",
+        ".",
+        "####",
+        "a",
+        "é",
+        "\\",
+    ]
 )
-LITERALS += (
-    "<function=",
-    "</function>",
-    "<think>",
-    "</think>",
-    "\\boxed{",
-    "(",
-    "{",
-    "[",
-    "1",
-    "1,234",
-    "-1.",
-    ".",
-    "####",
-    " ",
-)
-LITERALS += ("\n", "a", "a ", "é", "\\")
+LITERALS += ("``` x ", "```a` ", "```\n", " ", "\n", "a ")
 BEGINNINGS = ("", "```", "<tool_call><function=f>", '<tool_call>{"name":')
 TASK = {"answer": "1"}
 
@@ -110,7 +109,7 @@ def test_blocks_and_parameters_are_those_of_the_patterns_that_define_them() -> N
 
 
 def test_long_json_is_read_as_short_json_is() -> None:
-    value = {
+    value: Any = {
         "text": "a\u00e9\U0001f600\n" * 5_000,
         "numbers": [1, -2.5, 1e30, None, True],
         "deep": [[{"a": {}}]],
