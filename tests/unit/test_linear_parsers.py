@@ -15,32 +15,30 @@ from trinity_db.processors.steps import clean, code, rewards
 from trinity_db.processors.words import words
 
 SMALL, LARGE = 1 << 15, 1 << 18
-MOST = 3 * LARGE / SMALL  # a quadratic parser takes 64 times as long for 8 times the text
-LITERALS: tuple[str, ...] = tuple(
-    [
-        "`",
-        "```",
-        "<tool_call>",
-        "<tool_call><function=f>",
-        "<parameter=",
-        "<parameter=a>",
-        "<function=",
-        "</function>",
-        "<think>",
-        "</think>",
-        "\\boxed{",
-        "(",
-        "{",
-        "[",
-        "1",
-        "1,234",
-        "-1.",
-        ".",
-        "####",
-        "a",
-        "é",
-        "\\",
-    ]
+MOST = 3 * LARGE / SMALL  # a quadratic parser takes 64 times as long
+LITERALS: tuple[str, ...] = (
+    "`",
+    "```",
+    "<tool_call>",
+    "<tool_call><function=f>",
+    "<parameter=",
+    "<parameter=a>",
+    "<function=",
+    "</function>",
+    "<think>",
+    "</think>",
+    "\\boxed{",
+    "(",
+    "{",
+    "[",
+    "1",
+    "1,234",
+    "-1.",
+    ".",
+    "####",
+    "a",
+    "é",
+    "\\",
 )
 LITERALS += ("``` x ", "```a` ", "```\n", " ", "\n", "a ")
 BEGINNINGS = ("", "```", "<tool_call><function=f>", '<tool_call>{"name":')
