@@ -1,24 +1,58 @@
 -- name: run_progress
--- Where a run stands: its committed steps, its newest version, the numbers of its last batch, and how many groups were
--- started. Commands repeat it all the time, so it reads counters of tasks and drops, and no table that grows with the
--- store.
+-- Where a run is: its last committed step with the mean reward and response length of the rows, the reward of the step
+-- :steps before it (the first one in a shorter run) and the seconds from that step to the last, the newest version, and
+-- how many groups were started and rows dropped. Commands repeat it all the time, so it reads counters of tasks and
+-- drops and the rows of two batches, and no table that grows with the store.
 SELECT r.state,
        coalesce(b.step, 0) AS step,
        b.reward,
+       b.length,
        b.staleness,
+       b.reward - e.reward AS reward_change,
+       b.step - e.step AS steps_between,
+       extract(epoch FROM b.committed_at - e.committed_at)::double precision AS seconds_between,
        (SELECT max(p.version) FROM trinity.policy_version p
         WHERE p.run_id = r.id AND p.withdrawn_at IS NULL) AS version,
        (SELECT coalesce(sum(s.issued), 0)::bigint FROM trinity.task_stat s WHERE s.run_id = r.id) AS groups,
        (SELECT count(d.experience_id) FROM trinity."drop" d WHERE d.run_id = r.id) AS dropped
 FROM trinity.run r
 LEFT JOIN LATERAL (
-    SELECT last.step, avg(i.reward) AS reward, max(i.staleness) AS staleness
-    FROM (SELECT id, step FROM trinity.batch
+    SELECT last.step, last.committed_at, avg(i.reward) AS reward, max(i.staleness) AS staleness,
+           avg(x.response_length)::double precision AS length
+    FROM (SELECT id, step, committed_at FROM trinity.batch
           WHERE run_id = r.id AND state = 'committed' ORDER BY step DESC LIMIT 1) last
     JOIN trinity.batch_item i ON i.batch_id = last.id
-    GROUP BY last.step
+    JOIN trinity.experience x ON x.id = i.experience_id
+    GROUP BY last.step, last.committed_at
 ) b ON true
+LEFT JOIN LATERAL (
+    SELECT first.step, first.committed_at, avg(i.reward) AS reward
+    FROM (SELECT id, step, committed_at FROM trinity.batch
+          WHERE run_id = r.id AND state = 'committed' AND step = greatest(b.step - %(steps)s, 1) LIMIT 1) first
+    JOIN trinity.batch_item i ON i.batch_id = first.id
+    GROUP BY first.step, first.committed_at
+) e ON e.step < b.step
 WHERE r.id = %(run_id)s
+
+-- name: run_sample
+-- The question and the response of one row of the run's last committed batch, with the reward that the step used.
+SELECT trinity.question(x.prompt, x.messages) AS question, x.response, i.reward
+FROM trinity.batch_item i
+JOIN trinity.experience_text x ON x.experience_id = i.experience_id
+WHERE i.batch_id = (SELECT id FROM trinity.batch
+                    WHERE run_id = %(run_id)s AND state = 'committed' ORDER BY step DESC LIMIT 1)
+ORDER BY i.ordinal
+LIMIT 1
+
+-- name: run_evaluations
+-- For each taskset that versions of a run were evaluated on, the ids of the evaluations of its first and its last version.
+SELECT DISTINCT ON (v.taskset_id)
+       first_value(v.id) OVER versions AS first_id, last_value(v.id) OVER versions AS last_id
+FROM trinity.evaluation v
+WHERE v.run_id = %(run_id)s AND v.finished_at IS NOT NULL AND v.error IS NULL
+WINDOW versions AS (PARTITION BY v.taskset_id ORDER BY v.version, v.id
+                    ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
+ORDER BY v.taskset_id
 
 -- name: run_summary
 -- A run from its first step to its last. Attempts of evaluations do not count.

@@ -1,5 +1,7 @@
 """Divides rows among ranks, and the rows of a rank into micro-batches."""
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -8,6 +10,10 @@ import numpy as np
 from trinity_db.arrays import Payload
 from trinity_db.models.forward import Forward
 from trinity_db.trainer.distribution.ranks import Ranks, split_by_cost
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 10.0  # between two lines about rows that take long
 
 
 class Abandoned(Exception):
@@ -51,7 +57,12 @@ def micro_batches(
         batches = forward.micro_batches([payloads[i] for i in own], width)
         plans.append([[own[place] for place in places] for places in batches])
     number_of_all = max(map(len, plans))
+    began = reported = time.monotonic()
     for number in range(number_of_all):
+        now = time.monotonic()
+        if number and now - reported >= REPORT_SECONDS and ranks.rank == 0:
+            reported, remaining = now, (now - began) / number * (number_of_all - number)
+            logger.info("%d of %d micro-batches, %.0f s left", number, number_of_all, remaining)
         if number and ranks.broadcast(should_stop()):
             raise Abandoned
         mine = plans[ranks.rank][number : number + 1]

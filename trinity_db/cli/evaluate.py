@@ -6,6 +6,7 @@ processor that judges them. Roles of the run that are at work take their part.
 
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 
 from trinity_db.cli import output
 from trinity_db.cli.roles import STOPPED, Overrides
+from trinity_db.diagnosis.finding import span
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.inspection.words import cell, number, with_limits
 
@@ -276,13 +278,19 @@ def _progress(ids: Sequence[int]) -> Iterator[None]:
             reader = open_reader()
         except TrinityError:
             return
+        began, before = time.monotonic(), None
         while not over.wait(pause):
             try:
                 with reader.transaction(read_only=True) as tx:
                     ended, attempts = evaluations.progress(tx, ids)
             except DatabaseUnavailable:
                 continue
-            print(f"{ended} of {attempts} attempts", end=end, file=sys.stderr, flush=True)
+            before = ended if before is None else before
+            left = ""
+            if ended > before:
+                seconds = (time.monotonic() - began) / (ended - before) * (attempts - ended)
+                left = f", {span(seconds)} left"
+            print(f"{ended} of {attempts} attempts{left}", end=end, file=sys.stderr, flush=True)
         reader.close()
 
     looking = Thread(target=look, name="progress", daemon=True)

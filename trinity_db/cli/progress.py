@@ -1,37 +1,51 @@
-"""What a person sees while a run goes on: a bar on a terminal, a line now and then elsewhere."""
+"""What a person sees of a run: a bar on a terminal, a line a step elsewhere, and at last its outcome."""
 
 import logging
 import math
 import time
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from psycopg.rows import DictRow
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from trinity_db.cli.output import shorten
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database
+from trinity_db.diagnosis.finding import span
 from trinity_db.errors import DatabaseUnavailable
+from trinity_db.inspection import status
+from trinity_db.inspection.words import printable, with_limits
 from trinity_db.schema.queries import query
-from trinity_db.store import runs
+from trinity_db.store import evaluations, policies, runs
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between looks into the store
-LINE_SECONDS = 10.0  # between lines where there is no terminal
+LOOK_SECONDS = 1.0  # between two looks into the store
+LINE_SECONDS = 10.0  # between two lines at least
+SILENT_SECONDS = 60.0  # without a new step; then a line is printed all the same
+CHANGE_STEPS = 20  # over which the change of the reward and the time of a step are taken
+SAMPLE_LINES = 10  # between two samples
+SAMPLE_WIDTH = 100  # characters of a question or a response
 
 
 class Progress:
-    """Progress of a run as the store tells it."""
+    """The progress of a run, as the store records it, on stderr.
 
-    def __init__(self, database: Database, run: runs.Run, config: RunConfig) -> None:
+    Args:
+        quiet: print nothing.
+    """
+
+    def __init__(self, database: Database, run: runs.Run, config: RunConfig, quiet: bool = False) -> None:
         self._database = database
         self._run = run
         self._total = config.trainer.steps if config.is_online else None
+        self._group_size = config.explorer.group_size
         console = Console(stderr=True)
-        self._is_terminal = console.is_terminal
+        self._is_quiet = quiet
+        self._has_bar = console.is_terminal and not quiet
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -39,11 +53,12 @@ class Progress:
             TimeElapsedColumn(),
             TextColumn("{task.fields[state]}"),
             console=console,
-            disable=not self._is_terminal,
+            disable=not self._has_bar,
         )
         self._task = self._bar.add_task(run.name, total=self._total, state="starting")
-        self._pause = LOOK_SECONDS if self._is_terminal else LINE_SECONDS
-        self._looked_at = -math.inf
+        self._looked_at = self._printed_at = -math.inf
+        self._printed_step = -1
+        self._lines = 0
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -55,34 +70,104 @@ class Progress:
         self._bar.stop()
 
     def update(self, now: bool = False) -> None:
-        """Look into the store and show what is there. Without `now`, only after a pause since the last look.
+        """Read the store and show the progress. Without `now`, only after a pause since the last look.
 
-        A store that is away is not waited for.
+        A store that is unreachable is not waited for.
         """
-        if not now and time.monotonic() - self._looked_at < self._pause:
+        pause = LOOK_SECONDS if self._has_bar else LINE_SECONDS
+        if self._is_quiet or (not now and time.monotonic() - self._looked_at < pause):
             return
         self._looked_at = time.monotonic()
         try:
-            with self._database.transaction() as tx:
-                row = tx.execute(query("run_progress"), {"run_id": self._run.id}).fetchone()
+            self._show(now)
         except DatabaseUnavailable:
             return
+
+    def _show(self, now: bool) -> None:
+        values = {"run_id": self._run.id, "steps": CHANGE_STEPS}
+        with self._database.transaction(read_only=True) as tx:
+            row = tx.execute(query("run_progress"), values).fetchone()
         assert row is not None
-        state = _describe(row)
-        self._bar.update(self._task, completed=row["step"], state=state)
-        if not self._is_terminal:
-            total = f" of {self._total}" if self._total else ""
-            logger.info("%s: step %d%s, %s", self._run.name, row["step"], total, state)
+        is_due = now or row["step"] != self._printed_step or self._silent_seconds >= SILENT_SECONDS
+        if self._has_bar:
+            self._bar.update(
+                self._task, completed=row["step"], state=describe(row, self._total, self._group_size)
+            )
+            is_due = is_due and self._silent_seconds >= LINE_SECONDS
+        if not is_due:
+            return
+        self._printed_at, self._printed_step = time.monotonic(), row["step"]
+        if not self._has_bar:
+            self._print_line(row)
+        if self._lines % SAMPLE_LINES == 0 and row["step"]:
+            self._print_sample()
+        self._lines += 1
+
+    @property
+    def _silent_seconds(self) -> float:
+        return time.monotonic() - self._printed_at
+
+    def _print_line(self, row: Mapping[str, Any]) -> None:
+        parts = [describe(row, self._total, self._group_size)]
+        if waits := status.waiting(self._database, self._run.id):
+            parts.append(f"waits: {waits}")
+        total = f" of {self._total}" if self._total else ""
+        logger.info("%s: step %d%s, %s", self._run.name, row["step"], total, ", ".join(parts))
+
+    def _print_sample(self) -> None:
+        with self._database.transaction(read_only=True) as tx:
+            row = tx.execute(query("run_sample"), {"run_id": self._run.id}).fetchone()
+        if row is not None:
+            reward = "" if row["reward"] is None else f" (reward {row['reward']:.3g})"
+            question, response = (shortened(row[name]) for name in ("question", "response"))
+            logger.info("%s: sample: %s → %s%s", self._run.name, question, response, reward)
 
 
-def _describe(row: DictRow) -> str:
-    parts: list[Any] = [f"version {row['version']}" if row["version"] is not None else "no version yet"]
+def describe(row: Mapping[str, Any], total: int | None, group_size: int) -> str:
+    """The state of a run in one line, from a row of `run_progress`."""
+    parts = []
+    if total and row["seconds_between"] and row["step"] < total:
+        remaining = (total - row["step"]) * row["seconds_between"] / row["steps_between"]
+        parts.append(f"{span(remaining)} left")
+    parts.append(f"version {row['version']}" if row["version"] is not None else "no version yet")
+    if row["reward"] is not None:
+        change = (
+            f" ({row['reward_change']:+.3f} in {row['steps_between']})"
+            if row["reward_change"] is not None
+            else ""
+        )
+        parts.append(f"reward {row['reward']:.3f}{change}")
+    if row["length"] is not None:
+        parts.append(f"length {row['length']:.0f}")
     if row["groups"]:
         parts.append(f"{row['groups']} groups")
-    if row["dropped"]:
-        parts.append(f"{row['dropped']} dropped")
-    if row["reward"] is not None:
-        parts.append(f"reward {row['reward']:.3f}")
+        if row["dropped"]:
+            parts.append(f"{row['dropped'] / (row['groups'] * group_size):.0%} dropped")
     if row["staleness"] is not None:
         parts.append(f"staleness {row['staleness']}")
     return ", ".join(parts)
+
+
+def outcome(database: Database, run: runs.Run) -> Iterator[str]:
+    """Lines about a run that ended: its evaluations, where its newest weights are, and how to look at it."""
+    with database.transaction(read_only=True) as tx:
+        pairs = tx.execute(query("run_evaluations"), {"run_id": run.id}).fetchall()
+        for pair in pairs:
+            rows = {row["id"]: row for row in evaluations.read(tx, [*pair.values()])}
+            first, last = rows[pair["first_id"]], rows[pair["last_id"]]
+            yield f"evaluation on {first['taskset']}: mean@{first['samples']} {_figure(first)}" + (
+                f" → {_figure(last)}" if last is not first else ""
+            )
+        newest = policies.newest(tx, run.id)
+    if newest is not None:
+        yield f"model: version {newest.version} in {newest.checkpoint}"
+    yield f"look at it: trinity-db page, or trinity-db status {run.name}"
+
+
+def _figure(evaluation: Mapping[str, Any]) -> str:
+    return f"{with_limits(evaluation, 'mean')} (version {evaluation['version']})"
+
+
+def shortened(text: str) -> str:
+    """A text on one line: its beginning and its end, because an answer is often at the end."""
+    return shorten(printable(" ".join(text.split())), SAMPLE_WIDTH) or "(empty)"

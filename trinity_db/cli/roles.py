@@ -148,8 +148,12 @@ def run(
             help="Let Ray give the roles machines of the cluster at HOST:PORT; local: one on this machine.",
         ),
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
 ) -> None:
     """Run all roles of a run as processes, restart what dies, and end with the run or on Ctrl-C.
+
+    Each line shows steps, the time left, rewards, response length, drops, staleness and who waits; every
+    tenth one has a sample. The last lines name the model's folder.
 
     With --change an existing run goes on with another configuration: learning rate, schedule, steps,
     staleness limit, rewards, sampler, and other keys that its rows do not depend on. Stop its roles first.
@@ -164,7 +168,8 @@ def run(
         wait_for_upgrade()
         once = ["--from-start"] if from_start else []
         once += ["--from-version", str(from_version)] if from_version is not None else []
-        supervise.run(launch.read(config, overrides), launch.arguments(config, overrides), once, change, ray)
+        read, arguments = launch.read(config, overrides), launch.arguments(config, overrides)
+        supervise.run(read, arguments, once, change, ray, quiet)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from trinity_db import cores, upgrades
 from trinity_db.cli import in_cluster, launch
-from trinity_db.cli.progress import Progress
+from trinity_db.cli.progress import Progress, outcome
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction
 from trinity_db.endings import endings
@@ -90,6 +90,7 @@ def run(
     once: Sequence[str] = (),
     change: bool = False,
     address: str | None = None,
+    quiet: bool = False,
 ) -> None:
     """Run all roles of a configuration to the end of the run, to Ctrl-C or to `trinity-db stop`.
 
@@ -98,6 +99,7 @@ def run(
     Args:
         once: arguments for the trainer's first start.
         address: of the Ray cluster whose machines the roles run on. None: this machine.
+        quiet: print no progress and no outcome.
     """
     sinks = sinks_of(config.metrics)  # before the run is created: it says which extra is missing
     with in_cluster.joined(address):
@@ -109,9 +111,12 @@ def run(
             raise KeyboardInterrupt
         processes = processes_of(config, arguments, once)
         children = in_cluster.actors(config, processes, database, run_row) if address else processes
-        with mirrored(database, run_row, sinks), Progress(database, run_row, config) as progress:
+        with mirrored(database, run_row, sinks), Progress(database, run_row, config, quiet) as progress:
             Supervisor(database, run_row, children, asked_before).supervise(progress.update)
             progress.update(now=True)
+        if not quiet:
+            for line in outcome(database, run_row):
+                logger.info("%s: %s", run_row.name, line)
 
 
 def roles_of(config: RunConfig) -> dict[str, str]:
