@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from trinity_db.settings import Change, Kept, Settings
 
@@ -131,12 +131,19 @@ class ForwardConfig(Settings):
     micro_batch_size: Annotated[int, Change.PER_PROCESS] = Field(32, ge=1)
     """Sequences in one forward pass; a pair counts as two. Limits memory, and results do not depend on
     it. May change during a run, for example after out of memory."""
-    micro_batch_tokens: Annotated[int, Change.PER_PROCESS] = Field(4096, ge=1)
+    micro_batch_tokens: Annotated[PositiveInt | Literal["auto"], Change.PER_PROCESS] = "auto"
     """Tokens in one forward pass, prompts included. A longer sequence goes alone. Limits memory, and
-    results do not depend on it. May change during a run."""
+    results do not depend on it. auto: 4096 on a GPU; 1024 on a CPU, where more take memory and save no time.
+    May change during a run."""
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"], Kept("stored scores of rows were computed in it")
     ] = "auto"
     """What forward and backward pass compute in. auto: bfloat16 on a GPU that computes in it, else float32. A
     run with auto that moves to another device may change it; the trainer warns then. Weights that are
     trained, optimizer, log-probabilities and losses stay in float32."""
+
+    def tokens_on(self, device: str) -> int:
+        """Tokens in one forward pass on a type of device, "cpu" or "cuda"."""
+        if self.micro_batch_tokens == "auto":
+            return 1024 if device == "cpu" else 4096
+        return self.micro_batch_tokens

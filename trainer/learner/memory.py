@@ -70,7 +70,7 @@ def rows_have_to_fit(
         lengths = [payload.num_tokens for payload in payloads]
         together = max(sum(lengths[first : first + width]) for first in range(0, len(lengths), width))
         largest = f"its longest row has {max(lengths)} tokens, and one device computes all of a row"
-        limit = config.micro_batch_tokens
+        limit = config.tokens_on("cuda" if isinstance(error, torch.OutOfMemoryError) else "cpu")
         remedies = [f"lower trainer.micro_batch_tokens, which is {limit}"] if limit > together else []
         remedies += [f"set {found}"] if (found := _keys(config, ranks, keys)) else []
         remedies.append(

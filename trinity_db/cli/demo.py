@@ -36,7 +36,13 @@ WARMUP: dict[str, Any] = {
     },
     "data": ["reverse-demonstrations"],
     "algorithm": "sft",
-    "trainer": {"epochs": 3, "batch_size": 256, "micro_batch_size": 256, "learning_rate": 3e-3},
+    "trainer": {
+        "epochs": 3,
+        "batch_size": 256,
+        "micro_batch_size": 256,
+        "micro_batch_tokens": 4096,
+        "learning_rate": 3e-3,
+    },
 }
 GRPO: dict[str, Any] = {
     "taskset": "reverse-tasks",
@@ -48,6 +54,7 @@ GRPO: dict[str, Any] = {
         "steps": 400,
         "batch_size": 32,
         "micro_batch_size": 256,
+        "micro_batch_tokens": 4096,  # of a model so small that each call costs more than its tokens
         "learning_rate": 2e-3,
         "warmup_steps": 10,
         "schedule": "linear",

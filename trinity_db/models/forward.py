@@ -100,7 +100,7 @@ class Forward:
         self._dtype = torch.bfloat16 if is_half else next(model.parameters()).dtype
         self._temperature = temperature
         self._max_sequences = config.micro_batch_size
-        self._max_tokens = config.micro_batch_tokens
+        self._max_tokens = config.tokens_on(self._device.type)
         self.routers: Routers | None = None
         """By which recorded choices of experts are compared, and replayed. None: payloads are taken to have
         none."""

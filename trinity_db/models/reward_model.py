@@ -44,7 +44,7 @@ class RewardModel:
         self._model: Any = model.to(self._device).eval()
         self._pad: int | None = model.config.get_text_config().pad_token_id
         self._max_sequences = config.micro_batch_size if self._pad is not None else 1
-        self._max_tokens = config.micro_batch_tokens
+        self._max_tokens = config.tokens_on(self._device.partition(":")[0])
 
     def rewards(self, rows: Sequence[TokenIds]) -> Iterator[tuple[int, float]]:
         """Yield each row's index and its reward, the longest rows first.
