@@ -1,6 +1,6 @@
 -- name: run_progress
 -- Where a run is: its last committed step with the mean reward and response length of the rows, the reward of the step
--- :steps before it (the first one in a shorter run) and the seconds from that step to the last, the newest version, and
+-- 20 before it (the first one in a shorter run) and the seconds from that step to the last, the newest version, and
 -- how many groups were started and rows dropped. Commands repeat it all the time, so it reads counters of tasks and
 -- drops and the rows of two batches, and no table that grows with the store.
 SELECT r.state,
@@ -28,7 +28,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT first.step, first.committed_at, avg(i.reward) AS reward
     FROM (SELECT id, step, committed_at FROM trinity.batch
-          WHERE run_id = r.id AND state = 'committed' AND step = greatest(b.step - %(steps)s, 1) LIMIT 1) first
+          WHERE run_id = r.id AND state = 'committed' AND step = greatest(b.step - 20, 1) LIMIT 1) first
     JOIN trinity.batch_item i ON i.batch_id = first.id
     GROUP BY first.step, first.committed_at
 ) e ON e.step < b.step

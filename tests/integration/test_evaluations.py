@@ -16,6 +16,7 @@ from tests.echo import Echo
 from tests.explorers import Explorers
 from tests.explorers import publish as publish_folder
 from tests.rows import Scene, rollout
+from trinity_db.cli.progress import outcome
 from trinity_db.explorer import evaluating, given_back
 from trinity_db.explorer.engines.engine import Completion, NotLoadedYet, Request
 from trinity_db.explorer.policy import Policy
@@ -510,3 +511,19 @@ def test_arrays_of_evaluated_rows_are_pruned_and_what_they_earned_stays(scene: S
         limits = pruning.limits(tx, scene.run, timedelta(0), None)
     assert pruning.prune(scene.database, scene.run, pruning.PAYLOADS, limits, dry_run=False).rows == 16
     assert said(scene, evaluation) == before
+
+
+def test_the_outcome_of_a_run_has_the_evaluations_of_its_first_and_its_last_version(
+    scene: Scene, tmp_path: Path
+) -> None:
+    rewards_of_versions = {0: 0.0, 1: 0.5, 2: 1.0}
+    for version, reward in rewards_of_versions.items():
+        if version:
+            publish(scene, version, tmp_path)
+        attempt(scene, begin(scene, version), lambda *_, reward=reward: reward, version)
+        finish(scene)
+    evaluation, *_ = outcome(scene.database, scene.run)
+    expected = (
+        "evaluation on tasks: mean@2 0.000 [0.000, 0.000] (version 0) → 1.000 [1.000, 1.000] (version 2)"
+    )
+    assert evaluation == expected

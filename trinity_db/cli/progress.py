@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0  # between two looks into the store
 LINE_SECONDS = 10.0  # between two lines at least
 SILENT_SECONDS = 60.0  # without a new step; then a line is printed all the same
-CHANGE_STEPS = 20  # over which the change of the reward and the time of a step are taken
 SAMPLE_LINES = 10  # between two samples
 SAMPLE_WIDTH = 100  # characters of a question or a response
 
@@ -84,9 +83,8 @@ class Progress:
             return
 
     def _show(self, now: bool) -> None:
-        values = {"run_id": self._run.id, "steps": CHANGE_STEPS}
         with self._database.transaction(read_only=True) as tx:
-            row = tx.execute(query("run_progress"), values).fetchone()
+            row = tx.execute(query("run_progress"), {"run_id": self._run.id}).fetchone()
         assert row is not None
         is_due = now or row["step"] != self._printed_step or self._silent_seconds >= SILENT_SECONDS
         if self._has_bar:
