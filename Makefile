@@ -19,13 +19,16 @@ AZURITE := .azurite
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test acceptance test-families test-peers test-sinks test-environments test-agents test-objects test-page test-vllm ray learning scale chaos hosts bench gpu check docs reference format migration clean
+.PHONY: help demo demo-llm test acceptance test-families test-peers test-sinks test-environments test-agents test-objects test-page test-vllm ray learning scale chaos hosts bench gpu check docs reference format migration clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## Teach a small model from nothing, all three roles at work (about two minutes)
 	$(BIN)/trinity-db demo
+
+demo-llm: $(VENV)/.demo ## Teach SmolLM2-135M to add, a real pretrained model (a download of 93 MB and about fifteen minutes)
+	$(BIN)/trinity-db demo --model smollm2
 
 test: $(VENV)/.test ## Run every test that takes seconds, on up to four cores
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
@@ -107,11 +110,11 @@ clean: ## Remove the environment, caches and build leftovers (never a store)
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[train]'
+	$(PIP) --editable '.[train,page]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(PIP) --editable '.[train,dev]'
+	$(PIP) --editable '.[train,page,dev]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.test

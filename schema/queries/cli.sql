@@ -54,6 +54,16 @@ WINDOW versions AS (PARTITION BY v.taskset_id ORDER BY v.version, v.id
                     ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
 ORDER BY v.taskset_id
 
+-- name: evaluated_answers
+-- For each task of an evaluation, the question, response and reward of its first attempt.
+SELECT DISTINCT ON (g.id) t.key AS task, trinity.question(x.prompt, x.messages) AS question, x.response, e.reward
+FROM trinity.rollout_group g
+JOIN trinity.task t ON t.id = g.task_id
+JOIN trinity.experience e ON e.group_id = g.id AND e.source_id IS NULL
+JOIN trinity.experience_text x ON x.experience_id = e.id
+WHERE g.evaluation_id = %(evaluation_id)s
+ORDER BY g.id, e.id
+
 -- name: run_summary
 -- A run from its first step to its last. Attempts of evaluations do not count.
 SELECT (SELECT count(*) FROM trinity.rollout o JOIN trinity.rollout_group g ON g.id = o.group_id
@@ -74,8 +84,8 @@ WHERE run = %(run)s AND state = 'committed'
 ORDER BY step
 
 -- name: count_named_runs
--- How many runs have a name that begins like this.
-SELECT count(*) AS runs FROM trinity.run WHERE starts_with(name, %(prefix)s)
+-- How many runs have a name that is LIKE a pattern.
+SELECT count(*) AS runs FROM trinity.run WHERE name LIKE %(pattern)s
 
 -- name: prunable_runs
 SELECT r.name FROM trinity.run r WHERE r.kind = 'train' AND r.deleting_at IS NULL ORDER BY r.id

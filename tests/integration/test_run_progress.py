@@ -73,6 +73,6 @@ def test_the_outcome_names_the_weights_and_the_command_that_shows_the_run(scene:
     scene.train(1, size=1)
     scene.publish(1, step=1)
     assert list(outcome(scene.database, scene.run)) == [
-        f"model: version 1 in version-1",
+        "model: version 1 in version-1",
         "look at it: trinity-db page, or trinity-db status run",
     ]

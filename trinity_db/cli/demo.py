@@ -12,14 +12,13 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from trinity_db.imports.records import Kind
+from trinity_db.cli.demo_files import import_tasks, say, write_config
 
 DIGITS = "01234567"
 LENGTH = 4  # 4096 different numbers: with much fewer it learns them by heart
@@ -58,101 +57,108 @@ GRPO: dict[str, Any] = {
         "learning_rate": 2e-3,
         "warmup_steps": 10,
         "schedule": "linear",
+        "keep_every": 1000,  # keeps version 0, which is evaluated at the end
     },
 }
 
 
 def demo(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Teach a pretrained model to add instead: smollm2 (a download of 93 MB), or a folder.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Teach a small model from random weights: a warm start on demonstrations, then asynchronous GRPO.
 
+    With --model, GRPO teaches a pretrained chat model to add single digits, until the mean reward passes 0.9
+    or 25 steps are done.
+
     Example:
 
-        trinity-db demo
+        trinity-db demo --model smollm2
     """
-    from trinity_db.cli import plot
     from trinity_db.models import check_libraries
     from trinity_db.opening import open_database
     from trinity_db.settings import home
 
     check_libraries("torch", "transformers", "matplotlib")
     started = time.monotonic()
-    # Loading torch takes seconds, which the warm start covers.
+    # Loading torch takes seconds, which the start of the store and of the run covers.
     threading.Thread(
         target=importlib.import_module, args=("trinity_db.explorer.engines.transformers_engine",), daemon=True
     ).start()
-    database = open_database()
-    folder = home() / "demo"
-    number = _next_number(database)
-    held_out = _import_data(database, folder)
-
-    _say(f"1. Warm start on demonstrations (run demo-{number}-warmup)")
-    warmup = _write_config(folder, {"name": f"demo-{number}-warmup", "seed": SEED} | WARMUP)
-    _supervise(warmup)
-    before = _accuracy(database, f"demo-{number}-warmup", held_out)
-    _say(f"   right on {before:.0%} of {NUM_HELD_OUT} held-out numbers")
-
-    _say(f"2. Asynchronous GRPO: explorer, processors and trainer as processes (run demo-{number})")
-    model = {"run": f"demo-{number}-warmup", "prompt_template": TEMPLATE}
-    _supervise(_write_config(folder, {"name": f"demo-{number}", "seed": SEED, "model": model} | GRPO))
-    after = _accuracy(database, f"demo-{number}", held_out)
-    _say(f"   right on {after:.0%} of {NUM_HELD_OUT} held-out numbers")
-
-    picture = folder / f"demo-{number}.png"
-    plot.plot_run(database, f"demo-{number}", picture)
-    summary = {
-        "run": f"demo-{number}",
-        "accuracy_before": round(before, 4),
-        "accuracy_after": round(after, 4),
-        **_counts(database, f"demo-{number}"),
-        "seconds": round(time.monotonic() - started, 1),
-    }
+    if model is None:
+        database = open_database()
+        summary, last = _reversal(database, home() / "demo"), "Accuracy on held-out numbers"
+    else:
+        folder = _model_folder(model)
+        database = open_database()
+        summary, last = _addition(database, home() / "demo", folder), "Reward on held-out questions"
+    summary |= {**_counts(database, summary["run"]), "seconds": round(time.monotonic() - started, 1)}
     if as_json:
         print(json.dumps(summary))
     else:
-        _print_summary(summary, picture)
+        _print_summary(summary, last)
 
 
-def _next_number(database: Any) -> int:
+def _reversal(database: Any, folder: Path) -> dict[str, Any]:
+    """Teach a model from random weights to reverse digits. Return the figures of its evaluations."""
+    from trinity_db.cli import plot
+
+    number = _next_number(database, "demo-%-warmup")
+    _import_data(database, folder)
+    say(f"1. Warm start on demonstrations (run demo-{number}-warmup)")
+    _supervise(write_config(folder, {"name": f"demo-{number}-warmup", "seed": SEED} | WARMUP))
+    say(f"2. Asynchronous GRPO: explorer, processors and trainer as processes (run demo-{number})")
+    model = {"run": f"demo-{number}-warmup", "prompt_template": TEMPLATE}
+    path = write_config(folder, {"name": f"demo-{number}", "seed": SEED, "model": model} | GRPO)
+    _supervise(path)
+    say(f"3. Evaluation of the first and the last version on {NUM_HELD_OUT} held-out numbers")
+    before, after = _accuracies(database, path)
+    picture = folder / f"demo-{number}.png"
+    plot.plot_run(database, f"demo-{number}", picture)
+    figures = {"before": round(before, 4), "after": round(after, 4)}
+    return {"run": f"demo-{number}", **figures, "picture": str(picture)}
+
+
+def _model_folder(model: str) -> str:
+    from trinity_db.models import smollm2
+
+    return str(smollm2.cached()) if model == "smollm2" else model
+
+
+def _addition(database: Any, folder: Path, model: str) -> dict[str, Any]:
+    from trinity_db.cli import demo_addition
+
+    name = f"addition-{_next_number(database, 'addition-%')}"
+    say(f"GRPO on additions of single digits (run {name})")
+    return demo_addition.teach(database, folder, name, model)
+
+
+def _next_number(database: Any, pattern: str) -> int:
+    """One more than the runs whose name is LIKE a pattern."""
     from trinity_db.schema.queries import query
 
     with database.transaction() as tx:
-        row = tx.execute(query("count_named_runs"), {"prefix": "demo-"}).fetchone()
-    return int(row["runs"]) // 2 + 1
+        row = tx.execute(query("count_named_runs"), {"pattern": pattern}).fetchone()
+    return int(row["runs"]) + 1
 
 
-def _import_data(database: Any, folder: Path) -> list[dict[str, str]]:
-    """Import tasks and demonstrations, a second time without effect; returns the held-out tasks."""
-    from itertools import product
-
-    from trinity_db.imports.columns import Columns
-    from trinity_db.imports.importer import import_rows
-    from trinity_db.imports.readers import open_rows
-
+def _import_data(database: Any, folder: Path) -> None:
+    """Import the tasks and the demonstrations of the demo, and the tasks that are held out."""
     numbers = ["".join(digits) for digits in product(DIGITS, repeat=LENGTH)]
     random.Random(SEED).shuffle(numbers)
     tasks = [{"prompt": number, "answer": number[::-1]} for number in numbers]
     held_out, training = tasks[:NUM_HELD_OUT], tasks[NUM_HELD_OUT:]
-    folder.mkdir(parents=True, exist_ok=True)
     demonstrations = [{"prompt": task["prompt"], "completion": task["answer"]} for task in training]
-    files: list[tuple[Kind, str, list[dict[str, str]]]] = [
-        ("tasks", "reverse-tasks", training),
-        ("demonstrations", "reverse-demonstrations", demonstrations),
-    ]
-    for kind, name, rows in files:
-        path = folder / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        import_rows(database, open_rows(path), Columns(kind), name, lambda done, total: None)
-    return held_out
-
-
-def _write_config(folder: Path, content: dict[str, Any]) -> Path:
-    import yaml
-
-    path = folder / f"{content['name']}.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return path
+    import_tasks(database, folder, "reverse-tasks", training)
+    import_tasks(database, folder, "reverse-test", held_out)
+    import_tasks(database, folder, "reverse-demonstrations", demonstrations, "demonstrations")
 
 
 def _supervise(path: Path) -> None:
@@ -161,33 +167,26 @@ def _supervise(path: Path) -> None:
     supervise.run(launch.read(path, None), launch.arguments(path, None))
 
 
-def _accuracy(database: Any, run_name: str, tasks: Iterable[dict[str, str]]) -> float:
-    """Share of tasks that the run's latest policy solves when it takes the likeliest token."""
-    import asyncio
+def _accuracies(database: Any, path: Path) -> tuple[float, float]:
+    """Share of the held-out tasks that the first and the last version solve by the likeliest tokens.
 
-    from trinity_db.explorer.engines.engine import Request, sample_all
-    from trinity_db.explorer.engines.transformers_engine import TransformersEngine
-    from trinity_db.store import policies, runs
+    They are stored as evaluations of the run.
+    """
+    from trinity_db.cli import evaluate, launch
+    from trinity_db.store import evaluations, policies, runs
 
+    config = launch.read(path, None)
     with database.transaction() as tx:
-        policy = policies.newest(tx, runs.find(tx, run_name).id)
-    assert policy is not None
-    engine = TransformersEngine()
-    asyncio.run(engine.load(policy.checkpoint, policy.version))
-    tasks = list(tasks)
-    requests = [
-        Request(
-            engine.tokenizer.encode(TEMPLATE.replace("{prompt}", task["prompt"]), add_special_tokens=False),
-            LENGTH + 1,
-            temperature=0.0,
-        )
-        for task in tasks
-    ]
-    completions = sample_all(engine, requests)
-    engine.close()
-    texts = [engine.tokenizer.decode(one.token_ids, skip_special_tokens=True) for one in completions]
-    solved = sum(text == task["answer"] for text, task in zip(texts, tasks, strict=True))
-    return float(solved) / len(tasks)
+        run = runs.find(tx, config.name)
+        newest = policies.newest(tx, run.id)
+    assert newest is not None
+    settings = {"samples": 1, "temperature": 0.0, "max_new_tokens": LENGTH + 1}
+    ids = evaluate.begin(database, run, config, ["reverse-test"], [0, newest.version], settings)
+    if not evaluate.carry_out(database, run, config, ids):
+        raise KeyboardInterrupt
+    with database.transaction(read_only=True) as tx:
+        before, after = evaluations.read(tx, ids)
+    return before["pass_1"], after["pass_1"]
 
 
 def _counts(database: Any, run_name: str) -> dict[str, int]:
@@ -199,23 +198,29 @@ def _counts(database: Any, run_name: str) -> dict[str, int]:
     return dict(row)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _print_summary(summary: dict[str, Any], measured: str) -> None:
+    from trinity_db.cli.progress import shortened
 
-
-def _print_summary(summary: dict[str, Any], picture: Path) -> None:
+    for answer in summary.get("answers", []):
+        print(
+            f"\n{answer['question']}\n  before: {shortened(answer['before'])}"
+            f"\n  after:  {shortened(answer['after'])}"
+        )
     print(
-        "\nAccuracy on held-out numbers: {accuracy_before:.0%} before, {accuracy_after:.0%} after\n"
+        f"\n{measured}: {summary['before']:.0%} before, {summary['after']:.0%} after\n"
         "{rollouts} rollouts by {policy_versions} policy versions in {trained_batches} batches,\n"
         "staleness at most {max_staleness_seen}, {seconds:.0f} s".format(**summary)
     )
-    print(f"Reward and staleness: {picture}\n\nAsk the store:")
+    if "picture" in summary:
+        print(f"Reward and staleness: {summary['picture']}")
     # Out of `make demo` the command is in an environment that the shell does not know.
     command = "trinity-db" if shutil.which("trinity-db") else os.path.relpath(sys.argv[0])
     run = summary["run"]
+    print("\nAsk the store:")
     for columns, view, order in (
         ("version, reward, trained", "policy_progress", "version"),
         ("step, policy_version, staleness_mean, reward", "batch_view", "step"),
         ("prompt, response, reward, version_min", "experience_view", "id desc limit 9"),
     ):
         print(f"  {command} sql \"select {columns} from {view} where run = '{run}' order by {order}\"")
+    print(f"\nLook at it in a browser:\n  {command} page")

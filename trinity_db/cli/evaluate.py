@@ -98,9 +98,9 @@ def evaluate(
     chosen = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
     with closing(open_database(LEASE_SECONDS)) as database:
         run, settings = _found(database, subject, config, overrides or ())
-        ids = _begun(database, run, settings, taskset, version, chosen)
+        ids = begin(database, run, settings, taskset, version, chosen)
         with _progress(ids):
-            is_whole = _carried_out(database, run, settings, ids)
+            is_whole = carry_out(database, run, settings, ids)
         with database.transaction() as tx:
             found = evaluations.read(tx, ids)
             differences = list(_differences(tx, found))
@@ -187,7 +187,7 @@ def _run_of_model(config: "RunConfig") -> "Run":
             return runs.find(tx, config.name)
 
 
-def _begun(
+def begin(
     database: "Database",
     run: "Run",
     config: "RunConfig",
@@ -195,7 +195,10 @@ def _begun(
     versions: Sequence[int] | None,
     chosen: dict[str, Any],
 ) -> list[int]:
-    """Begin the evaluations, or find those that are there; their ids.
+    """Begin evaluations of each version on each taskset, or find those that exist. Return their ids.
+
+    Args:
+        chosen: `samples`, and `temperature` and `max_new_tokens`, None for those of the configuration.
 
     Raises:
         ConfigError: the run has no such version, or its checkpoint is gone.
@@ -225,8 +228,8 @@ def _begun(
     return ids
 
 
-def _carried_out(database: "Database", run: "Run", config: "RunConfig", ids: Sequence[int]) -> bool:
-    """Make the attempts that are missing, and judge them; False if a signal came."""
+def carry_out(database: "Database", run: "Run", config: "RunConfig", ids: Sequence[int]) -> bool:
+    """Make the attempts that are missing, and judge them. Return False if a signal came."""
     from trinity_db.store import evaluations
 
     with database.transaction() as tx:

