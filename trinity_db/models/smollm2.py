@@ -65,7 +65,8 @@ def convert(gguf: Path, folder: Path) -> None:
     logger.info("converting %s", gguf.name)
     names = {"gguf_file": gguf.name}
     model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **names)
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+    # The weights are whole again: neither is to be written as quantised ones.
+    model.hf_quantizer = None
+    del model.config.quantization_config
     model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(gguf.parent, **names).save_pretrained(folder)
