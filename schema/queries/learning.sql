@@ -8,11 +8,11 @@ WHERE r.kind = 'train'
 ORDER BY r.id
 
 -- name: learning_groups
--- Of each run with a living worker, or of the one with this id, its newest :groups judged rollout groups, of active runs among the
--- newest :depth of the store, so that runs that rest cost little: how many have two rewards or
--- more and all of them equal, in how many of these every attempt solved its task (processors.group.solved_reward), how
--- many were not dropped, how many of these have no reward, and which mean reward most of
--- the equal ones that are not solved have. `is_scored` says whether the run has steps that give rewards.
+-- Of each run with a living worker, or of the one with this id, its newest :groups judged rollout groups, of active
+-- runs among the newest :depth of the store, so that runs that rest cost little: how many have two rewards or more and
+-- all of them equal, in how many of these every attempt solved its task (processors.group.solved_reward), how many were
+-- not dropped, how many of these have no reward, and which mean reward most of the equal ones that are not solved have.
+-- `is_scored` says whether the run has steps that give rewards.
 SELECT r.name AS run, coalesce(jsonb_array_length(nullif(r.config #> '{processors,score}', 'null')), 0) > 0 AS is_scored,
        g.*
 FROM trinity.run r
@@ -37,8 +37,8 @@ WHERE r.kind = 'train' AND r.draws = 'groups'
 ORDER BY r.id
 
 -- name: learning_drops
--- Of each run with a living worker, or of the one with this id, the newest :rows rows of the groups that learning_groups looks at, by
--- the reason for which they were dropped or expired; NULL for those that were kept.
+-- Of each run with a living worker, or of the one with this id, the newest :rows rows of the groups that
+-- learning_groups looks at, by the reason for which they were dropped or expired; NULL for those that were kept.
 SELECT r.name AS run, e.reason, count(*) AS rows
 FROM trinity.run r
 CROSS JOIN LATERAL (
@@ -86,8 +86,8 @@ GROUP BY r.id, r.name, e.reason
 ORDER BY r.id, rows DESC, e.reason
 
 -- name: learning_attempts
--- Of each run with a living worker, or of the one with this id, how many of the newest :attempts attempts of its newest :groups explored
--- groups failed, with the group and the error of the last one that did; :depth as in learning_groups.
+-- Of each run with a living worker, or of the one with this id, how many of the newest :attempts attempts of its newest
+-- :groups explored groups failed, with the group and the error of the last one that did; :depth as in learning_groups.
 SELECT r.name AS run, m.*
 FROM trinity.run r
 CROSS JOIN LATERAL (
@@ -109,8 +109,8 @@ WHERE r.kind = 'train'
 ORDER BY r.id
 
 -- name: learning_metric
--- Of each run with a living worker, or of the one with this id, the mean of a metric over its first and over its last :steps steps; no
--- row for a run that has not measured it in twice as many.
+-- Of each run with a living worker, or of the one with this id, the mean of a metric over its first and over its last
+-- :steps steps; no row for a run that has not measured it in twice as many.
 SELECT r.name AS run, first.value AS first, last.value AS last, last.step
 FROM trinity.run r
 CROSS JOIN LATERAL (

@@ -1,7 +1,7 @@
 -- name: status_runs
--- Every run, or the one with this id: its status as in run_view, its workers that have not stopped, its rows and its pairs by state, and
--- whether its latest batch took pairs. Rows of evaluations do not count. Counts are exact and scan the hot rows:
--- about 100 ms for a million.
+-- Every run, or the one with this id: its status as in run_view, its workers that have not stopped, its rows and its
+-- pairs by state, and whether its latest batch took pairs. Rows of evaluations do not count. Counts are exact and scan
+-- the hot rows: about 100 ms for a million.
 SELECT r.id, r.name AS run, r.kind,
        v.status AS state,
        r.created_at, r.finished_at, r.stop_asked_at, p.version AS policy_version, p.step,
@@ -104,10 +104,10 @@ SELECT (SELECT jsonb_build_object('rollouts', count(*), 'latest', max(m.finished
 -- name: status_detail
 -- The state of one run: its groups by state, the staleness of its latest batches, how much was explored for training
 -- and trained lately, the newest evaluation on each taskset, why rows were dropped, and which writes came too late.
--- `awaited` counts the rows that wait for a required reward; NULL if the run requires none. `unlabelled` counts the rows
--- without the reward that a label needs. `checkpoint` is the version that the trainer would resume from after a crash,
--- and the number of committed steps that it would repeat. Counts are exact and scan rows, rollouts and verdicts: some hundred milliseconds
--- for a million.
+-- `awaited` counts the rows that wait for a required reward; NULL if the run requires none. `unlabelled` counts the
+-- rows without the reward that a label needs. `checkpoint` is the version that the trainer would resume from after a
+-- crash, and the number of committed steps that it would repeat. Counts are exact and scan rows, rollouts and verdicts:
+-- some hundred milliseconds for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
               WHERE g.run_id = %(run_id)s AND g.evaluation_id IS NULL GROUP BY g.state) s) AS groups,
