@@ -289,7 +289,7 @@ def test_status_has_a_line_for_each_run(url: str, output: Say) -> None:
 
 def test_a_data_set_is_told_from_a_run(database_url: str, output: Say) -> None:
     execute(database_url, "INSERT INTO trinity.run (name, kind, config) VALUES ('set', 'data', '{{}}')")
-    assert output(database_url, "status").splitlines()[2].split() == ["set", "data", *"00000"]
+    assert output(database_url, "status").splitlines()[2].split() == ["set", "data", "set", *"00000"]
 
 
 def test_status_without_runs_says_how_to_get_one(database_url: str, output: Say) -> None:

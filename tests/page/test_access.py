@@ -91,7 +91,7 @@ def test_with_the_cookie_the_page_answers_with_its_policy(page: Served, cookie: 
     answer = asked(page, path, Cookie=cookie)
     assert answer.status == 200
     assert "default-src 'self'" in str(answer.headers["content-security-policy"])
-    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["referrer-policy"] == "same-origin"
 
 
 def test_another_name_of_this_machine_and_another_origin_are_refused(page: Served, cookie: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from trinity_db.database import Database
 from trinity_db.page.reader import Reader
+from trinity_db.page.rights import Visitor
 
 Result = TypeVar("Result")
 
@@ -40,7 +41,7 @@ class Answers:
         self._answers: dict[Hashable, _Answer] = {}
         self._under_way: dict[Hashable, asyncio.Task[Any]] = {}
 
-    async def ask(self, read: Callable[[Database], Result], visitor: str | None = None) -> Result:
+    async def ask(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
         """What a question finds, a function or a part of one, whose arguments tell it from others.
 
         It takes no visitor's share of the threads: it is asked for all.

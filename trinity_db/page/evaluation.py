@@ -16,6 +16,7 @@ from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, said
 from trinity_db.page.forms import choice, one_of, whole
 from trinity_db.page.pass_rates import Evaluated
 from trinity_db.page.reader import Reader
+from trinity_db.page.rights import visitor
 from trinity_db.page.task import choose_versions, versions_of
 from trinity_db.page.tasks import PROMPT, SOLVED, percent
 from trinity_db.store.evaluations import metric_names
@@ -171,14 +172,14 @@ class _Evaluations:
         row: Callable[[Mapping[str, Any]], list[Cell]],
     ) -> None:
         """Show rows, then what is read about each, while a person is there."""
-        known: list[Mapping[str, Any]] = list(rows)
+        known, who = list[Mapping[str, Any]](rows), visitor()
 
         async def fill() -> None:
             for place, one in enumerate(rows):
                 if table.is_deleted:
                     return
                 try:
-                    found = await self._reader.ask(read(one))
+                    found = await self._reader.ask(read(one), who)
                 except TrinityError as error:
                     found = {"unread": str(error)}
                 known[place] = {**one, **found}

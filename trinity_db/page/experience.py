@@ -183,7 +183,7 @@ def _cell(name: str, value: Any) -> Cell:
 async def _fill(reader: Reader, row: Mapping[str, Any], first: int, place: ui.element) -> None:
     """Show the tokens, once they and the text of each are read."""
     try:
-        found = await reader.ask(partial(_tokens, row=row, first=first), visitor().name)
+        found = await reader.ask(partial(_tokens, row=row, first=first), visitor())
     except TrinityError as error:
         found = str(error)
     place.clear()

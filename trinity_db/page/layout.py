@@ -111,7 +111,7 @@ class Look(Generic[Found]):
         follows: bool,
     ) -> None:
         self._reader, self._read, self._show, self._gone = reader, read, show, gone
-        self._visitor = visitor().name
+        self._visitor = visitor()
         self._follows = follows
         """Whether it looks again and again, or once unless that failed."""
         self._looks = False

@@ -11,6 +11,7 @@ from psycopg.errors import QueryCanceled
 
 from trinity_db.database import Database, Transaction
 from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.page.rights import Visitor
 from trinity_db.page.shares import Shares
 from trinity_db.page.threads import THREADS, Threads
 
@@ -34,11 +35,11 @@ class Reader(Threads):
         """Of the store, with the reader's login."""
         return self.database.url
 
-    async def ask(self, read: Callable[[Database], Result], visitor: str | None = None) -> Result:
+    async def ask(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
         """What a question finds. If the task that waits for it is cancelled, its statement is too.
 
         Args:
-            visitor: whose share of the threads it takes.
+            visitor: whose share of the threads it takes; None: it is asked for several, and takes none.
 
         Raises:
             DatabaseUnavailable: no database answers.
@@ -47,7 +48,7 @@ class Reader(Threads):
         async with self._shares.turn(visitor):
             return await self._answered(_Question(self.database, read))
 
-    async def search(self, read: Callable[[Database], Result], visitor: str | None = None) -> Result:
+    async def search(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
         """The same for a question that may take long, such as one with a condition that a person wrote."""
         async with self._shares.turn(visitor), self._searches:
             return await self._answered(_Question(self.database, read))

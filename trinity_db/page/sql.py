@@ -24,6 +24,7 @@ from trinity_db.page.elements import Column, Editor, Relations, Rows, said
 from trinity_db.page.examples import examples
 from trinity_db.page.questions import Catalogue
 from trinity_db.page.reader import STATEMENT_SECONDS, Reader
+from trinity_db.page.rights import visitor
 from trinity_db.page.statements import Answer, Refused, Running, Statements
 
 LONGEST = 10_000  # characters of a statement
@@ -95,7 +96,7 @@ class _Sql:
         running = self._running = self._statements.running(text)
         self._begin()
         try:
-            answer = await self._statements.carry_out(running)
+            answer = await self._statements.carry_out(running, visitor())
         except TrinityError as error:
             if self._running is running:
                 self._end("")

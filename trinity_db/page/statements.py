@@ -25,6 +25,8 @@ from trinity_db.inspection import statements
 from trinity_db.inspection.formats import NUMBERS, Column, csv_lines
 from trinity_db.inspection.words import cell
 from trinity_db.page.reader import STATEMENT_SECONDS
+from trinity_db.page.rights import Visitor
+from trinity_db.page.shares import Shares
 from trinity_db.privileges import refuse_writer
 
 AT_ONCE = 4  # statements, each with a connection; a reader's login has 20
@@ -178,6 +180,7 @@ class Statements:
     def __init__(self, url: str) -> None:
         self._url = url
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sql")
+        self._shares = Shares()
         self._downloads = BoundedSemaphore(DOWNLOADS)
         self._tickets: dict[str, str] = {}
 
@@ -185,13 +188,14 @@ class Statements:
         """A statement that `carry_out` may begin."""
         return Running(self._url, text)
 
-    async def carry_out(self, running: Running) -> Answer:
-        """What a statement finds, its first rows.
+    async def carry_out(self, running: Running, visitor: Visitor | None = None) -> Answer:
+        """What a statement finds, its first rows. It takes the visitor's share of the threads.
 
         Raises:
-            TrinityError: as Running.answered says.
+            TrinityError: as Running.answered says, or too many statements of the visitor wait.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, running)
+        async with self._shares.turn(visitor):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, running)
 
     def _answer(self, running: Running) -> Answer:
         begun = time.monotonic()
