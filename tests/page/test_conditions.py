@@ -17,7 +17,7 @@ from tests.integration.test_embed import (
     unit,
     write,
 )
-from tests.page.browser import WAIT_SECONDS, Served, Visit, home_of, served
+from tests.page.browser import WAIT_SECONDS, Visit, home_of, served
 from tests.postgres import by_login, new_database
 from tests.rows import Scene
 from tests.steps import process
@@ -146,19 +146,21 @@ def test_a_link_runs_no_condition_and_the_form_does(visit: Visit) -> None:
 
 
 def test_a_visitor_has_a_share_of_the_threads_and_statements_end_with_their_page(
-    scene: Scene, browser: Browser, page: Served
+    scene: Scene, browser: Browser, database: Database, tmp_path: Path
 ) -> None:
-    visit = Visit.begin(browser, page)
-    send(visit, "pg_sleep(8) is not null")
-    expect(visit.page.get_by_role("status").first).to_contain_text("Searching", timeout=MILLISECONDS)
-    link = visit.page.url
-    tabs = [visit.page.context.new_page() for _ in range(3)]
-    for tab in tabs:
-        tab.goto(link)
-    wait_until(lambda: sleeping(scene) == AT_ONCE, "the visitor's share is in use")
-    assert len(tabs) + 1 > AT_ONCE
-    visit.page.context.close()  # all of them
-    wait_until(lambda: sleeping(scene) == 0, "the statements end with the pages")
+    # Statements may take so long that only their cancellation ends them within the test.
+    program = ("-c", f"from trinity_db.page import reader; reader.STATEMENT_SECONDS = 600.0; {MAIN}")
+    with served(home_of(tmp_path) | {"TRINITY_DB_URL": by_login(database.url)}, program=program) as page:
+        visit = Visit.begin(browser, page)
+        send(visit, "pg_sleep(500) is not null")
+        expect(visit.page.get_by_role("status").first).to_contain_text("Searching", timeout=MILLISECONDS)
+        tabs = [visit.page.context.new_page() for _ in range(3)]
+        for tab in tabs:
+            tab.goto(visit.page.url)
+        wait_until(lambda: sleeping(scene) == AT_ONCE, "the visitor's share is in use")
+        assert len(tabs) + 1 > AT_ONCE
+        visit.page.context.close()  # all of them
+        wait_until(lambda: sleeping(scene) == 0, "the statements end with the pages")
 
 
 def sleeping(scene: Scene) -> int:
