@@ -287,12 +287,25 @@ CREATE POLICY explorer_writes ON trinity.payload FOR INSERT TO trinity_explorer
     WITH CHECK (NOT EXISTS (SELECT FROM trinity.experience e WHERE e.id = experience_id));
 DROP POLICY IF EXISTS trainer_encodes ON trinity.payload;
 CREATE POLICY trainer_encodes ON trinity.payload FOR INSERT TO trinity_trainer WITH CHECK (true);
+-- A processor changes the arrays of finished rows only, which no step draws any more. It only removes bytes: those that are in
+-- an archive of the run, which never has rows of evaluations, and those that the run's configuration keeps no longer.
 DROP POLICY IF EXISTS processor_archives ON trinity.payload;
-CREATE POLICY processor_archives ON trinity.payload FOR UPDATE TO trinity_processor USING (true)
-    WITH CHECK (pruned_at IS NULL
-                OR EXISTS (SELECT FROM trinity.experience e
-                           WHERE e.id = experience_id AND e.state IN ('trained', 'dropped', 'expired', 'evaluated')
-                             AND e.created_at < now() - trinity.kept_for(e.run_id, 'payloads')));
+CREATE POLICY processor_archives ON trinity.payload FOR UPDATE TO trinity_processor
+    USING (EXISTS (SELECT FROM trinity.experience e
+                   WHERE e.id = payload.experience_id
+                     AND (e.state IN ('trained', 'dropped', 'expired', 'evaluated')
+                          OR (e.state IN ('scored', 'ready')
+                              AND EXISTS (SELECT FROM trinity.run r WHERE r.id = e.run_id AND r.state = 'finished')))))
+    WITH CHECK (
+        data IS NULL
+        AND EXISTS (SELECT FROM trinity.experience e
+                    WHERE e.id = payload.experience_id
+                      AND CASE WHEN payload.pruned_at IS NULL
+                          THEN e.state <> 'evaluated'
+                               AND EXISTS (SELECT FROM trinity.archive a
+                                           WHERE a.run_id = e.run_id AND a.number = payload.archive_number)
+                          ELSE e.state IN ('trained', 'dropped', 'expired', 'evaluated')
+                               AND e.created_at < now() - trinity.kept_for(e.run_id, 'payloads') END));
 
 -- An explorer lets agents in for groups that its login's workers hold, and takes over those of workers that are gone. It
 -- also takes over an attempt that another login's worker, which may live, has parked in a group that its own workers hold now.
@@ -339,13 +352,18 @@ CREATE POLICY processor_prunes ON trinity.call FOR UPDATE TO trinity_processor
                      AND coalesce(a.ended_at, g.completed_at) < now() - trinity.kept_for(a.run_id, 'calls')))
     WITH CHECK (data IS NULL);
 
--- Metrics and processing records are written once, and removed when they are old.
+-- Metrics and processing records are written once, and removed when they are old. A login writes the metrics of its own role:
+-- those of trainers and processors choose which weights are kept.
 ALTER TABLE trinity.metric ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS is_read ON trinity.metric;
 CREATE POLICY is_read ON trinity.metric FOR SELECT USING (true);
 DROP POLICY IF EXISTS is_written ON trinity.metric;
-CREATE POLICY is_written ON trinity.metric FOR INSERT TO trinity_explorer, trinity_processor, trinity_trainer
-    WITH CHECK (true);
+DROP POLICY IF EXISTS explorer_measures ON trinity.metric;
+CREATE POLICY explorer_measures ON trinity.metric FOR INSERT TO trinity_explorer WITH CHECK (role = 'explore');
+DROP POLICY IF EXISTS processor_measures ON trinity.metric;
+CREATE POLICY processor_measures ON trinity.metric FOR INSERT TO trinity_processor WITH CHECK (role = 'process');
+DROP POLICY IF EXISTS trainer_measures ON trinity.metric;
+CREATE POLICY trainer_measures ON trinity.metric FOR INSERT TO trinity_trainer WITH CHECK (role = 'train');
 DROP POLICY IF EXISTS processor_prunes ON trinity.metric;
 CREATE POLICY processor_prunes ON trinity.metric FOR DELETE TO trinity_processor
     USING (created_at < now() - trinity.kept_for(run_id, 'metrics'));

@@ -42,6 +42,8 @@ REFUSED = {
     "a further step in another group": ROW + "(%(run)s, %(done)s, %(own)s, 1, 'raw')",
     "a further step of a failed rollout": ROW + "(%(run)s, %(held)s, %(failed)s, 1, 'raw')",
     "a dropped step of a finished rollout": ROW + "(%(run)s, %(held)s, %(own)s, 1, 'dropped')",
+    "a metric of a trainer": "INSERT INTO trinity.metric (run_id, role, step, name, value)"
+    " VALUES (%(run)s, 'train', 1, 'eval/loss', 0)",
     "arrays of a row that is there": "INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)"
     " VALUES (%(imported)s, '', 1, '')",
 }

@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 from tests.rows import Scene
+from trinity_db.schema.states import WorkerRole
 from trinity_db.store import policies
 
 VERSION = """
@@ -93,6 +94,7 @@ def test_versions_of_every_so_many_steps_and_the_best_one_stay_on_disk(scene: Sc
     for step, value in enumerate((0.1, 0.9, 0.3, 0.2, 0.5, 0.4, 0.8), 1):
         scene.record(step, {"eval/loss": value})
     scene.record(2, {"eval/loss": 0.05})  # measured again after a restart
+    scene.record(5, {"eval/loss": 9.0}, WorkerRole.EXPLORE)  # of version 5, not of step 5
 
     def stay(**options: Any) -> list[int]:
         with scene.database.transaction() as tx:

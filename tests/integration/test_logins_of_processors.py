@@ -1,0 +1,121 @@
+"""What a processor with a login of its own may change: the arrays of finished rows, and its own metrics."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.postgres import by_login, execute
+from tests.rows import Scene, rollout
+from trinity_db.database import Database, connect
+from trinity_db.errors import TrinityError
+from trinity_db.privileges import make_login, open_to_roles
+from trinity_db.processors.archive import Archiver
+from trinity_db.processors.config import ArchiveConfig
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import payloads, runs
+from trinity_db.store.processing import CLEAN, SCORE
+
+LOGIN = f"processor_{os.getpid()}"
+ARCHIVE = "UPDATE trinity.payload SET data = NULL, archive_row = experience_id, archive_number = 0"
+PRUNE = "UPDATE trinity.payload SET data = NULL, archive_row = NULL, pruned_at = now()"
+OF_STATE = " WHERE experience_id IN (SELECT id FROM trinity.experience WHERE state = %s)"
+HERE = (
+    "SELECT DISTINCT e.state FROM trinity.experience e JOIN trinity.payload p ON p.experience_id = e.id"
+    " WHERE p.data IS NOT NULL ORDER BY 1"
+)
+METRIC = "INSERT INTO trinity.metric (run_id, role, step, name, value) VALUES (%s, %s, 1, 'eval/loss', 0)"
+
+
+@pytest.fixture(scope="module")
+def login(shared_database: Database) -> Iterator[None]:
+    with closing(connect(shared_database.url)) as owner:
+        open_to_roles(owner)
+        make_login(owner, LOGIN, "trinity_processor")
+    yield
+    execute(shared_database.url, "DROP ROLE {}", LOGIN)
+
+
+@pytest.fixture
+def rows(scene: Scene) -> None:
+    """Rows in each state that has arrays. The processor of the owner's login has stopped."""
+    scene.make_ready(1)
+    scene.train(1, 1)
+    scene.evaluate(1)
+    scene.make_ready(1)
+    for stages in ((CLEAN, SCORE), (CLEAN,), ()):
+        [group] = scene.claim(1)
+        scene.write([rollout(group, 0)])
+        for stage in stages:
+            scene.judge(stage)
+    scene.lose(scene.processor)
+
+
+@pytest.fixture
+def processor(
+    scene: Scene, login: None, rows: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Scene]:
+    """The same run by a login that may do what a processor needs, with an archive of the run."""
+    monkeypatch.setenv("TRINITY_DB_LANCE_URI", str(tmp_path / "lance"))
+    with closing(Database(by_login(scene.database.url, LOGIN))) as database:
+        processor = replace(scene, database=database)
+        processor = replace(processor, processor=processor.new_worker(WorkerRole.PROCESS))
+        with database.transaction() as tx:
+            assert payloads.claim_archive(tx, scene.run.id, processor.processor, lease_seconds=30)
+        yield processor
+
+
+def change(scene: Scene, statement: str, *values: object) -> int:
+    with scene.database.transaction() as tx:
+        return tx.execute(statement.encode(), values).rowcount
+
+
+@pytest.mark.parametrize(
+    ("statement", "state"),
+    [
+        ("UPDATE trinity.payload SET data = 'x'", "trained"),
+        ("UPDATE trinity.payload SET archive_number = 0", "trained"),
+        (ARCHIVE.replace("number = 0", "number = 9"), "trained"),
+        (ARCHIVE, "evaluated"),
+        (PRUNE, "trained"),
+    ],
+    ids=["other bytes", "the bytes stay", "no such archive", "an evaluation", "pruned before its time"],
+)
+def test_arrays_of_a_finished_row_are_only_archived_or_pruned(
+    processor: Scene, statement: str, state: str
+) -> None:
+    with pytest.raises(TrinityError, match="row-level security"):
+        change(processor, statement + OF_STATE, state)
+
+
+@pytest.mark.parametrize("statement", [ARCHIVE, PRUNE, "UPDATE trinity.payload SET data = 'x'"])
+def test_arrays_of_a_row_that_a_step_may_draw_stay(scene: Scene, processor: Scene, statement: str) -> None:
+    before = scene.value("SELECT count(*) FROM trinity.payload WHERE length(data) > 1")
+    for state in ("raw", "clean", "scored", "ready"):
+        assert scene.value("SELECT count(*) FROM trinity.experience WHERE state = %s", state) > 0
+        assert change(processor, statement + OF_STATE, state) == 0
+    assert scene.value("SELECT count(*) FROM trinity.payload WHERE length(data) > 1") == before
+
+
+def test_a_finished_run_is_archived_and_its_ready_rows_are_not_pruned(
+    scene: Scene, processor: Scene
+) -> None:
+    archiver = Archiver(processor.database, processor.run, ArchiveConfig(min_rows=1), stopping=lambda: False)
+    assert archiver.finish(processor.processor)
+    assert scene.values(HERE) == ["raw", "clean", "scored", "ready", "evaluated"]
+    with scene.database.transaction() as tx:
+        runs.finish(tx, scene.run.id)
+    with pytest.raises(TrinityError, match="row-level security"):
+        change(processor, PRUNE + OF_STATE, "ready")
+    assert archiver.finish(processor.processor)
+    assert scene.values(HERE) == ["raw", "clean", "evaluated"]
+
+
+def test_a_login_writes_metrics_of_its_own_role_alone(scene: Scene, processor: Scene) -> None:
+    assert change(processor, METRIC, scene.run.id, "process") == 1
+    for role in ("train", "explore"):
+        with pytest.raises(TrinityError, match="row-level security"):
+            change(processor, METRIC, scene.run.id, role)
