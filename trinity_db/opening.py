@@ -16,7 +16,14 @@ from trinity_db import schema
 from trinity_db.database import Database, connect, first_line
 from trinity_db.errors import SchemaMismatch, TrinityError
 from trinity_db.settings import home
-from trinity_db.upgrades import LOCK_SECONDS, hold_roles_off, known_versions, mismatch, schema_version
+from trinity_db.upgrades import (
+    LOCK_SECONDS,
+    hold_roles_off,
+    holder,
+    known_versions,
+    mismatch,
+    schema_version,
+)
 
 
 def location() -> str:
@@ -116,9 +123,10 @@ def upgrade(url: str, make_room: Callable[[Any], None] = lambda connection: None
     except DBAPIError as error:
         cause = error.orig
         if isinstance(cause, psycopg.errors.LockNotAvailable):
+            session = holder(url) or "it has ended"
             raise TrinityError(
                 "The schema was left as it is: another session held one of its tables for longer than "
-                f"{LOCK_SECONDS} s. Try again when it has ended; pg_stat_activity shows it."
+                f"{LOCK_SECONDS} s. Try again when it has ended ({session})."
             ) from error
         detail = cause.diag.message_detail if isinstance(cause, psycopg.Error) else None
         raise TrinityError(

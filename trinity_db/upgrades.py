@@ -77,6 +77,22 @@ def check(tx: Transaction) -> None:
         raise StoreUpgraded(mismatch(found))
 
 
+def take_turn(connection: "Connection") -> None:
+    """Let sessions that change the schema take turns, until the transaction ends.
+
+    The lock is one that only the owner of the tables may take. A reader's statements do not wait for it. Each
+    statement of the transaction waits for `LOCK_SECONDS` at most.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: from psycopg.errors.LockNotAvailable; `holder` names the other session.
+    """
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+    connection.exec_driver_sql(query("wait_for_the_first_upgrade"))
+    found = connection.exec_driver_sql("SELECT to_regclass('trinity.alembic_version')")
+    if found.scalar_one() is not None:
+        connection.exec_driver_sql("LOCK TABLE trinity.alembic_version IN SHARE ROW EXCLUSIVE MODE")
+
+
 def hold_roles_off(connection: "Connection") -> None:
     """Begin an upgrade: until the transaction ends no worker begins, and those that work see it.
 
@@ -85,21 +101,28 @@ def hold_roles_off(connection: "Connection") -> None:
     session keeps one of the tables to itself: each statement of the transaction waits for `LOCK_SECONDS`.
 
     Raises:
-        TrinityError: another session has read the version, and is still in that transaction.
+        sqlalchemy.exc.DBAPIError: from psycopg.errors.LockNotAvailable: another session has read the version,
+            and is still in that transaction; `holder` names it.
     """
-    from sqlalchemy.exc import DBAPIError
-
     connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{SILENT_SECONDS}s'")
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
-    try:
-        connection.exec_driver_sql("LOCK TABLE trinity.alembic_version IN ACCESS EXCLUSIVE MODE")
-    except DBAPIError as error:
-        if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
-            raise
-        raise TrinityError(
-            "The upgrade has not begun: another session reads the whole store, as trinity-db db backup does. "
-            "Try again when it has ended; pg_stat_activity shows it."
-        ) from error
+    connection.exec_driver_sql("LOCK TABLE trinity.alembic_version IN ACCESS EXCLUSIVE MODE")
+
+
+def holder(url: str) -> str | None:
+    """The session that an upgrade most likely waited for, and how to end it; None if it has ended.
+
+    Raises:
+        DatabaseUnavailable: no database answers.
+    """
+    with closing(connect(url, autocommit=True)) as looking:
+        row = looking.execute(query("upgrade_holder")).fetchone()
+    if row is None:
+        return None
+    return (
+        f"session {row['pid']} of login '{row['login']}' ({row['application'] or 'no name'}), in a transaction "
+        f"since {row['since']:%Y-%m-%d %H:%M:%S %Z}; SELECT pg_terminate_backend({row['pid']}) ends it"
+    )
 
 
 def make_room(

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
-from trinity_db import opening
+from trinity_db import opening, upgrades
 from trinity_db.errors import TrinityError
 from trinity_db.schema.base import SCHEMA
 from trinity_db.schema.models import metadata
@@ -40,7 +40,7 @@ def migrate(connection: Connection) -> None:
     connection.execute(text("SET LOCAL search_path TO public"))
     moves = _moves()
     if moves:
-        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('trinity_db upgrade'))"))
+        upgrades.take_turn(connection)
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
         connection.exec_driver_sql(_views("drop"))
     context.configure(

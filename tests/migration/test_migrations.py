@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -44,6 +44,7 @@ VIEWS = {
     "policy_progress",
     "reward_change_view",
     "reward_part_view",
+    "run_view",
     "setting_view",
     "state_time_view",
     "verdict_agreement_view",
@@ -403,9 +404,42 @@ def test_an_upgrade_gives_up_what_another_session_keeps(
     monkeypatch.setattr(upgrades, "LOCK_SECONDS", 1)
     with closing(database.connect(head_url)) as other:
         other.execute(held.encode())
-        with pytest.raises(TrinityError, match="another session held one of its tables"):
+        holder = rf"another session held one of its tables .*session {other.info.backend_pid} of login"
+        with pytest.raises(TrinityError, match=holder):
             upgrade_beside_roles(head_url)
     assert catalogue(head_url) == before
+
+
+@contextmanager
+def reader_with_lock(url: str, held: str) -> Iterator[database.Transaction]:
+    """A session with the rights of a reader, in a transaction."""
+    with closing(database.connect(url)) as reader:
+        reader.execute("SET ROLE trinity_reader")
+        reader.execute(held.encode())
+        yield reader
+
+
+UPGRADE_LOCK = "SELECT pg_advisory_lock(hashtext('trinity_db upgrade'))"
+
+
+def test_a_reader_delays_no_upgrade_by_a_lock_of_its_own(
+    upgraded_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upgrades, "LOCK_SECONDS", 1)
+    with reader_with_lock(upgraded_url, UPGRADE_LOCK):
+        opening.upgrade(upgraded_url)
+
+
+def test_an_upgrade_that_a_reader_delays_ends_and_names_the_session(
+    head_url: str, empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upgrades, "LOCK_SECONDS", 1)
+    for url, held in ((head_url, "SELECT FROM trinity.run_view"), (empty_url, UPGRADE_LOCK)):
+        with reader_with_lock(url, held) as reader:
+            named = rf"session {reader.info.backend_pid} of login '\w+' \(trinity-db\), in a transaction since"
+            with pytest.raises(TrinityError, match=named):
+                opening.upgrade(url)
+        opening.upgrade(url)
 
 
 def test_a_view_of_the_user_s_own_that_stands_in_the_way_is_named(head_url: str) -> None:
