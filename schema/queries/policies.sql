@@ -95,9 +95,9 @@ FOR NO KEY UPDATE
 -- The weights stay of a version that another run started from, and of one whose evaluation is not finished. Those of
 -- `saving` stay too, as its checkpoint is being written. The checkpoint of `uploading` stays until it is in the object
 -- store, and the newest one there until a newer one is: so one can be fetched at any time after the first. On request the
--- weights of every so many steps stay, and those of the step that has the best value of a metric of trainers or processors;
--- `direction` is 1 if a high value is good, and -1 if a low one is. A value that is infinite or not a number is no best one,
--- and neither is one that a withdrawn version of that step had.
+-- weights of every so many steps stay, and those of the step that has the best value of a metric of trainers or
+-- processors; `direction` is 1 if a high value is good, and -1 if a low one is. A value that is infinite or not a number
+-- is no best one, and neither is one that a withdrawn version of that step had.
 WITH best AS MATERIALIZED (
     SELECT p.version
     FROM trinity.policy_version p

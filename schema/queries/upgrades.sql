@@ -25,14 +25,14 @@ WHERE w.stopped_at IS NULL AND a.datname = current_database() AND a.usename = cu
 UPDATE trinity.worker SET stopped_at = clock_timestamp() WHERE stopped_at IS NULL
 
 -- name: wait_for_the_first_upgrade
--- Lets the sessions that make the schema take turns, until the transaction ends. Any login may take this lock, so it is only for
--- a database that has no table to lock.
+-- Lets the sessions that make the schema take turns, until the transaction ends. Any login may take this lock, so it is
+-- only for a database that has no table to lock.
 SELECT pg_advisory_xact_lock(hashtext('trinity_db upgrade'))
 WHERE to_regclass('trinity.alembic_version') IS NULL
 
 -- name: upgrade_holder
--- The session that an upgrade waits for: of those that hold a lock of the store's tables or of wait_for_the_first_upgrade, the one
--- whose transaction is the oldest. No row if there is none.
+-- The session that an upgrade waits for: of those that hold a lock of the store's tables or of
+-- wait_for_the_first_upgrade, the one whose transaction is the oldest. No row if there is none.
 SELECT a.pid, a.usename AS login, a.application_name AS application, coalesce(a.xact_start, a.state_change) AS since
 FROM pg_locks l
 JOIN pg_stat_activity a ON a.pid = l.pid

@@ -175,6 +175,7 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
         "parked_members",
         "pass_at",
         "probes",
+        "question",
         "reward_at_training",
         "reward_in",
         "reward_share",
