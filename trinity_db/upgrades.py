@@ -120,8 +120,9 @@ def holder(url: str) -> str | None:
     if row is None:
         return None
     return (
-        f"session {row['pid']} of login '{row['login']}' ({row['application'] or 'no name'}), in a transaction "
-        f"since {row['since']:%Y-%m-%d %H:%M:%S %Z}; SELECT pg_terminate_backend({row['pid']}) ends it"
+        f"session {row['pid']} of login '{row['login']}' ({row['application'] or 'no name'}), in a "
+        f"transaction since {row['since']:%Y-%m-%d %H:%M:%S %Z}; SELECT pg_terminate_backend({row['pid']}) "
+        "ends it"
     )
 
 

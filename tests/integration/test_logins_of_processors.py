@@ -100,9 +100,7 @@ def test_arrays_of_a_row_that_a_step_may_draw_stay(scene: Scene, processor: Scen
     assert scene.value("SELECT count(*) FROM trinity.payload WHERE length(data) > 1") == before
 
 
-def test_a_finished_run_is_archived_and_its_ready_rows_are_not_pruned(
-    scene: Scene, processor: Scene
-) -> None:
+def test_a_finished_run_is_archived_and_its_ready_rows_are_not_pruned(scene: Scene, processor: Scene) -> None:
     archiver = Archiver(processor.database, processor.run, ArchiveConfig(min_rows=1), stopping=lambda: False)
     assert archiver.finish(processor.processor)
     assert scene.values(HERE) == ["raw", "clean", "scored", "ready", "evaluated"]

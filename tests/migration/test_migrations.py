@@ -437,7 +437,9 @@ def test_an_upgrade_that_a_reader_delays_ends_and_names_the_session(
     monkeypatch.setattr(upgrades, "LOCK_SECONDS", 1)
     for url, held in ((head_url, "SELECT FROM trinity.run_view"), (empty_url, UPGRADE_LOCK)):
         with reader_with_lock(url, held) as reader:
-            named = rf"session {reader.info.backend_pid} of login '\w+' \(trinity-db\), in a transaction since"
+            named = (
+                rf"session {reader.info.backend_pid} of login '\w+' \(trinity-db\), in a transaction since"
+            )
             with pytest.raises(TrinityError, match=named):
                 opening.upgrade(url)
         opening.upgrade(url)
