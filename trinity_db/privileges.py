@@ -29,7 +29,7 @@ PASSWORD_BYTES = 24
 
 def roles_sql() -> str:
     """The statements that make a group role of each of ROLES, `trinity_` before its name, with its rights."""
-    return files("trinity_db.schema").joinpath("roles.sql").read_text(encoding="utf-8")
+    return f"{_statements('roles.sql')}\n{_statements('functions.sql')}"
 
 
 def open_to_roles(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
@@ -101,6 +101,18 @@ def let_read(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
     group = sql.Identifier(READERS)
     for what in ("USAGE ON SCHEMA", "SELECT ON ALL TABLES IN SCHEMA", "SELECT ON ALL SEQUENCES IN SCHEMA"):
         connection.execute(sql.SQL(f"GRANT {what} trinity TO {{}}").format(group))
+
+
+def may_end_sessions(connection: psycopg.Connection[psycopg.rows.DictRow], login: str) -> bool:
+    """Whether a login may end sessions of its own, which `restrict_functions` forbids readers."""
+    row = connection.execute(query("may_end_sessions"), {"login": login}).fetchone()
+    assert row is not None
+    return bool(row["is_so"])
+
+
+def restrict_functions(connection: psycopg.Connection[psycopg.rows.DictRow]) -> None:
+    """Let readers end no session and make no large object. Only a superuser's session changes anything."""
+    connection.execute(_statements("functions.sql").encode())
 
 
 def new_login(connection: psycopg.Connection[psycopg.rows.DictRow], place: str, login: str, role: str) -> str:
@@ -179,3 +191,7 @@ def _limit(connection: psycopg.Connection[psycopg.rows.DictRow], login: str) -> 
                 )
         except (psycopg.errors.UndefinedObject, psycopg.errors.InsufficientPrivilege):
             continue
+
+
+def _statements(file: str) -> str:
+    return files("trinity_db.schema").joinpath(file).read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
-from trinity_db import opening, upgrades
+from trinity_db import opening, privileges, upgrades
 from trinity_db.errors import TrinityError
 from trinity_db.schema.base import SCHEMA
 from trinity_db.schema.models import metadata
@@ -105,8 +105,7 @@ def _grant(connection: Connection) -> None:
     """Give the roles their rights to what is new, where `trinity-db db roles` opened the store to them."""
     opened = text("SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('trinity.worker')")
     if connection.execute(opened).scalar_one():
-        roles = files("trinity_db.schema").joinpath("roles.sql").read_text(encoding="utf-8")
-        connection.exec_driver_sql(roles.replace("%", "%%"))
+        connection.exec_driver_sql(privileges.roles_sql().replace("%", "%%"))
 
 
 def _views(part: str) -> str:

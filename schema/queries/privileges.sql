@@ -23,6 +23,10 @@ SELECT coalesce(pg_has_role(to_regrole(%(login)s), to_regrole(%(group)s), 'MEMBE
                 AND has_schema_privilege(to_regrole(%(group)s), to_regnamespace('trinity'), 'USAGE')
                 AND has_table_privilege(to_regrole(%(group)s), to_regclass('trinity.run'), 'SELECT'), false) AS is_so
 
+-- name: may_end_sessions
+-- Whether a login may call the function that ends sessions. See functions.sql.
+SELECT has_function_privilege(%(login)s, 'pg_terminate_backend(integer, bigint)', 'EXECUTE') AS is_so
+
 -- name: is_labeller
 -- Whether the session's login may give verdicts.
 SELECT current_user AS login, has_any_column_privilege('trinity.label', 'INSERT') AS is_so

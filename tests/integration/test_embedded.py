@@ -438,7 +438,15 @@ def test_a_running_server_without_the_login_that_reads_gets_it_once(
         row = tx.execute("SELECT session_user::text AS login, count(*) AS runs FROM trinity.run").fetchone()
         assert row == {"login": "reader", "runs": 0}
     monkeypatch.setattr(logins, "_make_reader", None)  # a second command makes nothing
-    open_reader().close()
+    grant = "GRANT EXECUTE ON FUNCTION pg_terminate_backend(integer, bigint), lo_creat(integer) TO PUBLIC"
+    execute(cluster.url(), grant)  # as in a home of older code
+    with closing(open_reader()) as reader:
+        for call in ("pg_terminate_backend(pg_backend_pid())", "lo_creat(-1)"):
+            with (
+                pytest.raises(TrinityError, match="permission denied for function"),
+                reader.transaction() as tx,
+            ):
+                tx.execute(f"SELECT {call}".encode())
 
 
 def test_a_home_that_is_a_standby_starts_and_says_where_the_login_is_made(cluster: Cluster) -> None:

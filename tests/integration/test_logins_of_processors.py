@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.postgres import by_login, execute
@@ -16,7 +17,8 @@ from trinity_db.privileges import make_login, open_to_roles
 from trinity_db.processors.archive import Archiver
 from trinity_db.processors.config import ArchiveConfig
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import payloads, runs
+from trinity_db.service import LEASE_SECONDS
+from trinity_db.store import payloads, runs, workers
 from trinity_db.store.processing import CLEAN, SCORE
 
 LOGIN = f"processor_{os.getpid()}"
@@ -117,3 +119,16 @@ def test_a_login_writes_metrics_of_its_own_role_alone(scene: Scene, processor: S
     for role in ("train", "explore"):
         with pytest.raises(TrinityError, match="row-level security"):
             change(processor, METRIC, scene.run.id, role)
+
+
+def test_a_processor_ends_the_session_of_a_silent_worker_of_its_login(scene: Scene, processor: Scene) -> None:
+    with closing(connect(processor.database.url)) as frozen:
+        frozen.execute(
+            "SELECT set_config('application_name', %s, false)", [f"trinity-db worker {processor.processor}"]
+        )
+        silent = "UPDATE trinity.worker SET heartbeat_at = now() - interval '1 h' WHERE id = %s"
+        assert change(scene, silent, processor.processor) == 1
+        with processor.database.transaction() as tx:
+            workers.release_leases(tx, scene.run.id, LEASE_SECONDS)
+        with pytest.raises(psycopg.OperationalError):
+            frozen.execute("SELECT 1")

@@ -68,6 +68,25 @@ def test_a_reader_has_no_right_to_lock_or_write(scene: Scene, statement: str) ->
             session.execute(statement.encode())
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "pg_terminate_backend(pg_backend_pid())",
+        "pg_cancel_backend(pg_backend_pid())",
+        "lo_creat(-1)",
+        "lo_create(0)",
+        "lo_from_bytea(0, '')",
+    ],
+)
+def test_a_reader_ends_no_session_and_makes_no_large_object(scene: Scene, call: str) -> None:
+    with closing(connect(scene.database.url)) as owner, owner.transaction():
+        open_to_roles(owner)
+    with closing(connect(by_login(scene.database.url))) as session:
+        session.execute("SET TRANSACTION READ WRITE")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function"):
+            session.execute(f"SELECT {call}".encode())
+
+
 def test_sessions_of_a_reader_end_in_time(scene: Scene) -> None:
     with closing(connect(by_login(scene.database.url))) as session:
         refuse_writer(session, "a test")

@@ -32,22 +32,27 @@ def make_database(place: Place) -> None:
 
 
 def admit_reader(place: Place) -> None:
-    """Make the login that may only read where it is missing, as in a home that older code started.
+    """Make and limit the login that may only read, where older code started the home.
 
     Raises:
         DatabaseUnavailable: the server is a standby, and its primary has no such login.
     """
     with closing(psycopg.connect(place.url(), autocommit=True, row_factory=dict_row)) as connection:
-        if privileges.is_reader(connection, READER):
+        is_there = privileges.is_reader(connection, READER)
+        if is_there and not privileges.may_end_sessions(connection, READER):
             return
         if _is_standby(connection):
+            if is_there:
+                return
             raise DatabaseUnavailable(
                 f"This server is a standby, and its primary has no login '{READER}', which commands that "
                 "only look come by: with the primary's TRINITY_DB_HOME run once: trinity-db status"
             )
         with locked(place):
-            _make_reader(connection, place)
-            privileges.let_read(connection)
+            if not is_there:
+                _make_reader(connection, place)
+                privileges.let_read(connection)
+            privileges.restrict_functions(connection)
 
 
 def _make_reader(connection: psycopg.Connection[DictRow], place: Place) -> None:
