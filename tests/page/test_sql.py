@@ -5,6 +5,7 @@ import io
 import re
 import subprocess
 import time
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
@@ -18,7 +19,9 @@ from tests.page.browser import WAIT_SECONDS, Served, Visit
 from tests.postgres import by_login
 from tests.rows import Scene
 from trinity_db import embedded
+from trinity_db.database import connect
 from trinity_db.page.examples import examples
+from trinity_db.privileges import open_to_roles
 
 MILLISECONDS = 1000 * WAIT_SECONDS
 SLEEP = "SELECT pg_sleep(9.5), 'told apart'"
@@ -258,6 +261,17 @@ def test_the_session_of_another_login_cannot_be_ended(scene: Scene, visit: Visit
         visit.open("/sql")
         assert "permission denied" in refused(visit, f"SELECT pg_terminate_backend({other.info.backend_pid})")
         assert other.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_no_visitor_ends_the_sessions_of_other_visitors(scene: Scene, visit: Visit) -> None:
+    with closing(connect(scene.database.url)) as owner, owner.transaction():
+        open_to_roles(owner)
+    visit.open("/sql")
+    of_the_page = "pid) FROM pg_stat_activity WHERE usename = current_user"
+    for function in ("pg_terminate_backend", "pg_cancel_backend"):
+        assert f"permission denied for function {function}" in refused(
+            visit, f"SELECT {function}({of_the_page}"
+        )
 
 
 def test_a_commit_and_a_setting_do_not_outlive_their_statement(scene: Scene, visit: Visit) -> None:
