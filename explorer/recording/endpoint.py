@@ -8,12 +8,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 from aiohttp import web
 
+from trinity_db.connections import KEYLESS_SECONDS, Connections, limit_repeats
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.long_texts import work_on
 from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.recording import requests
 from trinity_db.explorer.recording.agents import Agent
 from trinity_db.explorer.recording.dialects import DIALECTS
 from trinity_db.explorer.recording.dialects.dialect import Dialect, Refused, openai_error
@@ -40,6 +43,7 @@ logger = logging.getLogger(__name__)
 UNKNOWN_KEYS = 1024  # that are remembered
 OFFER_SECONDS = 2.0  # a program waits for an attempt; then it is told to ask again
 STOP_SECONDS = 1.0  # for answers that are under way when the endpoint stops
+LOGGERS = "asyncio", "aiohttp.server", requests.__name__
 
 
 class Endpoint:
@@ -47,9 +51,12 @@ class Endpoint:
 
     Args:
         model: the name under which the policy is listed.
+        keyless_seconds: after which a connection without a key is closed.
     """
 
-    def __init__(self, log: CallLog, model: str, place: Place) -> None:
+    def __init__(
+        self, log: CallLog, model: str, place: Place, keyless_seconds: float = KEYLESS_SECONDS
+    ) -> None:
         self._log = log
         self._model = model
         self._place = place
@@ -59,7 +66,10 @@ class Endpoint:
         """Programs that wait until the rollout of a group's member is written."""
         self._unknown: dict[bytes, None] = {}
         """Hashes of keys that the store does not have, the oldest first. The store has each key first."""
+        self._connections = Connections(keyless_seconds)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._log_limits = ExitStack()
         self._starting = asyncio.Lock()
 
     def let_in(self, agent: Entered, group: ClaimedGroup, member: int, policy: Policy) -> Agent:
@@ -98,8 +108,8 @@ class Endpoint:
     @property
     def url(self) -> str:
         """The base URL, without /v1."""
-        assert self._runner is not None
-        host, port = self._runner.addresses[0][:2]
+        assert self._listener is not None
+        host, port = self._listener.sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self) -> None:
@@ -114,24 +124,29 @@ class Endpoint:
             host, port = self._place.host, self._place.port
             runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=STOP_SECONDS)
             await runner.setup()
+            assert runner.server is not None
             try:
-                await web.TCPSite(runner, host, port).start()
+                self._listener = await self._connections.listen(runner.server, host, port)
             except OSError as error:
                 await runner.cleanup()
                 raise ConfigError(
                     f"The endpoint cannot listen on {host}:{port}: {error.strerror or error}"
                 ) from error
             self._runner = runner
+            self._log_limits.enter_context(limit_repeats(*LOGGERS))
             logger.info("agents ask at %s", self.url)
 
     async def stop(self) -> None:
         """Listen no more, and end all connections."""
         runner, self._runner = self._runner, None
         if runner is not None:
+            assert self._listener is not None
+            self._listener.close()
             await runner.cleanup()
+            self._log_limits.close()
 
     def _application(self) -> web.Application:
-        application = web.Application(client_max_size=MAX_BYTES)
+        application = web.Application(client_max_size=MAX_BYTES, middlewares=[self._suspend_time_out])
         for dialect in DIALECTS:
             application.router.add_post(dialect.path, guarded(dialect.complain, self._answers(dialect)))
         router = application.router
@@ -142,9 +157,14 @@ class Endpoint:
             router.add_post(f"/v1/attempts/{{key}}/{name}", guarded(openai_error, handler))
         return application
 
+    @web.middleware
+    async def _suspend_time_out(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with self._connections.answering(request.transport):
+            return await handler(request)
+
     def _answers(self, dialect: Dialect) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
-            agent = await self._agent(key_of(request))
+            agent = await self._agent(request)
             body = await request.read()
             async with agent.reading:  # requests of one agent begin in the order in which they came
                 asked, digest = await work_on(
@@ -159,13 +179,13 @@ class Endpoint:
 
     async def _count(self, request: web.Request) -> web.Response:
         """The tokens of a conversation. It is no call of the policy, and is not recorded."""
-        agent = await self._agent(key_of(request))
+        agent = await self._agent(request)
         body = await request.read()
         asked = await work_on(len(body), lambda: MESSAGES.read(parsed(body)))
         return web.json_response({"input_tokens": await agent.policy.count(asked.messages, asked.tools)})
 
     async def _models(self, request: web.Request) -> web.Response:
-        await self._agent(key_of(request))
+        await self._agent(request)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "trinity-db"}
         return web.json_response({"object": "list", "data": [model]})
 
@@ -179,6 +199,7 @@ class Endpoint:
             raise Refused(
                 401, "The API key is not the one by which attempts are given out.", "invalid_api_key"
             )
+        self._connections.accept_key(request.transport)
         found = await offers.take(OFFER_SECONDS, lambda: request.transport is not None)
         if found is None:
             raise Refused(
@@ -193,8 +214,7 @@ class Endpoint:
 
     async def _reward(self, request: web.Request) -> web.Response:
         """Keep what an attempt earned. After its end it is a reward event of the rollout."""
-        key = request.match_info["key"]
-        await self._known(key)
+        key = await self._known(request)
         body = await request.read()
         rewards = await work_on(len(body), lambda: rewards_in(body))
         if (agent := self._agents.get(hash_of(key))) is not None:
@@ -211,8 +231,7 @@ class Endpoint:
 
         An attempt that a workflow makes ends when the workflow does, which may wait for this answer.
         """
-        key = request.match_info["key"]
-        await self._known(key)
+        key = await self._known(request)
         body = await request.read()
         if (agent := self._agents.get(hash_of(key))) is not None:
             if body.strip():
@@ -227,8 +246,7 @@ class Endpoint:
 
     async def _fail(self, request: web.Request) -> web.Response:
         """End an attempt as a failed one, which is no bad one. An attempt that has ended stays as it is."""
-        key = request.match_info["key"]
-        await self._known(key)
+        key = await self._known(request)
         body = await request.read()
         said = (await work_on(len(body), lambda: parsed(body))).get("error") if body.strip() else None
         if (agent := self._agents.get(hash_of(key))) is not None:
@@ -242,26 +260,31 @@ class Endpoint:
         self._written.setdefault(agent.place, []).append(written)
         return written
 
-    async def _agent(self, key: str) -> Agent:
+    async def _agent(self, request: web.Request) -> Agent:
         """The agent whose key a request has.
 
         Raises:
             Refused: no attempt that is under way here has it.
         """
+        key = key_of(request)
         agent = self._agents.get(hash_of(key))
         if agent is None:
             await self._fate(key)
             raise Refused(403, "The attempt has ended.")
+        self._connections.accept_key(request.transport)
         return agent
 
-    async def _known(self, key: str) -> None:
-        """Refuse a key that names no attempt, before the body of its request is read.
+    async def _known(self, request: web.Request) -> str:
+        """The key in the path of a request. One that names no attempt is refused before the body is read.
 
         Raises:
             Refused: there is none, or it may go on as soon as an explorer has its group again.
         """
+        key = request.match_info["key"]
         if hash_of(key) not in self._agents:
             await self._fate(key)
+        self._connections.accept_key(request.transport)
+        return key
 
     async def _fate(self, key: str) -> Fate:
         """What became of an agent that this endpoint does not answer.

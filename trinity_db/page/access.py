@@ -27,6 +27,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 Visitors = Callable[[], Mapping[str, Visitor]]
 """Who may come now, by the hashes of their keys."""
 
+CONNECTION = "trinity_db.connection"  # in the state of a request: its `connections.CountedProtocol`
 KEY_BYTES = 32
 MAX_SESSIONS = 100  # browsers of a visitor at a time; the oldest has to bring the key again
 POLICY = (
@@ -78,12 +79,14 @@ class Access:
         elif not self._is_from_here(scope):
             await _refuse(scope, receive, send, 403, ELSEWHERE)
         elif (key := self._key_of_session(scope)) is not None:
+            _accept_key(scope)
             if _is_get(scope) and self._key_brought(scope):
                 await _send_on(scope, send)  # so that no key stays in the address bar; the session goes on
                 return
             scope[SCOPE] = partial(self._visitor, key)
             await self.app(scope, self._while_it_lasts(key, receive), _with_policy(send))
         elif _is_get(scope) and (key := self._key_brought(scope)):
+            _accept_key(scope)
             await self._admit(scope, send, key)
         else:
             await _refuse(scope, receive, send, 401, NO_KEY)
@@ -145,6 +148,12 @@ async def _send_on(scope: Scope, send: Send, *headers: tuple[bytes, bytes]) -> N
     headers = ((b"location", place.encode()), *headers, *_PLAIN, *ADDED)
     await send({"type": "http.response.start", "status": 303, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
+
+
+def _accept_key(scope: Scope) -> None:
+    """Keep the connection of a request open, if the server limits connections without a key."""
+    if (connection := scope.get("state", {}).get(CONNECTION)) is not None:
+        connection.accept_key()
 
 
 def _is_get(scope: Scope) -> bool:

@@ -1,15 +1,20 @@
 """Answers browsers until Ctrl-C."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from nicegui import ui
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
+from trinity_db.connections import Connections, CountedProtocol, limit_repeats
 from trinity_db.database import Database
 from trinity_db.page import (
     compare,
@@ -30,7 +35,7 @@ from trinity_db.page import (
     tasks,
     verdicts,
 )
-from trinity_db.page.access import Access, Visitors
+from trinity_db.page.access import CONNECTION, Access, Visitors
 from trinity_db.page.launching import Launcher
 from trinity_db.page.listening import Listening
 from trinity_db.page.manager import Manager
@@ -72,9 +77,11 @@ def serve(
     os.nice(NICE)
     with closing(listening.open()) as listener, closing(Reader(database)) as reader:
         origin = listening.origin(listener.getsockname()[1])
+        connections = Connections()
         config = uvicorn.Config(
             Access(_application(reader, writer, manager, models), visitors, origin),
-            ws="wsproto",  # as NiceGUI's own server
+            http=_counted(connections, AutoHTTPProtocol),
+            ws=_counted(connections, WSProtocol),  # as NiceGUI's own server
             log_level=logging.WARNING,  # a line for each request would hold the key
             timeout_graceful_shutdown=LEAVE_SECONDS,
             server_header=False,
@@ -83,7 +90,19 @@ def serve(
         )
         logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
         announce(origin)
-        uvicorn.Server(config).run(sockets=[listener])
+        with limit_repeats("asyncio", "uvicorn.error"):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _counted(connections: Connections, protocol: Callable[..., asyncio.Protocol]) -> Any:
+    """A protocol of uvicorn whose connections are counted. `Access` finds each in the state of a request."""
+
+    def make(*, app_state: dict[str, Any], **options: Any) -> CountedProtocol:
+        state = {**app_state}
+        state[CONNECTION] = counted = CountedProtocol(connections, protocol(app_state=state, **options))
+        return counted
+
+    return make
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
