@@ -107,7 +107,9 @@ class Progress:
 
     def _print_line(self, row: Mapping[str, Any]) -> None:
         parts = [describe(row, self._total, self._group_size)]
-        if waits := status.waiting(self._database, self._run.id):
+        with self._database.transaction(read_only=True) as tx:
+            waits, _ = status.balance(status.measured(tx, self._run.id)["waiting"])
+        if waits:
             parts.append(f"waits: {waits}")
         total = f" of {self._total}" if self._total else ""
         logger.info("%s: step %d%s, %s", self._run.name, row["step"], total, ", ".join(parts))
