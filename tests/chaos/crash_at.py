@@ -120,7 +120,9 @@ def watch(reach: Reach) -> None:
     execute, transaction, fsync = psycopg.Connection.execute, Database.transaction, os.fsync
 
     def watched_execute(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
-        if isinstance(query, str) and query in names:
+        if isinstance(query, str) and names.get(query) == "announce":  # the first statement after a COMMIT
+            reach(f"{place()}: {last.get(self)}, after COMMIT")
+        elif isinstance(query, str) and query in names:
             reach(f"{place()}: {names[query]}")
             last[self] = names[query]
         return execute(self, query, *arguments, **options)

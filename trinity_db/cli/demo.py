@@ -203,7 +203,7 @@ def _print_summary(summary: dict[str, Any], measured: str) -> None:
 
     for answer in summary.get("answers", []):
         print(
-            f"\n{answer['question']}\n  before: {shortened(answer['before'])}"
+            f"\n{shortened(answer['question'])}\n  before: {shortened(answer['before'])}"
             f"\n  after:  {shortened(answer['after'])}"
         )
     print(
