@@ -217,7 +217,7 @@ def _values(text: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, Any
             continue
         try:
             yield key, json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             yield key, value
 
 

@@ -242,7 +242,7 @@ def _plain_call(call: Any) -> dict[str, Any]:
         raise UntokenizableText(f"A message has a tool call that is no object: {call!r:.80}")
     function = dict(call.get("function", call))
     if isinstance(function.get("arguments"), str):
-        with suppress(ValueError):  # a model may have written none
+        with suppress(ValueError, RecursionError):  # a model may have written no JSON, or a thousand brackets
             function["arguments"] = parse_json(function["arguments"])
     return {**call, "function": function} if "function" in call else function
 

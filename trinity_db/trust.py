@@ -27,7 +27,8 @@ MAX_SHOWN = 3  # names in a message
 INERT = frozenset(
     (
         *("name", "taskset", "data", "evaluation.taskset", "requires_reward"),
-        *("model.run", "model.prompt_template", "model.scratch.alphabet"),
+        *("model.run", "model.prompt_template", "model.system_prompt"),
+        *("model.chat_template_kwargs", "model.scratch.alphabet"),
         *("sampler.parts.taskset", "sampler.name", "trainer.lora.targets", "trainer.keep_best"),
         *("processors.made.taskset", "processors.made.data"),
         *(f"processors.retention.{name}" for name in ("payloads", "metrics", "processing")),
@@ -46,11 +47,11 @@ FUNCTIONS = frozenset(
 """Keys whose names are built in unless they have the form path/to/file.py:name; so are all in `algorithm`."""
 
 
-def check_stored(run: str, sections: dict[str, BaseModel | Iterable[BaseModel]]) -> None:
+def check_stored(run: str, sections: dict[str, BaseModel | Iterable[BaseModel] | Path | None]) -> None:
     """Refuse sections of a stored configuration that name something outside the store.
 
     Args:
-        sections: by their keys, as in {"processors.score": [...]}.
+        sections: sections, or the values of single keys, by their keys, as in {"processors.score": [...]}.
 
     Raises:
         ConfigError: naming the keys, and what to pass.
@@ -114,4 +115,6 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_inert(key: str, text: str) -> bool:
-    return key in INERT or ((key in FUNCTIONS or key.startswith("algorithm.")) and ".py:" not in text)
+    if key in INERT or key.startswith("model.chat_template_kwargs."):
+        return True
+    return (key in FUNCTIONS or key.startswith("algorithm.")) and ".py:" not in text

@@ -147,6 +147,17 @@ def test_a_stored_step_names_no_file_address_or_variable(
         assert key in command_line(*command).complaint
 
 
+def test_a_stored_chat_template_is_not_read(scene: Scene, command_line: CommandLine, tmp_path: Path) -> None:
+    private = tmp_path / "credentials"
+    private.write_text("secret")
+    content = content_of("x") | {"algorithm": "grpo", "sampler": "fifo", "trainer": {"steps": 1}}
+    content |= {"explorer": {}, "processors": {"score": ["exact_match"]}}
+    content["model"] = SCRATCH | {"chat_template": str(private)}
+    scene.beside("templated", RunConfig.model_validate(content).stored())
+    done = command_line("evaluate", "templated", "--taskset", "tasks")
+    assert "names model.chat_template" in done.complaint
+
+
 def test_a_task_chooses_among_the_modules_that_the_configuration_names() -> None:
     environment = VerifiersTask.__new__(VerifiersTask)  # without the package
     environment._tasksets = ["sums"]

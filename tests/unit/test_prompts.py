@@ -9,7 +9,7 @@ import pytest
 import trinity_db
 from trinity_db.config import PromptConfig
 from trinity_db.errors import ConfigError
-from trinity_db.prompts import ChatRenderer, PromptTooLong, UntokenizableText, prompt_ids
+from trinity_db.prompts import ChatRenderer, PromptTooLong, UntokenizableText, plain, prompt_ids
 from trinity_db.replies import EmptyResponse, Replies
 
 
@@ -263,3 +263,12 @@ def test_a_document_is_learned_from_its_first_token_to_its_end() -> None:
     assert begun.token_ids.tolist() == [98, 0, 1, 2, 99], "its beginning is there already"
     cut = replies.payload({"prompt": ""}, "abc", max_length=3)
     assert cut.token_ids.tolist() == [98, 0, 1], "a document that goes on has no end here"
+
+
+@pytest.mark.parametrize("brackets", [5_000, 100_000])
+def test_arguments_that_are_nested_too_deeply_stay_text(brackets: int) -> None:
+    """Whether the parser in C or the one in Python reads them."""
+    arguments = "[" * brackets
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    [read] = plain({"role": "assistant", "content": "", "tool_calls": [call]})["tool_calls"]
+    assert read["function"]["arguments"] == arguments

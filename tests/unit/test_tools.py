@@ -203,6 +203,11 @@ def test_what_goes_wrong_in_a_call_is_told_to_the_model(call: ToolCall, content:
             "",
             [("add", {"a": 12, "how": "12", "b": "x y"})],
         ),
+        (
+            f"<tool_call><function=f><parameter=a>{'[' * 5000}</parameter></function></tool_call>",
+            "",
+            [("f", {"a": "[" * 5000})],
+        ),
     ],
 )
 def test_calls_are_read_in_their_order(

@@ -1,6 +1,7 @@
 """Which keys of a configuration may name something outside the store."""
 
 from trinity_db import trust
+from trinity_db.config import ModelConfig
 from trinity_db.configuration import RunConfig
 
 NAMES_WHAT_IS_OUTSIDE = {
@@ -10,7 +11,13 @@ NAMES_WHAT_IS_OUTSIDE = {
     *("explorer.tasks.query", "explorer.workflow.command"),
     *("metrics.mlflow.experiment", "metrics.mlflow.tracking_uri"),
     *("metrics.tensorboard", "metrics.wandb.project"),
-    *("model.path", "ray.explore.resources", "ray.process.resources", "ray.train.resources"),
+    *(
+        "model.chat_template",
+        "model.path",
+        "ray.explore.resources",
+        "ray.process.resources",
+        "ray.train.resources",
+    ),
     *("sampler.experts", "sampler.parts", "sampler.parts.sampler.where", "sampler.query", "sampler.where"),
     *("trainer.broadcast", "trainer.checkpoints", "trainer.weights"),
     *("trainer.optimizer.function", "trainer.optimizer.options"),
@@ -21,3 +28,11 @@ def test_each_key_that_takes_any_text_is_decided_upon() -> None:
     free = set(trust.free_text_keys(RunConfig))
     decided = {key for key in free if not key.startswith("algorithm.")} - trust.INERT - trust.FUNCTIONS
     assert decided == NAMES_WHAT_IS_OUTSIDE
+
+
+def test_prompts_and_values_of_a_chat_template_name_nothing_outside_the_store() -> None:
+    prompts = {"system_prompt": "Be brief.", "chat_template_kwargs": {"effort": "high", "more": {"a": "b"}}}
+    model = ModelConfig.model_validate({"run": "other", **prompts})
+    assert not list(trust.references(model, "model"))
+    named = ModelConfig.model_validate({"run": "other", **prompts, "chat_template": "chat.jinja"})
+    assert list(trust.references(named, "model")) == [("model.chat_template", "chat.jinja")]

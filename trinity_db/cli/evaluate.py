@@ -155,7 +155,12 @@ def _stored(run: "Run") -> "RunConfig":
     from trinity_db.settings import validate
 
     config = validate(RunConfig, run.config, f"The configuration of run '{run.name}'", context="stored")
-    trust.check_stored(run.name, {"explorer": config.explorer, "processors": config.processors})
+    used = {
+        "model.chat_template": config.model.chat_template,
+        "explorer": config.explorer,
+        "processors": config.processors,
+    }
+    trust.check_stored(run.name, used)
     return config
 
 
