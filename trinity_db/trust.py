@@ -12,7 +12,7 @@ in a read-only transaction.
 docs/guides/trust.md lists every such column and file.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -47,7 +47,7 @@ FUNCTIONS = frozenset(
 """Keys whose names are built in unless they have the form path/to/file.py:name; so are all in `algorithm`."""
 
 
-def check_stored(run: str, sections: dict[str, BaseModel | Iterable[BaseModel] | Path | None]) -> None:
+def check_stored(run: str, sections: Mapping[str, BaseModel | Iterable[BaseModel] | Path | None]) -> None:
     """Refuse sections of a stored configuration that name something outside the store.
 
     Args:
