@@ -275,6 +275,16 @@ def test_a_manifest_that_no_trainer_wrote_is_refused_with_little_memory(
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("base", [1, 2])
+def test_adapters_that_name_one_another_are_refused(base: int, objects: ObjectStore) -> None:
+    bucket = Bucket(f"{objects.address}/run-1")
+    names = [f"version-{number:06d}-00000000" for number in (1, 2)]
+    for name, other in zip(names, (names[base - 1], names[0]), strict=True):
+        bucket.put(f"{name}/manifest.json", written(FILE | {"stored": 1}, adapter_on=other))
+    with pytest.raises(manifest.Broken, match="is an adapter on another adapter"):
+        cache.fetch(f"{bucket.url}/{names[0]}", "digest")
+
+
 @on_each_server
 def test_an_object_that_is_too_large_is_not_read(
     objects: ObjectStore, monkeypatch: pytest.MonkeyPatch

@@ -145,6 +145,8 @@ class _Fetching:
                 raise Broken(f"{self._bucket.url}/{version}: is another version of the same number.")
             if newest.adapter_on is not None:
                 base = manifest.read(self._bucket, newest.adapter_on)
+                if base.adapter_on is not None:  # a manifest that names itself would never end
+                    raise Broken(f"{self._bucket.url}/{version}: is an adapter on another adapter.")
                 self.folder(newest.adapter_on, base.digest)
             self._make(found, manifests, expected)
             _evict(self._place, found)
