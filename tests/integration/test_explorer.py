@@ -527,7 +527,7 @@ async def fills_the_context(task: Mapping[str, Any], policy: Policy) -> None:
     [
         (returns_a_reward_that_is_no_number, "TypeError: The reward 'right' of a step is list, no number."),
         (returns_nan, "ValueError: The reward of a step is nan, no number"),
-        (fills_the_context, "prompt of 8 tokens does not fit the context of 5"),
+        (fills_the_context, "A prompt of 8 tokens does not fit a context of 5."),
         (awaits_what_it_cancelled, "CancelledError: ("),
         (cancels_itself, "CancelledError: ("),
         (exits, "SystemExit: 0 ("),

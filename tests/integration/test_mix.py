@@ -36,7 +36,14 @@ class Bench:
     def trainer(self, name: str = "mix", **options: Any) -> Trainer:
         """A new one, which takes the place of others."""
         setup = setup_of(
-            TrainerConfig(steps=4, batch_size=2, micro_batch_size=1, learning_rate=0.01, publish_every=2),
+            TrainerConfig(
+                steps=4,
+                batch_size=2,
+                micro_batch_size=1,
+                learning_rate=0.01,
+                publish_every=2,
+                checkpoint_every=1,
+            ),
             recipe(name, expert_rows=2, **options),
             self._checkpoints,
             seed=3,

@@ -60,7 +60,7 @@ def explore(scene: Scene, responses: Sequence[str]) -> None:
 
 def start(scene: Scene, *score: str) -> Processors:
     """A processor that is a worker of its own."""
-    role = processors(scene, {"score": list(score)}, drain=True)
+    role = processors(scene, {"clean": ["defaults", "not_empty"], "score": list(score)}, drain=True)
     role.worker_id = scene.new_worker(WorkerRole.PROCESS)
     return role
 

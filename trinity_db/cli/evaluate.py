@@ -17,7 +17,6 @@ import typer
 
 from trinity_db.cli import output
 from trinity_db.cli.roles import STOPPED, Overrides
-from trinity_db.diagnosis.finding import span
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.inspection.words import cell, number, with_limits
 
@@ -282,6 +281,8 @@ def _progress(ids: Sequence[int]) -> Iterator[None]:
     end = "\r" if sys.stderr.isatty() else "\n"
 
     def look() -> None:
+        from trinity_db.diagnosis.finding import span
+
         try:
             reader = open_reader()
         except TrinityError:

@@ -25,6 +25,7 @@ EXTRAS = {
         "tokenizers",
         "peft",
         "aiohttp",
+        "gguf",
         "matplotlib",
     )
 }
