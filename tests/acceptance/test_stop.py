@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.command import Ended, Store, new_store, reversals, reversing
 
-STEPS, BATCH_SIZE = 40, 4
+STEPS, BATCH_SIZE = 300, 4  # more than are made while `trinity-db stop` starts
 COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
 HELD = """
 SELECT (SELECT count(*) FROM experience WHERE worker_id IS NOT NULL AND state IN ('raw', 'clean', 'scored'))

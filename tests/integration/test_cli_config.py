@@ -44,7 +44,9 @@ def test_a_starting_file_opens_a_run_over_what_it_says_to_import(scene: Scene, p
     import_records(scene.database, "my-pairs", [preference(1)])
     Path("my_agent.py").write_text(AGENT)
     Path("run.yaml").write_text(starting.text(purpose, f"begun-{purpose}"))
-    database, run = launch.check(settings.load(RunConfig, Path("run.yaml")))
+    config = settings.load(RunConfig, Path("run.yaml"))
+    launch.check_fits(config)
+    database, run = launch.open_run(config)
     database.close()
     assert run.name == f"begun-{purpose}"
 

@@ -57,11 +57,17 @@ def losses(tmp_path: Path) -> Path:
     return path
 
 
+def supervised(config: RunConfig) -> None:
+    """What a supervisor does before it starts the roles."""
+    launch.check_fits(config)
+    launch.open_run(config)
+
+
 def configured(algorithm: Any, **trainer: Any) -> RunConfig:
     return RunConfig.model_validate(OFFLINE | {"algorithm": algorithm, "trainer": trainer})
 
 
-@pytest.mark.parametrize("command", [launch.train, launch.check])
+@pytest.mark.parametrize("command", [launch.train, supervised])
 def test_a_part_of_the_users_own_that_does_not_fit_is_found_before_the_run_is_created(
     command: Any, losses: Path
 ) -> None:
@@ -71,7 +77,7 @@ def test_a_part_of_the_users_own_that_does_not_fit_is_found_before_the_run_is_cr
         command(configured({"name": "sft", "loss": f"{losses}:mine"}))
 
 
-@pytest.mark.parametrize("command", [launch.train, launch.check])
+@pytest.mark.parametrize("command", [launch.train, supervised])
 def test_a_reference_that_nothing_is_compared_with_is_found_before_the_run_is_created(command: Any) -> None:
     with pytest.raises(ConfigError, match="compares the policy with nothing; leave it out"):
         command(configured("sft", reference="synchronised"))
@@ -86,7 +92,7 @@ def test_a_supervisor_composes_no_algorithm_that_fits_in_any_case(monkeypatch: p
     monkeypatch.setattr(launch, "_trainer_setup", compose)
     for algorithm in ("sft", "dpo", "kto"):
         with pytest.raises(Opened):
-            launch.check(configured(algorithm))
+            supervised(configured(algorithm))
 
 
 def online(algorithm: Any) -> RunConfig:

@@ -118,16 +118,6 @@ def decide(database: Database, verb: Callable[[Transaction], Result]) -> Result:
     return database.retry(attempt, give_up=is_orphan)
 
 
-def check(config: RunConfig, change: bool = False) -> tuple[Database, runs.Run]:
-    """Open the run, and find what would stop its roles right after their start.
-
-    Raises:
-        TrinityError: as `check_fits` and `open_run`.
-    """
-    check_fits(config)
-    return open_run(config, change)
-
-
 def check_fits(config: RunConfig) -> None:
     """Find what would stop the roles of a run right after their start, as far as it needs no store.
 

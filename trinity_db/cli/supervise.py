@@ -103,9 +103,10 @@ def run(
     """
     sinks = sinks_of(config.metrics)  # before the run is created: it says which extra is missing
     with in_cluster.joined(address):
+        launch.check_fits(config)
         if address is None:
             launch.check_disk(config)
-        database, run_row = launch.check(config, change)
+        database, run_row = launch.open_run(config, change)
         asked_before = launch.decide(database, lambda tx: stopping.asked_at(tx, run_row.id))
         if not config.is_online and config.processors.pair and not launch.process(config, drain=True):
             raise KeyboardInterrupt
