@@ -44,7 +44,7 @@ class Opened(Exception):
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_run(config: RunConfig, change: bool) -> None:
+    def open_run(config: RunConfig, change: bool = False) -> None:
         raise Opened
 
     monkeypatch.setattr(launch, "open_run", open_run)
