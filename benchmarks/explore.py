@@ -46,6 +46,7 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import groups, runs
 from trinity_db.store.selection import Selection
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 MEASURE = "explore"
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -188,6 +189,7 @@ def _explore(server: Server, model: Path, engine: Observed, number: int) -> floa
             groups.Pace(max_staleness=0, per_version=number // GROUP_SIZE),
             Selection({scene.taskset_id: 1.0}, seed=0, walk="sequential"),
             PromptConfig(prompt_template="{prompt}"),
+            RecordedPlaces(checkpoints=Path("/")),
         )
         explorer.worker_id = scene.new_worker(database, WorkerRole.EXPLORE)
         try:

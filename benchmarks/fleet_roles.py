@@ -38,6 +38,7 @@ from trinity_db.service import LEASE_SECONDS, Pulse, Service
 from trinity_db.store import batches, draws, policies, runs
 from trinity_db.store.groups import ClaimedGroup, Pace, Rollout
 from trinity_db.store.selection import Selection
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 GROUP_SIZE = 4
 PROMPT_TOKENS = 64
@@ -188,6 +189,7 @@ def _explorer(part: Part, waits: Waits, number: int) -> Explorer:
         Pace(max_staleness=None, per_version=1, backlog=part.backlog),
         Selection({part.scene.taskset_id: 1.0}, seed=number, walk="sequential"),
         PromptConfig(prompt_template="{prompt}"),
+        RecordedPlaces(checkpoints=Path("/")),
     )
     _keep(explorer, waits)
     return explorer

@@ -9,6 +9,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.engine import Engine
 from trinity_db.models import folder_digest
 from trinity_db.store.policies import PolicyVersion
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +22,15 @@ class LoadedVersion:
     """The policy version that an engine has.
 
     Args:
+        places: the folders that may be loaded.
         write_ended: writes attempts that end while the engine loads a version, which may take minutes.
     """
 
-    def __init__(self, engine: Engine, write_ended: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, engine: Engine, places: RecordedPlaces, write_ended: Callable[[], Awaitable[None]]
+    ) -> None:
         self._engine = engine
+        self._places = places
         self._write_ended = write_ended
         self._loaded: tuple[int, str] | None = None
         """Version and hash."""
@@ -68,6 +73,7 @@ class LoadedVersion:
     async def try_to_load(self, policy: PolicyVersion) -> Exception | None:
         """Load a version; why it cannot be loaded, or None."""
         try:
+            self._places.check_folder(policy)
             verified = asyncio.to_thread(folder_digest.verify, policy.checkpoint, policy.checkpoint_hash)
             if not await self._meanwhile(verified):
                 return ConfigError(

@@ -34,6 +34,7 @@ from trinity_db.schema.states import WorkerRole
 from trinity_db.service import POLL_SECONDS, Service
 from trinity_db.store import calls, evaluations, groups, parks, policies, runs
 from trinity_db.store.selection import Selection
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 if TYPE_CHECKING:
     from trinity_db.explorer.recording.endpoint import Endpoint
@@ -48,6 +49,7 @@ class Explorer(Service):
     """One explorer with one engine.
 
     Args:
+        places: the folders and addresses that versions may be read from.
         greedy: each group has one more member, sampled at temperature 0, as the algorithm asks for.
         only: it makes the attempts of these evaluations, explores nothing for training, and then ends.
         place: where programs ask their policies, if it is the explorer's purpose that they do. None: on this
@@ -67,6 +69,7 @@ class Explorer(Service):
         pace: groups.Pace,
         selection: Selection,
         prompts: PromptConfig,
+        places: RecordedPlaces,
         greedy: bool = False,
         only: Sequence[int] | None = None,
         place: Place | None = None,
@@ -96,8 +99,8 @@ class Explorer(Service):
         self._given_back = GivenBack()
         self._empty = EmptyPlaces(config.concurrency)
         self._under_way = UnderWay(config.concurrency, lambda: self._event.set())
-        self._loaded = LoadedVersion(engine, self._write_meanwhile)
-        self._staging = Staging(self._store, self.wake)
+        self._loaded = LoadedVersion(engine, places, self._write_meanwhile)
+        self._staging = Staging(self._store, places, self.wake)
         if place is not None and place.offers is not None:  # they count from when a program takes the attempt
             config = config.model_copy(update={"attempt_seconds": None})
         listener = partial(AttemptListener, self._log, self._made_endpoint)

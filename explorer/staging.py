@@ -21,6 +21,7 @@ from trinity_db.weights import cache
 from trinity_db.weights.broadcast import Lost, Receiver
 from trinity_db.weights.bucket import Refused
 from trinity_db.weights.manifest import Broken
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +58,13 @@ class Staging:
     """The versions that are on this machine.
 
     Args:
+        places: the folders and addresses that versions may be read from.
         changed: called by a thread when a version is there, or cannot be fetched.
     """
 
-    def __init__(self, store: StoreThread, changed: Callable[[], None]) -> None:
+    def __init__(self, store: StoreThread, places: RecordedPlaces, changed: Callable[[], None]) -> None:
         self._store = store
+        self._places = places
         self._changed = changed
         self._fetching: _Fetching | None = None
         self._newest: PolicyVersion | None = None
@@ -132,7 +135,7 @@ class Staging:
 
     def _fetch(self, fetching: _Fetching) -> None:
         try:
-            fetching.folder = self._received(fetching.policy) or _fetched(fetching.policy)
+            fetching.folder = self._received(fetching.policy) or _fetched(fetching.policy, self._places)
         except Exception as error:  # `_look` raises it, or says it, in the explorer's own thread
             fetching.error = error
         fetching.ended_at = time.monotonic()
@@ -201,16 +204,19 @@ class Staging:
         await self._store.decide(lambda tx: workers.record_staged(tx, worker_id, staged, broken))
 
 
-def _fetched(policy: PolicyVersion) -> Path:
+def _fetched(policy: PolicyVersion, places: RecordedPlaces) -> Path:
     """A version from the trainer's folder if this machine sees it, else from the object store.
 
     Raises:
-        TrinityError: it is in neither, or as `cache.fetch`.
+        TrinityError: it is in neither, or is where `places` does not allow it; or as `cache.fetch`.
     """
-    if folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
+    if policy.weights is None:
+        places.check_folder(policy)
+    if places.allows_folder(policy) and folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
         return policy.checkpoint
     if policy.weights is None:
         raise TrinityError(f"it did not come by broadcast, and {policy.checkpoint} is not seen here.")
+    places.check_address(policy)
     begun = time.monotonic()
     folder = cache.fetch(policy.weights, policy.checkpoint_hash)
     logger.info("version %d: fetched in %.1f s", policy.version, time.monotonic() - begun)

@@ -19,6 +19,7 @@ from trinity_db.explorer.workflow import Workflow
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store.groups import Pace
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 Explore = Callable[..., Explorer]
 ERRORS = "SELECT error FROM trinity.rollout ORDER BY id"
@@ -41,11 +42,16 @@ def publish(scene: Scene, version: int, folder: Path) -> None:
         )
 
 
+ANY_FOLDER = RecordedPlaces(checkpoints=Path("/"))
+
+
 class Explorers:
     """Makes explorers of a run, each a worker of its own."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        self.places = ANY_FOLDER
+        """Where versions may be read from."""
         self._made: list[Explorer] = []
 
     def __call__(
@@ -77,6 +83,7 @@ class Explorers:
             Pace(max_staleness, per_version=groups),
             scene.selection,
             PromptConfig(prompt_template="{prompt}"),
+            self.places,
             only=only,
             place=place,
         )

@@ -14,6 +14,7 @@ from trinity_db.processors.step import Answer, Context, Drop, step
 from trinity_db.prompts import ChatRenderer, UntokenizableText, encode, offered_tools, prompt_ids
 from trinity_db.replies import Replies
 from trinity_db.store import policies, runs
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 _FORWARD = ForwardConfig()
 
@@ -45,7 +46,7 @@ class RewardModel:
     ) -> None:
         from trinity_db.models import reward_model
 
-        folder = _folder(context, path, run)
+        folder, self.loaded_digest = _folder(context, path, run)
         self._model = reward_model.RewardModel(folder, forward)
         self._tokenizer = load_tokenizer(folder)
         prompts = PromptConfig(
@@ -54,7 +55,6 @@ class RewardModel:
         self._renderer = ChatRenderer(self._tokenizer, prompts)
         self._replies = Replies(ChatRenderer(self._tokenizer))
         self._context = context_length(folder)
-        self.loaded_digest = _digest(folder)
         self._detail = {"reward_model": self.loaded_digest}
 
     @staticmethod
@@ -65,7 +65,7 @@ class RewardModel:
             ConfigError: the folder is missing, or the other run has no checkpoint.
             NotFound: there is no such run.
         """
-        return _digest(_folder(context, path, run))
+        return _folder(context, path, run)[1]
 
     @staticmethod
     def check(model: ModelConfig, *, path: Path | None, run: str | None, **options: Any) -> None:
@@ -132,8 +132,24 @@ class RewardModel:
         return Drop("too_long_for_reward_model", {"tokens": len(tokens), "context": self._context})
 
 
-def _folder(context: Context, path: Path | None, run: str | None) -> Path:
-    return path.expanduser().absolute() if path else _checkpoint(context.database, run or "")
+def _folder(context: Context, path: Path | None, run: str | None) -> tuple[Path, str]:
+    """The folder of the reward model, and the digest of its files.
+
+    Raises:
+        ConfigError: it is missing; or the other run has no checkpoint, or its files are others than recorded.
+        NotFound: there is no such run.
+    """
+    if path is not None:
+        folder = path.expanduser().absolute()
+        return folder, _digest(folder)
+    policy = _newest(context.database, run or "")
+    RecordedPlaces(model=context.model.path).check_folder(policy)
+    digest_now = _digest(policy.checkpoint)
+    if digest_now != policy.checkpoint_hash:
+        raise ConfigError(
+            f"reward_model: the files in {policy.checkpoint} are not those that run {run} published; restore them."
+        )
+    return policy.checkpoint, digest_now
 
 
 def _digest(folder: Path) -> str:
@@ -142,8 +158,8 @@ def _digest(folder: Path) -> str:
     return digest(folder)
 
 
-def _checkpoint(database: Database, name: str) -> Path:
-    """The folder of another run's latest checkpoint.
+def _newest(database: Database, name: str) -> policies.PolicyVersion:
+    """Another run's newest version.
 
     Raises:
         ConfigError: it has none.
@@ -153,4 +169,4 @@ def _checkpoint(database: Database, name: str) -> Path:
         policy = policies.newest(tx, runs.find(tx, name).id)
     if policy is None:
         raise ConfigError(f"reward_model: run {name} has no checkpoint yet; train it first.")
-    return policy.checkpoint
+    return policy

@@ -14,6 +14,7 @@ from trinity_db.models import check_source, context_length, load_tokenizer, othe
 from trinity_db.models.folder_digest import digest
 from trinity_db.processors.step import Context, Drop, step
 from trinity_db.store import policies, runs, scores
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 Ask = Callable[[Sequence[Payload]], Iterator[tuple[int, NDArray[np.float32]]]]
 """The log-probabilities of each payload's trained tokens, with its place, in any order and bit by bit."""
@@ -50,6 +51,7 @@ class Teacher:
             with run.database.transaction() as tx:
                 policy = policies.newest(tx, runs.find(tx, run.model.run).id)
             if policy is not None:
+                RecordedPlaces().check_folder(policy)
                 _check_tokens(folder, load_tokenizer(policy.checkpoint))
         self.model = scores.Model(self.says, digest(folder))
         self.context = context_length(folder)

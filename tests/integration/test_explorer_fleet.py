@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.explorers import publish
+from tests.explorers import ANY_FOLDER, publish
 from tests.rows import Scene
 from tests.servers import Server, VLLMServer
 from trinity_db.config import PromptConfig, ScratchConfig
@@ -79,6 +79,7 @@ def test_a_server_that_dies_costs_no_rollout_and_doubles_none(
         Pace(max_staleness=0, per_version=GROUPS),
         scene.selection,
         PromptConfig(prompt_template="{prompt}"),
+        ANY_FOLDER,
     )
     explorer.worker_id = scene.explorer
     try:

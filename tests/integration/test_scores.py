@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests import steps as steps_of
+from tests.explorers import ANY_FOLDER
 from tests.recipes import recipe
 from tests.rows import Scene, finish_rows, import_records, preference, rollout
 from trinity_db.arrays import Payload
@@ -192,6 +193,7 @@ class Distillation:
                 Pace(max_staleness=0, per_version=2),
                 scene.selection,
                 PromptConfig(prompt_template="{prompt}"),
+                ANY_FOLDER,
             ),
         )
         role.worker_id = scene.explorer

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from tests.command_line import CommandLine
+from tests.explorers import publish
 from tests.rows import Scene
+from trinity_db.config import ScratchConfig
 from trinity_db.configuration import RunConfig
 from trinity_db.copies.exporter import export_run
 from trinity_db.database import Database
 from trinity_db.explorer.environments.adapters.verifiers_task import VerifiersTask
+from trinity_db.models import build_scratch
 
 SCRATCH = {"scratch": {"alphabet": "01", "hidden_size": 16, "layers": 1, "heads": 2, "context": 16}}
 TRAP = """
@@ -156,6 +159,24 @@ def test_a_stored_chat_template_is_not_read(scene: Scene, command_line: CommandL
     scene.beside("templated", RunConfig.model_validate(content).stored())
     done = command_line("evaluate", "templated", "--taskset", "tasks")
     assert "names model.chat_template" in done.complaint
+
+
+def test_evaluate_loads_no_folder_that_only_the_store_names(
+    scene: Scene, command_line: CommandLine, tmp_path: Path
+) -> None:
+    folder = tmp_path / "elsewhere"
+    build_scratch(ScratchConfig.model_validate(SCRATCH["scratch"]), 0, folder)
+    content = content_of("x") | {"algorithm": "grpo", "sampler": "fifo", "trainer": {"steps": 1}}
+    content |= {"explorer": {"max_new_tokens": 2}, "processors": {"score": ["exact_match"]}}
+    content |= {"name": "away", "model": {"path": str(folder)}}
+    away = scene.beside("away", RunConfig.model_validate(content).stored())
+    publish(away, 0, folder)
+    command = ("evaluate", "away", "--taskset", "tasks", "--samples", "1")
+    assert f"names {folder} as the folder of version 0" in command_line(*command).complaint
+    assert scene.value("SELECT count(*) FROM trinity.evaluation") == 0
+    file = tmp_path / "away.yaml"
+    file.write_text(json.dumps(content))
+    assert command_line(*command, "--config", str(file)).code == 0
 
 
 def test_a_task_chooses_among_the_modules_that_the_configuration_names() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -35,6 +36,7 @@ from trinity_db.trainer.checkpoints.patience import Patience
 from trinity_db.trainer.checkpoints.uploads import Uploads, Versions
 from trinity_db.weights import cache, fetching, manifest
 from trinity_db.weights.bucket import Bucket, Refused, Unreachable
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 WORDS = 2_000_000  # of weights in bfloat16: small files have no deltas
 IDENTITY: dict[str, Any] = {"store": "one", "run": 1}
@@ -429,10 +431,13 @@ async def answers(task: Any, policy: Policy) -> None:
 
 
 @pytest.fixture
-def apart(scene: Scene, objects: ObjectStore, versions: Path) -> run_files.RunFiles:
+def apart(
+    scene: Scene, explorer: Explorers, objects: ObjectStore, versions: Path
+) -> run_files.RunFiles:
     """The trainer's files, of a run whose version 0 is in the object store and in no folder seen here."""
     with scene.database.transaction() as tx:
         identity = {"store": str(instances.identify(tx).id)} | scene.run.identity
+    explorer.places = RecordedPlaces(weights=objects.address)
     to = Uploads(objects.address, identity, scene.run.name, Patience(lambda: False))
     files = run_files.own_folder(scene.database, scene.run, scene.trainer, versions.with_name("trainer"))
     files = replace(files, uploads=to)
@@ -494,6 +499,32 @@ def test_an_explorer_that_does_not_see_the_folder_samples_with_what_it_fetched(
     worked(role, lambda: of_worker(scene, role, "staged_version") == 1, "it has the next version")
     make_room(scene)
     worked(role, lambda: used(scene) == {1}, "it samples with the next version")
+
+
+@pytest.mark.parametrize(
+    ("own", "error", "complaint"),
+    [(None, ConfigError, r"trainer\.weights .*not set"), ("s3://other/versions", None, "is s3://other")],
+)
+def test_an_explorer_asks_no_bucket_that_its_configuration_does_not_name(
+    scene: Scene,
+    explorer: Explorers,
+    apart: run_files.RunFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    own: str | None,
+    error: type[TrinityError] | None,
+    complaint: str,
+) -> None:
+    asked = list[str]()
+    monkeypatch.setattr(cache, "fetch", lambda address, digest: asked.append(address))
+    explorer.places = RecordedPlaces(weights=own)
+    role = explorer(answers)
+    if error is None:
+        worked(role, lambda: re.search(complaint, caplog.text), "it waits for the trainer's upload")
+    else:
+        with pytest.raises(error, match=complaint):
+            worked(role, lambda: False, "it ends")
+    assert asked == []
 
 
 def test_an_explorer_goes_on_while_the_object_store_is_away(

@@ -9,6 +9,7 @@ from trinity_db.database import Database
 from trinity_db.errors import ConfigError
 from trinity_db.models import load_tokenizer, other_token, source_tokenizer
 from trinity_db.store import offline, policies
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +62,11 @@ def check_sampled(database: Database, run_id: int, needs: Mapping[str, str]) -> 
 def _tokenizer_of(database: Database, source: offline.Source) -> Any | None:
     """The tokenizer beside the weights of a run's newest version that is here, or of its starting model."""
     with database.transaction() as tx:
-        folders = [version.checkpoint for version in policies.with_checkpoint(tx, source.id)]
-    for folder in folders:
+        versions = policies.with_checkpoint(tx, source.id)
+    places = RecordedPlaces()
+    for version in filter(places.allows_folder, versions):
         try:
-            return load_tokenizer(folder)
+            return load_tokenizer(version.checkpoint)
         except ConfigError:  # the files are gone, or on another machine
             continue
     model = ModelConfig.model_validate(source.model) if source.model else None

@@ -182,7 +182,7 @@ def _accuracies(database: Any, path: Path) -> tuple[float, float]:
     assert newest is not None
     settings = {"samples": 1, "temperature": 0.0, "max_new_tokens": LENGTH + 1}
     ids = evaluate.begin(database, run, config, ["reverse-test"], [0, newest.version], settings)
-    if not evaluate.carry_out(database, run, config, ids):
+    if not evaluate.carry_out(database, run, config, ids, launch.recorded_places(config)):
         raise KeyboardInterrupt
     with database.transaction(read_only=True) as tx:
         before, after = evaluations.read(tx, ids)

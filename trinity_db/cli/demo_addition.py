@@ -75,7 +75,7 @@ def teach(database: "Database", folder: Path, name: str, model: str) -> dict[str
     assert newest is not None
     settings = {"samples": 4, "temperature": None, "max_new_tokens": None}
     ids = evaluate.begin(database, run, config, ["addition-test"], [0, newest.version], settings)
-    if not evaluate.carry_out(database, run, config, ids):
+    if not evaluate.carry_out(database, run, config, ids, launch.recorded_places(config)):
         raise KeyboardInterrupt
     with database.transaction(read_only=True) as tx:
         before, after = evaluations.read(tx, ids)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trinity_db.configuration import RunConfig
     from trinity_db.database import Database, Transaction
     from trinity_db.store.runs import Run
+    from trinity_db.weights.recorded_places import RecordedPlaces
 
 LOOK_SECONDS = 1.0  # between two looks at how far it is, on a terminal
 LINE_SECONDS = 10.0  # between two lines elsewhere
@@ -82,7 +83,8 @@ def evaluate(
     The run's workflow makes the attempts and its reward functions judge them. None of it is trained on. The
     same command goes on where it was stopped, and prints at once what was evaluated before. A model needs
     --config: the configuration of a run, whose model it takes the place of. So does a run whose configuration
-    names code, files, addresses or variables: the store is not trusted to name any.
+    names code, files, addresses or variables: the store is not trusted to name any. Version 0 of a run with
+    model.path, and versions that only an object store has, need it too.
 
     Example:
 
@@ -96,10 +98,11 @@ def evaluate(
 
     chosen = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
     with closing(open_database(LEASE_SECONDS)) as database:
-        run, settings = _found(database, subject, config, overrides or ())
+        run, settings, places = _found(database, subject, config, overrides or ())
+        _check_places(database, run, version, places)
         ids = begin(database, run, settings, taskset, version, chosen)
         with _progress(ids):
-            is_whole = carry_out(database, run, settings, ids)
+            is_whole = carry_out(database, run, settings, ids, places)
         with database.transaction() as tx:
             found = evaluations.read(tx, ids)
             differences = list(_differences(tx, found))
@@ -116,8 +119,8 @@ def evaluate(
 
 def _found(
     database: "Database", subject: str, config: Path | None, overrides: Sequence[str]
-) -> tuple["Run", "RunConfig"]:
-    """The run, and how its tasks are attempted and judged.
+) -> tuple["Run", "RunConfig", "RecordedPlaces"]:
+    """The run, how its tasks are attempted and judged, and where files of its versions may be.
 
     Raises:
         ConfigError: there is neither such a run nor such a folder, or the configuration does not fit.
@@ -125,6 +128,7 @@ def _found(
     from trinity_db.cli import launch
     from trinity_db.schema.states import RunKind
     from trinity_db.store import runs
+    from trinity_db.weights.recorded_places import RecordedPlaces
 
     given = launch.read(config, overrides) if config is not None else None
     with database.transaction() as tx:
@@ -136,11 +140,30 @@ def _found(
             runs.check_stays(run)
             if run.kind != RunKind.TRAIN:
                 raise ConfigError(f"'{subject}' is an imported data set, which has no policy to evaluate.")
-            return run, given or _stored(run)
+            if given is None:
+                return run, _stored(run), RecordedPlaces()
+            return run, given, launch.recorded_places(given)
     if given is None:
         raise ConfigError(f"{subject} is a model: say with --config how its answers are made and judged.")
     of_model = _for_model(given, Path(subject), has_name=any(one.startswith("name=") for one in overrides))
-    return _run_of_model(of_model), of_model
+    return _run_of_model(of_model), of_model, launch.recorded_places(of_model)
+
+
+def _check_places(
+    database: "Database", run: "Run", versions: Sequence[int] | None, places: "RecordedPlaces"
+) -> None:
+    """Refuse versions whose files may not be read, before an evaluation is recorded that would be given up.
+
+    Raises:
+        TrinityError: as `RecordedPlaces.check`.
+    """
+    from trinity_db.store import policies
+
+    with database.transaction() as tx:
+        kept = policies.with_checkpoint(tx, run.id)
+    for policy in kept if versions else kept[:1]:
+        if versions is None or policy.version in versions:
+            places.check(policy)
 
 
 def _stored(run: "Run") -> "RunConfig":
@@ -232,7 +255,9 @@ def begin(
     return ids
 
 
-def carry_out(database: "Database", run: "Run", config: "RunConfig", ids: Sequence[int]) -> bool:
+def carry_out(
+    database: "Database", run: "Run", config: "RunConfig", ids: Sequence[int], places: "RecordedPlaces"
+) -> bool:
     """Make the attempts that are missing, and judge them. Return False if a signal came."""
     from trinity_db.store import evaluations
 
@@ -252,7 +277,8 @@ def carry_out(database: "Database", run: "Run", config: "RunConfig", ids: Sequen
     engine = engines.create(config.explorer.engine, config.model)
     selection = Selection({}, config.seed)
     explorer = Explorer(
-        *(database, run, config.explorer, of(config.explorer), engine, Pace(0, 1), selection, config.model),
+        *(database, run, config.explorer, of(config.explorer), engine, Pace(0, 1), selection),
+        *(config.model, places),
         only=ids,
     )
     explorer.serve()

@@ -27,6 +27,7 @@ from trinity_db.store import adoption, evaluations, groups, runs
 from trinity_db.trainer.config import AlgorithmConfig
 from trinity_db.trainer.parts.kinds import part
 from trinity_db.trainer.recipes import PolicyGradientConfig
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 if TYPE_CHECKING:
     from trinity_db.explorer.recording.listener import Place
@@ -295,11 +296,18 @@ def explore(
         pace,
         tasks.selection(config.explorer.tasks, tasksets, config.seed),
         config.model,
+        recorded_places(config),
         greedy,
         place=place,
     )
     with closing(engine):
         explorer.serve()
+
+
+def recorded_places(config: RunConfig) -> RecordedPlaces:
+    """The folders and addresses of versions that this configuration, which is a file of the user, names."""
+    trainer = config.trainer
+    return RecordedPlaces(trainer.checkpoints, config.model.path, trainer.weights)
 
 
 def _check_explored(config: RunConfig, publishes: bool) -> None:

@@ -12,6 +12,7 @@ from trinity_db.models import check_libraries, folder_digest, load_model, load_t
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.models.canary import FILE as CANARY
 from trinity_db.store import policies, runs
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 TENSORS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 """Endings of files with tensors. A checkpoint has some that only the trainer reads."""
@@ -26,7 +27,8 @@ def export_model(database: Database, name: str, target: Path, version: int | Non
         version: None: the newest.
 
     Raises:
-        ConfigError: the run has no such version, its files are gone, or there is something at the target.
+        ConfigError: the run has no such version, its files are gone or in a folder that no trainer marked, or
+            there is something at the target.
         NotFound: there is no such run.
         TrinityError: the disk cannot be written, or the files are not those that were published.
     """
@@ -39,6 +41,7 @@ def export_model(database: Database, name: str, target: Path, version: int | Non
         wanted = "a version" if version is None else f"version {version}"
         there = ", ".join(str(one.version) for one in reversed(kept)) or "none"
         raise ConfigError(f"Run '{name}' has no files of {wanted}; there are: {there}.")
+    RecordedPlaces().check_folder(policy)
     with folders.appearing(target) as partial:
         if not folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
             raise TrinityError(
