@@ -7,7 +7,7 @@ person's process runs or where it sends a key.
 
 There are two exceptions. Folders and addresses of versions and checkpoints are followed: their files must
 have the recorded digest, and load no code. The SELECT of a recorded draw is run again by `replay --check`,
-in a read-only transaction.
+in a read-only transaction, by a login that may only read.
 
 docs/guides/trust.md lists every such column and file.
 """

@@ -10,6 +10,8 @@ import pytest
 
 from tests.command_line import CommandLine
 from tests.explorers import publish
+from tests.postgres import by_login
+from tests.replays import drawn
 from tests.rows import Scene
 from trinity_db.config import ScratchConfig
 from trinity_db.configuration import RunConfig
@@ -17,6 +19,8 @@ from trinity_db.copies.exporter import export_run
 from trinity_db.database import Database
 from trinity_db.explorer.environments.adapters.verifiers_task import VerifiersTask
 from trinity_db.models import build_scratch
+from trinity_db.trainer.config import SqlConfig
+from trinity_db.trainer.sampling import sampler_of
 
 SCRATCH = {"scratch": {"alphabet": "01", "hidden_size": 16, "layers": 1, "heads": 2, "context": 16}}
 TRAP = """
@@ -177,6 +181,20 @@ def test_evaluate_loads_no_folder_that_only_the_store_names(
     file = tmp_path / "away.yaml"
     file.write_text(json.dumps(content))
     assert command_line(*command, "--config", str(file)).code == 0
+
+
+def test_a_recorded_select_is_run_only_by_a_login_that_may_only_read(
+    scene: Scene, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.make_ready(1)
+    query = "select id, 1 as weight from drawable where set_config('trinity.ran', 'yes', false) = 'yes'"
+    sampler = sampler_of(SqlConfig(query=query))
+    batch = drawn(scene.draw(1, size=1, sampler=sampler)).id
+    refused = command_line("replay", str(batch), "--check")
+    assert "the recorded SELECT of the batch" in refused.complaint
+    assert "TRINITY_DB_READ_URL" in refused.complaint
+    monkeypatch.setenv("TRINITY_DB_READ_URL", by_login(scene.database.url))
+    assert command_line("replay", str(batch), "--check").code == 0
 
 
 def test_a_task_chooses_among_the_modules_that_the_configuration_names() -> None:

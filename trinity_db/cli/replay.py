@@ -62,6 +62,8 @@ def replay(
 
     The rows are those that the trainer read, in its order: tokens, mask, log-probabilities, versions, and
     the numbers used. The summary names the newest checkpoint at the time, and the last step it includes.
+    With a sampler that draws by SQL (mix, stratified, sql, or where) --check runs the recorded SELECT, and
+    needs a login that may only read.
 
     Example:
 
@@ -72,12 +74,15 @@ def replay(
     if to is not None and to.suffix not in FILE_TYPES:
         raise ConfigError(f"{to}: unknown type of file; known are {', '.join(FILE_TYPES)}.")
     from trinity_db.opening import open_reader
+    from trinity_db.privileges import refuse_writer
     from trinity_db.store.batches import read
     from trinity_db.store.replay import find, first_difference
 
     with closing(open_reader()) as database:
         with database.transaction(read_only=True) as tx:
             recorded = find(tx, batch_id)
+            if check and recorded.runs_select:  # it is data: a trainer's login may store any SELECT
+                refuse_writer(tx, "the recorded SELECT of the batch")
             difference = first_difference(tx, recorded) if check else None
         rows = read(database, batch_id) if to is not None else []
     if to is not None:

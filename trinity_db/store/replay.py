@@ -67,6 +67,11 @@ class Recorded:
     rows: int
     has_pairs: bool
 
+    @property
+    def runs_select(self) -> bool:
+        """Whether the draw runs a SELECT that is recorded with the batch."""
+        return self.parameters is not None and "choice" in self.parameters
+
 
 def find(tx: Transaction, batch_id: int) -> Recorded:
     """What is recorded of a batch's draw.
@@ -94,7 +99,7 @@ def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
         )
     values = {"batch_id": recorded.batch}
     drawn = tx.execute(query("recorded_items"), values).fetchall()
-    if recorded.parameters and "choice" in recorded.parameters:
+    if recorded.parameters and recorded.runs_select:
         again = _chosen_again(tx, recorded, recorded.parameters)
         if again is None:
             return SELECTS_OTHERS
