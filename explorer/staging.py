@@ -76,6 +76,7 @@ class Staging:
         self._broken: dict[bool, str] = {}
         """Addresses of what is damaged, for the trainer."""
         self._receiver = Receiver()
+        self._refused_broadcast: str | None = None
 
     async def for_training(self, policy: PolicyVersion) -> PolicyVersion | None:
         """The newest version that is here. This one is fetched meanwhile if it is another one.
@@ -147,11 +148,17 @@ class Staging:
             return None
         run, begun = policy.checkpoint.parent.name, time.monotonic()
         try:
+            self._places.check_broadcast(policy.broadcast_at)
             folder = cache.receive(
                 self._receiver, policy.broadcast_at, run, policy.version, policy.checkpoint_hash
             )
         except Lost as error:
             logger.info("version %d: %s", policy.version, error)
+            return None
+        except ConfigError as error:
+            if policy.broadcast_at != self._refused_broadcast:  # once, and not for each version
+                logger.warning("versions come from their files: %s", error)
+            self._refused_broadcast = policy.broadcast_at
             return None
         logger.info("version %d: received in %.1f s", policy.version, time.monotonic() - begun)
         return folder

@@ -42,7 +42,7 @@ def publish(scene: Scene, version: int, folder: Path) -> None:
         )
 
 
-ANY_FOLDER = RecordedPlaces(checkpoints=Path("/"))
+ANY_FOLDER = RecordedPlaces(checkpoints=Path("/"), broadcast="127.0.0.1")
 
 
 class Explorers:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,24 @@ def publish_as(scene: Scene, folder: Path, digest: str, address: str) -> None:
     announce(scene, folder, 1, address)
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.policy_version SET checkpoint_hash = %s WHERE version = 1", [digest])
+
+
+@pytest.mark.parametrize("own", [None, "127.0.0.3", "127.0.0.2:1"])
+def test_an_explorer_connects_to_no_address_that_its_configuration_does_not_name(
+    scene: Scene,
+    explorer: Explorers,
+    version: Path,
+    caplog: pytest.LogCaptureFixture,
+    own: str | None,
+) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        announce(scene, version, 1, f"127.0.0.2:{listener.getsockname()[1]}")
+        explorer.places = replace(explorer.places, broadcast=own)
+        worked(explorer(answers), lambda: used(scene) == {1}, "it samples with the files")
+        listener.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert caplog.text.count("as the address of the trainer's broadcast") == 1
 
 
 def test_an_explorer_whose_trainer_is_gone_uses_the_folder(

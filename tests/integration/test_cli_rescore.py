@@ -113,6 +113,13 @@ def test_a_reward_model_that_was_trained_further_judges_again(
     file = tmp_path / "steps.yaml"
     file.write_text("score: [{name: reward_model, run: taste, weight: 1}]")
     publish(0)
+    assert "as the folder of version 0" in command("--steps", file).complaint, "no trainer marked it"
+    (tmp_path / "run.json").write_text(json.dumps({"store": "s", **taste.run.identity}))
+    weights = tmp_path / "v0" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "are not those that run taste published" in command("--steps", file).complaint
+    weights.write_bytes(content)
     assert json.loads(command("--steps", file, "--json").output)["changed"] == 4
     assert json.loads(command("--steps", file, "--dry-run", "--json").output)["rows"] == 0
     publish(1)

@@ -307,7 +307,7 @@ def explore(
 def recorded_places(config: RunConfig) -> RecordedPlaces:
     """The folders and addresses of versions that this configuration, which is a file of the user, names."""
     trainer = config.trainer
-    return RecordedPlaces(trainer.checkpoints, config.model.path, trainer.weights)
+    return RecordedPlaces(trainer.checkpoints, config.model.path, trainer.weights, trainer.broadcast)
 
 
 def _check_explored(config: RunConfig, publishes: bool) -> None:

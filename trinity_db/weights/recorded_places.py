@@ -13,6 +13,7 @@ from pathlib import Path
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.settings import home
 from trinity_db.store.policies import PolicyVersion
+from trinity_db.weights.broadcast import parsed
 from trinity_db.weights.manifest import OWNER_FILE
 
 OWNER_KEYS = {"store", "name", "id", "created_at"}
@@ -30,6 +31,8 @@ class RecordedPlaces:
     """`model.path`, which version 0 may be."""
     weights: str | None = None
     """`trainer.weights`."""
+    broadcast: str | None = None
+    """`trainer.broadcast`."""
     home: Path = field(default_factory=home)
 
     def check(self, policy: PolicyVersion) -> None:
@@ -63,6 +66,22 @@ class RecordedPlaces:
             f"The store names {policy.checkpoint} as the folder of version {policy.version}. A folder is loaded only if "
             f"it is model.path or below trainer.checkpoints of {CONFIGURED}, below TRINITY_DB_HOME, or next "
             f"to the {OWNER_FILE} of a trainer."
+        )
+
+    def check_broadcast(self, address: str) -> None:
+        """Refuse to connect to an address that is not the host of `trainer.broadcast`, and its port if it names one.
+
+        Raises:
+            ConfigError: with what to configure.
+        """
+        if self.broadcast is not None:
+            host, port = parsed(self.broadcast)
+            asked_host, asked_port = parsed(address)
+            if asked_host == host and port in (0, asked_port):
+                return
+        raise ConfigError(
+            f"the store names {address} as the address of the trainer's broadcast, and trainer.broadcast of "
+            f"{CONFIGURED} is {self.broadcast or 'not set'}: it is not asked."
         )
 
     def check_address(self, policy: PolicyVersion) -> None:
