@@ -147,7 +147,8 @@ def _folder(context: Context, path: Path | None, run: str | None) -> tuple[Path,
     digest_now = _digest(policy.checkpoint)
     if digest_now != policy.checkpoint_hash:
         raise ConfigError(
-            f"reward_model: the files in {policy.checkpoint} are not those that run {run} published; restore them."
+            f"reward_model: the files in {policy.checkpoint} are not those that run {run} published; "
+            "restore them."
         )
     return policy.checkpoint, digest_now
 

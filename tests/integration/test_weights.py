@@ -431,9 +431,7 @@ async def answers(task: Any, policy: Policy) -> None:
 
 
 @pytest.fixture
-def apart(
-    scene: Scene, explorer: Explorers, objects: ObjectStore, versions: Path
-) -> run_files.RunFiles:
+def apart(scene: Scene, explorer: Explorers, objects: ObjectStore, versions: Path) -> run_files.RunFiles:
     """The trainer's files, of a run whose version 0 is in the object store and in no folder seen here."""
     with scene.database.transaction() as tx:
         identity = {"store": str(instances.identify(tx).id)} | scene.run.identity

@@ -63,13 +63,13 @@ class RecordedPlaces:
         if self.allows_folder(policy):
             return
         raise ConfigError(
-            f"The store names {policy.checkpoint} as the folder of version {policy.version}. A folder is loaded only if "
-            f"it is model.path or below trainer.checkpoints of {CONFIGURED}, below TRINITY_DB_HOME, or next "
-            f"to the {OWNER_FILE} of a trainer."
+            f"The store names {policy.checkpoint} as the folder of version {policy.version}. A folder is "
+            f"loaded only if it is model.path or below trainer.checkpoints of {CONFIGURED}, below "
+            f"TRINITY_DB_HOME, or next to the {OWNER_FILE} of a trainer."
         )
 
     def check_broadcast(self, address: str) -> None:
-        """Refuse to connect to an address that is not the host of `trainer.broadcast`, and its port if it names one.
+        """Refuse to connect to another host or port than `trainer.broadcast` names.
 
         Raises:
             ConfigError: with what to configure.
