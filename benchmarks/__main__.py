@@ -18,7 +18,7 @@ from trinity_db.errors import TrinityError
 
 MEASURES = (
     *("ingest", "draw", "claims", "offline", "archive", "loop", "restart", "hour", "trainer", "explore"),
-    *("publish", "weights", "rescore", "page", "fleet", "deletion", "retention", "partitions"),
+    *("addition", "publish", "weights", "rescore", "page", "fleet", "deletion", "retention", "partitions"),
     *("modes", "selection"),
 )
 """Modules of this package with a function `run(context) -> list[Result]`."""

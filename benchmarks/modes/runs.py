@@ -115,9 +115,9 @@ def key_of(workload: Workload, config: Mapping[str, Any]) -> str:
 
 def warm_start(server: Server, workload: Workload, folder: Path) -> Path:
     """Imitate the tasks' answers from random weights; the folder of the checkpoint that came of it."""
-    with _store(server, folder) as database:
+    with store(server, folder) as database:
         _import(database, folder, "demonstrations", DEMONSTRATIONS, _demonstrations(workload))
-        _run(folder, workload.warm_start())
+        run_config(folder, workload.warm_start())
         with database.transaction() as tx:
             policy = policies.newest(tx, runs.find(tx, "warm-start").id)
     assert policy is not None
@@ -131,13 +131,13 @@ def outcome_of(
     model = {"path": str(start), "prompt_template": TEMPLATE}
     folder = Path(tempfile.mkdtemp(prefix="trinity-db-bench-modes-", dir=scratch))
     try:
-        with _store(server, folder) as database:
+        with store(server, folder) as database:
             tasks = workload.tasks()
             _import(database, folder, "tasks", HELD_OUT, tasks[:NUM_HELD_OUT])
             _import(database, folder, "tasks", TASKS, tasks[NUM_HELD_OUT:][: workload.trained])
             server.settle()
             others = machine.busy_cores()
-            _run(folder, {**config, "model": model})
+            run_config(folder, {**config, "model": model})
             return _read(database.url, others)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -156,7 +156,7 @@ def _import(
     import_rows(database, open_rows(path), Columns(kind), name, lambda done, total: None)
 
 
-def _run(folder: Path, config: Mapping[str, Any]) -> None:
+def run_config(folder: Path, config: Mapping[str, Any]) -> None:
     """All roles as processes; they end when this process is gone, because it is their supervisor."""
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
@@ -164,7 +164,7 @@ def _run(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _store(server: Server, folder: Path) -> Iterator[Database]:
+def store(server: Server, folder: Path) -> Iterator[Database]:
     """A new store, which the environment names meanwhile."""
     url = server.new_store()
     ours = {"TRINITY_DB_URL": url, "TRINITY_DB_HOME": str(folder / "home")}

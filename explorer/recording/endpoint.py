@@ -26,6 +26,7 @@ from trinity_db.explorer.recording.log import CallLog
 from trinity_db.explorer.recording.requests import (
     MAX_BYTES,
     Handler,
+    body_of,
     digest_of,
     guarded,
     key_of,
@@ -165,7 +166,7 @@ class Endpoint:
     def _answers(self, dialect: Dialect) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
             agent = await self._agent(request)
-            body = await request.read()
+            body = await body_of(request, agent.policy.context)
             async with agent.reading:  # requests of one agent begin in the order in which they came
                 asked, digest = await work_on(
                     len(body), lambda: (dialect.read(parsed(body)), digest_of(request, body))
@@ -180,7 +181,7 @@ class Endpoint:
     async def _count(self, request: web.Request) -> web.Response:
         """The tokens of a conversation. It is no call of the policy, and is not recorded."""
         agent = await self._agent(request)
-        body = await request.read()
+        body = await body_of(request, agent.policy.context)
         asked = await work_on(len(body), lambda: MESSAGES.read(parsed(body)))
         return web.json_response({"input_tokens": await agent.policy.count(asked.messages, asked.tools)})
 
@@ -215,7 +216,7 @@ class Endpoint:
     async def _reward(self, request: web.Request) -> web.Response:
         """Keep what an attempt earned. After its end it is a reward event of the rollout."""
         key = await self._known(request)
-        body = await request.read()
+        body = await body_of(request)
         rewards = await work_on(len(body), lambda: rewards_in(body))
         if (agent := self._agents.get(hash_of(key))) is not None:
             await agent.earn(rewards)
@@ -232,7 +233,7 @@ class Endpoint:
         An attempt that a workflow makes ends when the workflow does, which may wait for this answer.
         """
         key = await self._known(request)
-        body = await request.read()
+        body = await body_of(request)
         if (agent := self._agents.get(hash_of(key))) is not None:
             if body.strip():
                 await agent.earn(await work_on(len(body), lambda: rewards_in(body)))
@@ -247,7 +248,7 @@ class Endpoint:
     async def _fail(self, request: web.Request) -> web.Response:
         """End an attempt as a failed one, which is no bad one. An attempt that has ended stays as it is."""
         key = await self._known(request)
-        body = await request.read()
+        body = await body_of(request)
         said = (await work_on(len(body), lambda: parsed(body))).get("error") if body.strip() else None
         if (agent := self._agents.get(hash_of(key))) is not None:
             await agent.fail(str(said or "the agent gave up"))

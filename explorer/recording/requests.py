@@ -19,7 +19,9 @@ from trinity_db.store.groups import named_rewards
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 16 * 2**20  # of a request: a conversation of some four million tokens
+MAX_BYTES = 16 * 2**20  # of a request, whatever the context
+MIN_MAX_BYTES = 2**20  # of a request, also for a small context: tools and what is ignored take some
+BYTES_PER_TOKEN = 64  # of the context; a token that JSON escapes takes up to some 30
 RETRY_COUNT = "x-stainless-retry-count"  # how often the OpenAI and Anthropic libraries repeated a request
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -62,6 +64,25 @@ def _problem(error: Exception) -> Refused:
         return Refused(500, str(error))
     logger.error("a call was not answered", exc_info=error)
     return Refused(500, f"{type(error).__name__}: {error}")
+
+
+async def body_of(request: web.Request, context: int = 0) -> bytes:
+    """The body of a request to a policy with a context of so many tokens, or of one without tokens.
+
+    Parsing stops the event loop for some 40 ms a MiB, so what cannot fit is refused before.
+
+    Raises:
+        Refused: it is too long.
+    """
+    limit = min(MAX_BYTES, max(MIN_MAX_BYTES, BYTES_PER_TOKEN * context))
+    body = b"" if (request.content_length or 0) > limit else await request.read()
+    size = max(request.content_length or 0, len(body))
+    if size <= limit:
+        return body
+    if not context:
+        raise Refused(413, f"A request of {size} bytes is too long: at most {limit} are read.")
+    problem = f"{size} bytes do not fit a context of {context} tokens, for which at most {limit} are read."
+    raise Refused(400, problem, "context_length_exceeded")
 
 
 def parsed(body: bytes) -> dict[str, Any]:

@@ -121,7 +121,10 @@ def test_no_long_text_is_worked_on_by_the_event_loop(
         assert all(thread.startswith("long-texts") for thread in threads), (kind, threads)
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(explore: Explore, scene: Scene) -> None:
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    explore: Explore, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MIN_MAX_BYTES", 2**18)  # of a body without a text, as the last one's
     tokenizer = Watched()
     tokenizer.is_answered.set()
 
@@ -132,6 +135,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(explore: Explore
                 ({"prompt": [97] * 9_000}, "/v1/completions"),
                 ({"messages": [user("a" * 900_000)]}, "/v1/chat/completions"),
                 ({"messages": [user("")] * 9_000}, "/v1/chat/completions"),
+                ({"messages": [user("?")], "ignored": "a" * 300_000}, "/v1/chat/completions"),
             ):
                 status, said = await ask(body, path)
                 assert (status, said["error"]["code"]) == (400, "context_length_exceeded")
