@@ -24,7 +24,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.timeout(600)  # its first test sets the run up
 
 RUN = "going"
-STEPS = 60
+MOST_STEPS = 100_000  # it is stopped before
+LAST_STEPS = 40  # of the run that is taken up again
 AT_WORK = f"SELECT count(*) = 3 FROM ({ALIVE}) w"
 
 
@@ -42,6 +43,8 @@ class Facts(NamedTuple):
     leased: int
     """After the stop, and after the command was killed in the last steps."""
     is_unfinished: bool
+    last: int
+    """The last step of the run that was taken up again."""
     committed: int
     """When the trainer was killed."""
     ended: Ended
@@ -59,10 +62,10 @@ def hearts(store: Store) -> set[int]:
 @pytest.fixture(scope="module")
 def facts(store: Store, machines: Machines) -> Facts:
     # A role that asks for nothing may also be on the head.
-    path = store.config(RUN, ray={"process": {"cpus": 1}}, **reversing(STEPS, 8))
+    path = store.config(RUN, ray={"process": {"cpus": 1}}, **reversing(MOST_STEPS, 8))
 
-    def begin() -> Process:
-        driver = store.start("run", path, "--ray", machines.address)
+    def begin(*options: str) -> Process:
+        driver = store.start("run", path, "--ray", machines.address, *options)
         store.wait_for(AT_WORK, driver, run=RUN)
         return driver
 
@@ -81,22 +84,24 @@ def facts(store: Store, machines: Machines) -> Facts:
     stopped = driver.wait()
     leased = store.value(LEASED)
 
-    driver = begin()
-    store.wait_for(REACHED, driver, run=RUN, steps=STEPS - 20)
+    last = steps(store, RUN) + LAST_STEPS
+    fewer = ("--change", "--set", f"trainer.steps={last}")
+    driver = begin(*fewer)
+    store.wait_for(REACHED, driver, run=RUN, steps=last - 20)
     orphans = [int(one["pid"]) for one in store.rows(ALIVE, run=RUN)]
     driver.kill()
     wait_until(lambda: not any(map(is_alive, orphans)), "the roles end with their command")
     leased += store.value(LEASED)
     is_unfinished = bool(store.value(UNFINISHED, run=RUN))
 
-    driver = begin()
+    driver = begin(*fewer)
     trainer = trainer_of(store)
-    store.wait_for(REACHED, driver, run=RUN, steps=STEPS - 5)
+    store.wait_for(REACHED, driver, run=RUN, steps=last - 5)
     os.kill(trainer, signal.SIGKILL)
     wait_until(lambda: not is_alive(trainer), "the trainer is dead")
     committed = steps(store, RUN)
     ended = driver.wait()
-    return Facts(was_moved, said, refused, asked, stopped, leased, is_unfinished, committed, ended)
+    return Facts(was_moved, said, refused, asked, stopped, leased, is_unfinished, last, committed, ended)
 
 
 def test_all_roles_leave_a_machine_that_is_to_go(facts: Facts) -> None:
@@ -115,8 +120,8 @@ def test_another_process_stops_the_run(facts: Facts) -> None:
 
 def test_a_run_whose_command_and_trainer_die_in_its_last_steps_ends_well(store: Store, facts: Facts) -> None:
     assert facts.is_unfinished
-    assert facts.committed < STEPS
+    assert facts.committed < facts.last
     assert "train ended with code -9, starting it again" in facts.ended.stderr
     assert facts.ended.code == 0, facts.ended.stderr
-    assert steps(store, RUN) == STEPS
+    assert steps(store, RUN) == facts.last
     check_history(store, RUN)
