@@ -24,8 +24,8 @@ addition | words)
         config=$here/words-grpo.yaml
     fi
     trinity-db run $config "$@"
-    trinity-db evaluate $run --taskset $example-test --version 0
-    trinity-db evaluate $run --taskset $example-test # the newest version
+    trinity-db evaluate $run --taskset $example-test --version 0 --config $config
+    trinity-db evaluate $run --taskset $example-test --config $config # the newest version
     ;;
 dpo)
     trinity-db import "$data/pairs.jsonl" --as preferences --name gsm8k-pairs
