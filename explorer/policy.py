@@ -276,8 +276,7 @@ class Policy:
             PromptTooLong: its tokens fill the context.
             UntokenizableText: the tokenizer does not know one of its characters.
         """
-        if self._prompts.prompt_template is None:
-            warn_of_plain_prompt(prompt, self.tokenizer)
+        warn_of_plain_prompt(prompt, self.tokenizer)
 
         def encoded() -> list[int]:
             self._check_fits(prompt)

@@ -18,6 +18,13 @@ from trinity_db.interruptible_json import parse_json
 
 logger = logging.getLogger(__name__)
 
+PLAIN_PROMPT_WARNING = (
+    "a plain prompt reaches a model that has a chat template without that template, and an instruct model "
+    "answers better to messages: leave out model.prompt_template, import messages, or let the workflow ask "
+    "policy.chat or policy.complete(policy.renderer.task(task))"
+)
+"""What every command and role prints about it."""
+
 
 class PromptTooLong(TrinityError, ValueError):
     """The prompt alone fills the context; nothing could follow it."""
@@ -147,16 +154,20 @@ class ChatRenderer:
 
 def warn_of_plain_prompt(prompt: str, tokenizer: Tokenizer) -> None:
     """Warn once in this process if a text without special tokens reaches a model with a chat template."""
-    if tokenizer.chat_template and not any(token in prompt for token in tokenizer.all_special_tokens):
+    if misses_template(prompt, tokenizer):
         _warn_once()
+
+
+def misses_template(prompt: str, tokenizer: Tokenizer) -> bool:
+    """Whether a text has no special token, and the tokenizer has a chat template."""
+    return bool(tokenizer.chat_template) and not any(
+        token in prompt for token in tokenizer.all_special_tokens
+    )
 
 
 @lru_cache(maxsize=1)
 def _warn_once() -> None:
-    logger.warning(
-        "the model has a chat template, and a workflow asks it to continue plain text: an instruct model "
-        "answers better to messages; ask policy.chat, or policy.complete(policy.renderer.task(task))"
-    )
+    logger.warning(PLAIN_PROMPT_WARNING)
 
 
 @lru_cache(maxsize=4)

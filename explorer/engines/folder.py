@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trinity_db.config import PromptConfig
-from trinity_db.models import context_length, load_tokenizer
+from trinity_db.config import ModelConfig, PromptConfig, ScratchConfig
+from trinity_db.models import context_length, load_tokenizer, source_tokenizer
 from trinity_db.models.libraries import library
 from trinity_db.prompts import ChatRenderer
 from trinity_db.turns import Turns
@@ -36,6 +36,15 @@ def read(path: Path, prompts: PromptConfig) -> Folder:
     except OSError:  # the file is optional
         return Folder(tokenizer, context, end_tokens(renderer, None))
     return Folder(tokenizer, context, end_tokens(renderer, settings))
+
+
+def of_scratch(scratch: ScratchConfig, prompts: PromptConfig) -> Folder:
+    """The same of a model from scratch, before it has a folder.
+
+    Raises: as `read`.
+    """
+    tokenizer = source_tokenizer(ModelConfig(scratch=scratch))
+    return Folder(tokenizer, scratch.context, end_tokens(ChatRenderer(tokenizer, prompts), None))
 
 
 def end_tokens(renderer: ChatRenderer, settings: Any) -> frozenset[int]:

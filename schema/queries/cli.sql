@@ -64,6 +64,21 @@ JOIN trinity.experience_text x ON x.experience_id = e.id
 WHERE g.evaluation_id = %(evaluation_id)s
 ORDER BY g.id, e.id
 
+-- name: first_task
+SELECT t.payload FROM trinity.task t WHERE t.taskset_id = %(taskset_id)s ORDER BY t.ordinal LIMIT 1
+
+-- name: first_imported_row
+-- The prompt of the first imported row that a run may still draw.
+SELECT x.prompt, x.messages, x.tools
+FROM (SELECT e.source_id FROM trinity.experience e
+      WHERE e.run_id = %(run_id)s AND e.is_offered
+      ORDER BY e.id LIMIT 1) AS first
+JOIN trinity.experience_text x ON x.experience_id = first.source_id
+
+-- name: working_runs
+-- Runs that have a living worker, oldest first.
+SELECT v.run FROM trinity.run_view v WHERE v.kind = 'train' AND v.status = 'active' ORDER BY v.id
+
 -- name: run_summary
 -- A run from its first step to its last. Attempts of evaluations do not count.
 SELECT (SELECT count(*) FROM trinity.rollout o JOIN trinity.rollout_group g ON g.id = o.group_id

@@ -9,6 +9,7 @@ import pytest
 
 from tests.recipes import recipe
 from tests.rows import Scene, import_records, trajectory
+from trinity_db.config import PromptConfig
 from trinity_db.errors import TrinityError
 from trinity_db.imports.columns import Columns
 from trinity_db.imports.exporter import export_rows
@@ -63,6 +64,27 @@ def test_a_conversation_that_the_chat_template_refuses_is_dropped_and_the_others
     assert run.rows(ENCODED, run.run.id) == [("to a system", "dropped", None), ("to a user", "ready", 5)]
     says = "The chat template refuses the conversation: System role not supported"
     assert run.rows(DROPPED, run.run.id) == [("encode", "untokenizable", says)]
+
+
+def test_plain_rows_are_counted_in_a_warning_where_tasks_would_have_the_template(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = [Demonstration(Task({"prompt": prompt}), "a", {}) for prompt in ("one?", "two?", "")]
+    import_records(scene.database, "set", [*plain, conversation("user")])
+
+    def warnings(run: str, renderer: ChatRenderer) -> list[str]:
+        caplog.clear()
+        adopter = scene.beside(run, data=["set"])
+        encode_adopted(adopter.database, adopter.run.id, adopter.trainer, renderer, 256, 64, lambda: False)
+        return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+    (warning,) = warnings("template", ChatRenderer(NoSystem()))
+    assert warning.startswith("2 imported rows have a plain prompt and stay plain text")
+    explicit = ChatRenderer(NoSystem(), PromptConfig(prompt_template="Q: {prompt}"))
+    assert warnings("explicit", explicit) == [], "the tasks of the run are plain text too"
+    base = NoSystem()
+    base.chat_template = None
+    assert warnings("base", ChatRenderer(base)) == []
 
 
 def test_tokenising_stops_between_two_rows_and_goes_on_with_the_rest(scene: Scene) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.echo import Echo
+from tests.echo import Digits, Echo
+from trinity_db import prompts
 from trinity_db.arrays import Payload
 from trinity_db.config import PromptConfig
 from trinity_db.errors import ConfigError
@@ -77,6 +79,22 @@ def test_a_single_turn_is_a_prompt_and_a_response() -> None:
     assert made.payload.versions is not None
     assert made.payload.versions.tolist() == [7, 7]
     assert made.started_at <= made.finished_at
+
+
+def test_a_plain_prompt_without_the_chat_template_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts._warn_once.cache_clear()
+    conversation = {"messages": [{"role": "user", "content": "12"}]}
+    attempt(single_turn, replace(group(), task=conversation))
+    assert caplog.messages == []
+    monkeypatch.setattr(Digits, "all_special_tokens", ["2"])
+    attempt(single_turn)
+    assert caplog.messages == [], "the prompt has a special token, as one that a template wrote"
+    monkeypatch.undo()
+    for _ in range(2):
+        attempt(single_turn)
+    assert caplog.messages == [prompts.PLAIN_PROMPT_WARNING]
 
 
 def test_the_greedy_member_of_a_group_is_sampled_at_temperature_0() -> None:

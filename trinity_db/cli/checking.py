@@ -6,7 +6,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trinity_db import settings
-from trinity_db.cli import launch
+from trinity_db.cli import first_task, launch
+from trinity_db.cli.first_task import FirstTask
 from trinity_db.configuration import RunConfig
 from trinity_db.errors import TrinityError
 
@@ -27,3 +28,19 @@ def mistakes(path: Path, overrides: Sequence[str]) -> list[str]:
     except TrinityError as error:
         return [str(error)]
     return []
+
+
+def sample_question(path: Path, overrides: Sequence[str]) -> tuple[list[str], str | None]:
+    """Lines with a question as the model of a configuration reads it, and a warning; no store is opened.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key is wrong.
+    """
+    model = launch.read(path, overrides).model
+    if model.run is not None:
+        return [
+            "sample question is not shown: the tokenizer is that of another run, and no store is opened."
+        ], None
+    folder = None if model.path is None else model.path.expanduser()
+    question = FirstTask("sample question", {"prompt": "What is 7 plus 5?"}, model, folder)
+    return first_task.lines_and_warning(question)

@@ -155,7 +155,8 @@ def check(config: Config, overrides: Overrides = None) -> None:
 
     Looks at the keys, at the model's folder and at functions of your own. It opens no store: whether data
     sets and tasks are imported is found when the run starts. One line on stderr for each mistake, and exit
-    code 1.
+    code 1. Without a mistake it prints a sample question as the model reads it, with its special tokens and
+    the tokens that end a response.
 
     Example:
 
@@ -168,6 +169,10 @@ def check(config: Config, overrides: Overrides = None) -> None:
         print(f"error: {config}: {' '.join(mistake.split())}", file=sys.stderr)
     if found:
         raise typer.Exit(1)
+    lines, warning = checking.sample_question(config, overrides or ())
+    print("\n".join(lines))
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
     print(f"{config}: nothing is wrong")
 
 

@@ -19,8 +19,9 @@ def doctor(
 
     Looks at packages and disks, at the server's durability settings, at transactions and slots that keep the
     server from cleaning up, at sizes, statistics and indexes of our tables, at leases of dead workers, at
-    what active runs learn from, and at the environment of vLLM. It takes seconds, waits for no lock and
-    writes nothing. An embedded store that is not running is started.
+    what active runs learn from, at the first task of each as its model reads it, and at the environment of
+    vLLM. It takes seconds, waits for no lock and writes nothing. An embedded store that is not running is
+    started.
 
     Each finding is one line: ok, warn (slower than it should be, or not for ever) or fail (does not work, or
     may lose rows). The exit code is 1 if anything fails.
@@ -29,11 +30,15 @@ def doctor(
 
         trinity-db doctor
     """
+    from trinity_db.cli import first_task
     from trinity_db.diagnosis.doctor import examine
     from trinity_db.diagnosis.finding import Level
     from trinity_db.explorer.engines.vllm import diagnosis
 
-    findings = [*examine(), *diagnosis.findings()]
+    findings = examine()
+    if any(finding.what == "schema version" and finding.level == Level.OK for finding in findings):
+        findings += first_task.findings()
+    findings += diagnosis.findings()
     if as_json:
         output.print_json([finding.to_json() for finding in findings])
     else:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Protocol
 
 from trinity_db import cores, upgrades
-from trinity_db.cli import in_cluster, launch
+from trinity_db.cli import first_task, in_cluster, launch
 from trinity_db.cli.progress import Progress, outcome
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction
@@ -112,7 +112,12 @@ def run(
             raise KeyboardInterrupt
         processes = processes_of(config, arguments, once)
         children = in_cluster.actors(config, processes, database, run_row) if address else processes
-        with mirrored(database, run_row, sinks), Progress(database, run_row, config, quiet) as progress:
+        shown = nullcontext() if quiet else first_task.logged(database, run_row, config)
+        with (
+            shown,
+            mirrored(database, run_row, sinks),
+            Progress(database, run_row, config, quiet) as progress,
+        ):
             Supervisor(database, run_row, children, asked_before).supervise(progress.update)
             progress.update(now=True)
         if not quiet:

@@ -95,17 +95,23 @@ def load_tokenizer(path: Path) -> Any:
         ConfigError: there is no such folder, or no tokenizer in it that transformers can read.
         MissingExtra: transformers is not installed.
     """
-    tokenizers, transformers = library("tokenizers"), library("transformers")
+    transformers = library("transformers")
     check_folder(path)
     path = whole_model(path)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{path}: holds no tokenizer: {_one_line(error)}") from error
+    return _refusing(tokenizer)
+
+
+def _refusing(tokenizer: Any) -> Any:
+    """A tokenizer that raises an error for characters that it has no token for. By default BPE skips them.
+
+    An unknown token that is not in the vocabulary makes BPE raise the error.
+    """
     vocabulary = tokenizer.backend_tokenizer.model if tokenizer.is_fast else None
-    if isinstance(vocabulary, tokenizers.models.BPE) and vocabulary.unk_token is None:
-        # By default BPE skips characters that it has no token for. An unknown token that is not in the
-        # vocabulary makes BPE raise an error instead.
+    if isinstance(vocabulary, library("tokenizers").models.BPE) and vocabulary.unk_token is None:
         vocabulary.unk_token = "<unknown character>"
     return tokenizer
 
@@ -116,7 +122,7 @@ def source_tokenizer(config: ModelConfig) -> Any:
     Raises: as `load_tokenizer`.
     """
     if config.scratch is not None:
-        return scratch_tokenizer(config.scratch.alphabet, config.scratch.context)
+        return _refusing(scratch_tokenizer(config.scratch.alphabet, config.scratch.context))
     assert config.path is not None, "the tokenizer of another run lies in its checkpoint"
     return load_tokenizer(config.path.expanduser())
 

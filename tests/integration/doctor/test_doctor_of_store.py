@@ -156,7 +156,7 @@ def test_a_locked_table_does_not_keep_the_doctor_waiting(
         locker.execute("LOCK TABLE trinity.worker")
         found = examine(url)
     assert {finding["level"] for finding in found} == {"warn"}
-    assert all("lock timeout" in finding["found"] for finding in found)
+    assert all(" timeout" in finding["found"] for finding in found)
 
 
 def test_what_roles_left_behind_is_found(url: str, examine: Examine, tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""A task is shown as its model reads it, with special tokens, stop tokens and warnings."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_db.cli.first_task import FirstTask, lines_and_warning, render
+from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.prompts import PLAIN_PROMPT_WARNING
+
+QUESTION = {"prompt": "Why?"}
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for one in messages %}{{ one.role }}: {{ one.content }}<|endoftext|>\n{% endfor %}")
+    return file
+
+
+def first(task: dict[str, Any], *, is_imported: bool = False, **prompts: Any) -> FirstTask:
+    return FirstTask("first task", task, ModelConfig(scratch=ScratchConfig(), **prompts), None, is_imported)
+
+
+def test_special_tokens_and_stop_tokens_are_visible(template: Path) -> None:
+    lines, warning = lines_and_warning(first(QUESTION, chat_template=template, system_prompt="Be kind."))
+    assert lines == [
+        "first task as the model reads it (30 tokens):",
+        "    system: Be kind.<|endoftext|>",
+        "    user: Why?<|endoftext|>",
+        "    ",
+        "a response ends with <|endoftext|>",
+    ]
+    assert warning is None
+
+
+def test_messages_are_shown_as_messages(template: Path) -> None:
+    task = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    for is_imported in (False, True):
+        shown = render(first(task, chat_template=template, is_imported=is_imported))
+        assert shown.prompt == "user: a<|endoftext|>\nassistant: b<|endoftext|>\n"
+        assert shown.warning is None
+
+
+def test_a_plain_prompt_that_misses_the_template_is_warned_of(template: Path) -> None:
+    plain = first(QUESTION, chat_template=template, prompt_template="Q: {prompt}")
+    assert (render(plain).prompt, render(plain).warning) == ("Q: Why?", PLAIN_PROMPT_WARNING)
+    written = first(QUESTION, chat_template=template, prompt_template="Q: {prompt}<|endoftext|>")
+    assert render(written).warning is None, "the template is written out"
+    base = first(QUESTION, prompt_template="Q: {prompt}")
+    assert render(base).warning is None, "a base model has no template"
+
+
+def test_the_plain_prompt_of_an_imported_row_stays_plain(template: Path) -> None:
+    shown = render(first(QUESTION, is_imported=True, chat_template=template))
+    assert (shown.prompt, shown.warning) == ("Why?", PLAIN_PROMPT_WARNING)
+
+
+def test_a_very_long_prompt_is_cut_in_its_middle() -> None:
+    shown = render(first({"prompt": "a" * 5000 + "\n" + "z" * 5000}))
+    (line,) = shown.lines("first task")[1:-1]
+    assert line == f"    {'a' * 750} [... 8,501 characters ...] {'z' * 750}"
+    assert len(shown.line("first task")) < 500
+
+
+def test_control_characters_of_a_prompt_are_escaped() -> None:
+    assert render(first({"prompt": "\x1b[2J"})).lines("first task")[1] == "    \\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (FirstTask("first task", QUESTION, ModelConfig(path=Path("gone")), None), "the tokenizer is not on"),
+        (first({"level": 3}), "it has neither a prompt nor messages"),
+        (
+            FirstTask("first task", QUESTION, ModelConfig(scratch=ScratchConfig(alphabet="a")), None),
+            "cannot encode",
+        ),
+    ],
+)
+def test_one_line_names_why_a_task_is_not_shown(shown: FirstTask, reason: str) -> None:
+    (line,), warning = lines_and_warning(shown)
+    assert line.startswith("first task is not shown: ")
+    assert reason in line
+    assert warning is None
