@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 import safetensors
-import safetensors.torch
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -34,6 +34,7 @@ from trinity_db.explorer.engines.trial import decodes_side_by_side
 from trinity_db.models import computing_dtype, context_of, default_device, load_model, load_tokenizer
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.models.lora import AdaptedModel
+from trinity_db.models.rounding import round_to, seed_names
 from trinity_db.prompts import ChatRenderer, PromptTooLong
 
 MAX_TOKENS = 65_536  # of keys and values in memory: 1.6 GB for a model of 0.5 B parameters, in float32
@@ -252,6 +253,9 @@ class TransformersEngine:
             self._recorder = Recorder(model)
         self._vocabulary = model.get_input_embeddings().num_embeddings
         self._end_tokens = end_tokens(ChatRenderer(self.tokenizer, self._prompts), model.generation_config)
+        seeds = seed_names(model)
+        for name, parameter in model.named_parameters():
+            parameter.data = round_to(parameter.data, seeds[name], self._dtype)
         # Last: a folder that is pruned meanwhile leaves no model without tokenizer.
         self._model = model.to(self.device, self._dtype)
 
@@ -263,11 +267,17 @@ class TransformersEngine:
         if self._model is None or not weights.is_file():
             return False
         try:
-            safetensors.torch.load_model(self._model, weights, device=self.device)
+            found = load_file(weights, device=self.device)
         except safetensors.SafetensorError as error:
             raise ConfigError(f"{weights}: is damaged: {error}") from error
-        except RuntimeError:
+        own, seeds = self._model.state_dict(), seed_names(self._model)
+        taken = {seeds.get(name, name) for name in found}
+        if len(taken) < len(found) or taken != {seeds.get(name, name) for name in own}:
             return False
+        if any(own[name].shape != weight.shape for name, weight in found.items()):
+            return False
+        for name, weight in found.items():
+            own[name].copy_(round_to(weight, seeds[name], own[name].dtype) if name in seeds else weight)
         return True
 
     @torch.inference_mode()

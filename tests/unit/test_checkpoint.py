@@ -24,6 +24,7 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
 from trinity_db.models.canary import read as read_canary
 from trinity_db.models.folder_digest import verify
+from trinity_db.models.rounding import round_to
 from trinity_db.trainer.checkpoints import checkpoint, version, writing
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
@@ -132,11 +133,15 @@ def test_a_checkpoint_is_a_model_folder(start: Path, tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "v1").encode("301") == [3, 0, 1]
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+@pytest.mark.parametrize(
+    ("lora", "dtype"),
+    [(None, torch.bfloat16), (None, torch.float16), ({"rank": 2}, torch.bfloat16)],
+)
 def test_a_version_is_rounded_and_the_trainer_goes_on_exactly(
-    start: Path, tmp_path: Path, lora: dict[str, int] | None
+    start: Path, tmp_path: Path, lora: dict[str, int] | None, dtype: torch.dtype
 ) -> None:
-    settings: dict[str, Any] = {"publish_dtype": "bfloat16", "lora": lora}
+    named = str(dtype).removeprefix("torch.")
+    settings: dict[str, Any] = {"publish_dtype": named, "lora": lora}
     exact, one = learner(start, lora=lora), learner(start, **settings)
     one.load_state_dict(exact.state_dict())
     one.policy.model.load_state_dict(exact.policy.model.state_dict())
@@ -146,11 +151,11 @@ def test_a_version_is_rounded_and_the_trainer_goes_on_exactly(
     save(plain, exact, load_tokenizer(start))
     assert save(rounded, one, load_tokenizer(start)).version == folder_digest.digest(rounded)
     expected, written = (load_file(folder / "model.safetensors") for folder in (plain, rounded))
-    assert {name: weight.bfloat16().tolist() for name, weight in expected.items()} == {
+    assert {name: round_to(weight, name, dtype).tolist() for name, weight in expected.items()} == {
         name: weight.tolist() for name, weight in written.items()
     }
-    assert {weight.dtype for weight in written.values()} == {torch.bfloat16}
-    assert json.loads((rounded / "config.json").read_bytes())["dtype"] == "bfloat16"
+    assert {weight.dtype for weight in written.values()} == {dtype}
+    assert json.loads((rounded / "config.json").read_bytes())["dtype"] == named
     canary = read_canary(rounded)
     assert canary is not None
     tokens = torch.tensor([canary.token_ids])

@@ -18,7 +18,8 @@ from trinity_db.explorer.engines.decoded_rows import Row
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, sample_all
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.explorer.engines.trial import decodes_side_by_side
-from trinity_db.models import build_scratch, load_model, load_tokenizer
+from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
+from trinity_db.models.model_folder import write
 from trinity_db.prompts import PromptTooLong
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 1, 2], [3, 3], [2, 4, 6, 8]]
@@ -75,9 +76,33 @@ def test_stored_logprobs_equal_those_of_a_plain_forward_pass(
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-def test_in_bfloat16_tokens_come_from_a_model_in_bfloat16_after_each_load(model_folder: Path) -> None:
+@pytest.fixture(scope="module")
+def rounded_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as a trainer publishes it in bfloat16."""
+    folder, model = tmp_path_factory.mktemp("rounded"), load_model(model_folder, "cpu")
+    folder_digest.complete(folder, write(model, model.state_dict(), folder, torch.bfloat16))
+    load_tokenizer(model_folder).save_pretrained(folder)
+    return folder
+
+
+def test_in_bfloat16_a_version_in_float32_is_rounded_as_a_trainer_rounds_it(
+    model_folder: Path, rounded_folder: Path
+) -> None:
+    found = []
+    for folder in (model_folder, rounded_folder):
+        engine = TransformersEngine("cpu", dtype="bfloat16")
+        for version in (0, 1):  # it builds the model, and reads weights into it
+            load(engine, folder, version)
+            found.append(run(engine, PROMPTS))
+        engine.close()
+    assert [[one.logprobs for one in each] for each in found] == [[one.logprobs for one in found[0]]] * 4
+
+
+def test_in_bfloat16_tokens_come_from_a_model_in_bfloat16_after_each_load(
+    model_folder: Path, rounded_folder: Path
+) -> None:
     engine = TransformersEngine("cpu", dtype="bfloat16")
-    model = load_model(model_folder, "cpu").to(torch.bfloat16)
+    model = load_model(rounded_folder, "cpu").to(torch.bfloat16)
     for version in (0, 1):
         load(engine, model_folder, version)
         for prompt, completion in zip(PROMPTS, run(engine, PROMPTS), strict=True):

@@ -41,7 +41,9 @@ def test_each_value_becomes_one_of_its_two_neighbours(dtype: torch.dtype) -> Non
     distance = (exact.double() - nearest.double()).abs()
     is_other = rounded != nearest.double()
     # The other neighbour lies on the other side of the value.
-    assert ((rounded - exact.double()) * (nearest.double() - exact.double())).masked_select(is_other).le(0).all()
+    assert (
+        ((rounded - exact.double()) * (nearest.double() - exact.double())).masked_select(is_other).le(0).all()
+    )
     up = torch.nextafter(nearest, torch.full_like(nearest, torch.inf)).double()
     down = torch.nextafter(nearest, torch.full_like(nearest, -torch.inf)).double()
     assert ((rounded == nearest.double()) | (rounded == up) | (rounded == down)).all()

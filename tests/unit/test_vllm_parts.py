@@ -13,17 +13,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.command_line import CommandLine
 from tests.processes import is_alive
 from tests.waiting import wait_until
+from trinity_db.config import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import ExplorerConfig, VLLMConfig
 from trinity_db.explorer.engines.vllm import diagnosis, environment, guardian
-from trinity_db.explorer.engines.vllm.checkpoints import show
+from trinity_db.explorer.engines.vllm.checkpoints import Models, show
 from trinity_db.explorer.engines.vllm.inside.trinity_worker import Worker
 from trinity_db.explorer.engines.vllm.server import Options, Server, options_of
+from trinity_db.models import build_scratch
+from trinity_db.models.rounding import round_to
 from trinity_db.settings import validate
 
 
@@ -46,6 +49,27 @@ def test_vllm_sees_the_model_and_none_of_the_other_tensors(checkpoint: Path, tmp
         *("config.json", "tokenizer.json", "canary.json", "model.safetensors")
     }
     assert (view / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+
+
+def test_a_server_in_16_bits_gets_a_rounded_copy_of_weights_in_float32(tmp_path: Path) -> None:
+    """vLLM rounds to nearest, and hides most of each update so."""
+    exact, models = tmp_path / "exact", Models("bfloat16")
+    build_scratch(ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=24), 3, exact)
+    shown = models.show(exact, tmp_path / "view-1")
+    assert {dtype for dtype, _ in shown.values()} == {"BF16"}
+    found, weights = (load_file(one / "model.safetensors") for one in (tmp_path / "view-1", exact))
+    assert found.keys() == weights.keys()
+    for name, weight in weights.items():
+        assert torch.equal(found[name], round_to(weight, name, torch.bfloat16))
+    # A version that is rounded already needs no copy, nor one for a server in float32.
+    for server, folder, view in (
+        (models, tmp_path / "view-1", tmp_path / "view-2"),
+        (Models("float32"), exact, tmp_path / "view-3"),
+    ):
+        server.show(folder, view)
+        assert (view / "model.safetensors").is_symlink()
+    models.show(exact, tmp_path / "view-4")
+    assert not (tmp_path / "view-1" / "model.safetensors").exists(), "the disk holds one"
 
 
 def test_a_model_may_be_in_several_files(checkpoint: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def estimate(shapes: Shapes, config: TrainerConfig, publish_every: int, copies_s
     """
     whole = sum(map(math.prod, shapes.values()))
     trained = whole if config.lora is None else _adapter(shapes, config.lora)
-    width = 2 if config.publish_dtype == "bfloat16" else 4
+    width = 2 if config.publish_dtype in ("bfloat16", "float16") else 4
     adapter = 0 if config.lora is None else 4 * trained
     version = adapter if config.publish == "adapter" else width * whole + adapter
     checkpoint = trained * (4 + _state_bytes(config))

@@ -101,7 +101,7 @@ class Policy:
             self._reference = Reference(
                 start, config, temperature=temperature, device=self.device, sharding=sharding
             )
-        self._published: torch.dtype = getattr(torch, config.publish_dtype)
+        self.publish_dtype: torch.dtype = getattr(torch, config.publish_dtype)
         self._sums_at_the_end = config.sum_gradients == "step"
 
     @property
@@ -199,7 +199,8 @@ class Policy:
             return None
         with self._as_published():
             logprobs = self.forward.canary_logprobs([payload])[0]
-        return Canary(payload.token_ids.tolist(), logprobs.tolist())
+        merged_dtype = self.publish_dtype if self.publishes_adapter else torch.float32
+        return Canary(payload.token_ids.tolist(), logprobs.tolist(), str(merged_dtype).removeprefix("torch."))
 
     def after_step(self, steps_done: int) -> None:
         """Update a synchronised reference when its interval ends."""
@@ -220,7 +221,7 @@ class Policy:
         """The size of a version's weights."""
         if self.publishes_adapter:
             return sum(4 * weight.numel() for weight in self.weights.values())
-        return sum(self._published.itemsize * weight.numel() for weight in self.model.parameters())
+        return sum(self.publish_dtype.itemsize * weight.numel() for weight in self.model.parameters())
 
     def save(self, folder: Path) -> dict[Path, WeightsFile]:
         """Write the model that `transformers` loads, with its adapter beside it, or the adapter alone.
@@ -243,7 +244,9 @@ class Policy:
         if isinstance(self.value_head, RewardHead):
             beside = self.value_head.weights
             self.value_head.save(folder)
-        unwritten = model_folder.write(self.model, state, folder, self._published, self._classifier, beside)
+        unwritten = model_folder.write(
+            self.model, state, folder, self.publish_dtype, self._classifier, beside
+        )
         if self.adapter:
             files = self.adapter.write(folder / ADAPTER_FOLDER, self._start)
             unwritten |= {ADAPTER_FOLDER / path: file for path, file in files.items()}
@@ -252,16 +255,16 @@ class Policy:
     @contextmanager
     def _as_published(self) -> Iterator[None]:
         """Within this `with`, the model computes what a version of it computes."""
-        if self._published == torch.float32 or self.publishes_adapter:
+        if self.publish_dtype == torch.float32:
             yield
         elif self.adapter:
             with (
                 self.adapter.disabled(),
-                published_weights.rounded(self.model, self._published, self.adapter.merged_weights()),
+                published_weights.rounded(self.model, self.publish_dtype, self.adapter.merged_weights()),
             ):
                 yield
         else:
-            with published_weights.rounded(self.model, self._published):
+            with published_weights.rounded(self.model, self.publish_dtype):
                 yield
 
 

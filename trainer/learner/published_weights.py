@@ -4,6 +4,7 @@ A version may have its weights in fewer bits than the trainer (`trainer.publish_
 stay as they are, bit for bit.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trinity_db.models.model_folder import stays_exact
+from trinity_db.models.rounding import round_to, seed_names, without_adapter
 
 
 @contextmanager
@@ -37,13 +40,26 @@ def rounded(
         try:
             for parameter, value in merged:
                 put(parameter, value)
+            seeds = seed_names(model)
             for name, parameter in model.named_parameters():
-                if not stays_exact(model, name):
-                    put(parameter, parameter.to(dtype))
+                own_name = without_adapter(name)
+                if not stays_exact(model, own_name):
+                    put(parameter, _rounded(parameter, seeds[own_name], dtype))
             yield
         finally:
             for own, before in exact.values():
                 own.copy_(before)
+
+
+def _rounded(parameter: Tensor, seed_name: str, dtype: torch.dtype) -> Tensor:
+    """The values in the file of this rank's rows."""
+    if not isinstance(parameter, DTensor):
+        return round_to(parameter, seed_name, dtype)
+    _, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    start = offset[0] * math.prod(parameter.shape[1:]) if offset else 0
+    return round_to(parameter.to_local(), seed_name, dtype, start)
 
 
 def _local(tensor: Tensor) -> Tensor:

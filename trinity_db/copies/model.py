@@ -65,7 +65,7 @@ def _write(folder: Path, target: Path, config: Mapping[str, Any]) -> None:
 
     from trinity_db.models import model_folder
 
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     dtype = dtypes[config.get("trainer", {}).get("publish_dtype", "float32")]
     model = load_model(folder, "cpu")
     unwritten = model_folder.write(model, model.state_dict(), target, dtype)

@@ -19,6 +19,7 @@ frozen_model       scores rows with a model that is not trained
 adapter_folder     finds the base of a version that is an adapter
 lora               puts adapters onto a model, loads them and merges them
 model_folder       writes a whole model
+rounding           rounds weights to 16 bits, the same wherever a version is rounded
 canary             keeps beside weights what they say of a fixed sequence
 folder_digest      computes a digest of a model's folder
 """

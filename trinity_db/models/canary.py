@@ -24,6 +24,9 @@ class Canary:
     token_ids: list[int]
     logprobs: list[float]
     """Of each token but the first, in nats, at temperature 1 and in the weights' own dtype."""
+    merged_dtype: str = "float32"
+    """Number format that the weights of an adapter are rounded to after it is merged into its base. Other
+    versions have their number format in the file of their weights."""
 
     def save(self, folder: Path) -> None:
         """Write it beside the weights."""

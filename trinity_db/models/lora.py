@@ -23,6 +23,7 @@ from trinity_db.models.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from trinity_db.models.folder_digest import complete
 from trinity_db.models.libraries import check_libraries
 from trinity_db.models.loading import load_model, load_tokenizer
+from trinity_db.models.rounding import round_to, seed_names, without_adapter
 
 _NAME = "default"  # peft's name for a model's only adapter
 
@@ -66,12 +67,12 @@ class Lora:
         Adapted weights are copies on the CPU. The live weights stay as they are.
         """
         weights = {
-            _own_name(name): weight
+            without_adapter(name): weight
             for name, weight in self.model.state_dict().items()
             if name.partition(".lora_")[0] not in self._layers
         }
         for (name, layer), (_, weight) in zip(self._layers.items(), self.merged_weights(), strict=True):
-            weights[f"{_own_name(name)}.{_adapted(layer)}"] = weight.cpu()
+            weights[f"{without_adapter(name)}.{_adapted(layer)}"] = weight.cpu()
         return weights
 
     def merged_weights(self) -> Iterator[tuple[torch.nn.Parameter, Tensor]]:
@@ -84,7 +85,8 @@ class Lora:
     def merge_into(self, model: Any) -> None:
         """Give another model of the same architecture the adapted weights, in its own dtype and device.
 
-        Layers that share a weight, as those of Zamba2, have adapters of their own: each then gets its own.
+        `round_to` rounds them. Layers that share a weight, such as those of Zamba2, have adapters of their
+        own: each then gets its own weight.
         """
         self._give(model, (weight for _, weight in self.merged_weights()))
 
@@ -98,13 +100,15 @@ class Lora:
 
     def _give(self, model: Any, weights: Iterable[Tensor]) -> None:
         given: set[int] = set()
+        seeds = seed_names(self.model)
         for (name, layer), weight in zip(self._layers.items(), weights, strict=True):
-            module = model.get_submodule(_own_name(name))
+            module = model.get_submodule(without_adapter(name))
             parameter = getattr(module, _adapted(layer))
+            seed_name = seeds[f"{without_adapter(name)}.{_adapted(layer)}"]
             if id(parameter) in given:
                 parameter = torch.nn.Parameter(torch.empty_like(parameter), parameter.requires_grad)
                 setattr(module, _adapted(layer), parameter)
-            parameter.copy_(weight)
+            parameter.copy_(round_to(weight, seed_name, parameter.dtype))
             given.add(id(parameter))
 
     def matrices(self) -> dict[str, Tensor]:
@@ -201,11 +205,6 @@ def _config(folder: Path) -> bytes:
         return (folder / CONFIG_FILE).read_bytes()
     except OSError as error:
         raise ConfigError(f"{folder / CONFIG_FILE}: cannot be read: {error.strerror}; restore it.") from error
-
-
-def _own_name(name: str) -> str:
-    """The name of a weight before the adapter: an adapted layer stands inside another one of its name."""
-    return name.replace(".base_layer", "")
 
 
 def _adapted(layer: Any) -> str:

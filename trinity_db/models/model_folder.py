@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trinity_db.models.rounding import round_to, seed_names
 from trinity_db.models.weights_file import FILE, WeightsFile
 
 
@@ -27,6 +28,7 @@ def write(
         model: a model of `transformers`.
         state: its weights by its own names. This function empties it, so that no two copies are in memory.
         dtype: of the parameters in the file, apart from those that the model's class keeps in float32.
+            `round_to` rounds them to 16 bits, by their names in the model, before they get those of the file.
         classifier: name of the class that classifies sequences by one label, if the folder is of it too.
         beside: weights of that class which `model` lacks.
     """
@@ -44,14 +46,20 @@ def write(
         state.pop(name, None)
     state = remove_tied_weights_from_state_dict(state, model)  # it compares addresses, so it comes first
     buffers = {name for name, _ in model.named_buffers()}
-    copies = {}
+    copies, seeds = {}, seed_names(model)
     for name in list(state):
         weight = state.pop(name)
         is_exact = name in buffers or stays_exact(model, name)
-        copies[name] = weight.detach().to("cpu", weight.dtype if is_exact else dtype, copy=True)
+        copies[name] = _copy(weight, seeds.get(name, name), weight.dtype if is_exact else dtype)
     copies = revert_weight_conversion(model, copies)
-    copies |= {name: one.detach().to("cpu", dtype, copy=True) for name, one in (beside or {}).items()}
+    copies |= {name: _copy(one, name, dtype) for name, one in (beside or {}).items()}
     return {Path(FILE): WeightsFile(copies)}
+
+
+def _copy(weight: Tensor, seed_name: str, dtype: torch.dtype) -> Tensor:
+    """A copy on the CPU, rounded on the weight's device."""
+    rounded = round_to(weight, seed_name, dtype).detach()
+    return rounded.to("cpu", copy=rounded.data_ptr() == weight.data_ptr())
 
 
 def stays_exact(model: Any, name: str) -> bool:

@@ -25,9 +25,9 @@ from torch import Tensor
 
 BLOCK = 1 << 20  # elements that share a seed
 CHUNKS = {"cpu": 1 << 15}
-"""Elements that are rounded at a time, by kind of device: a divisor of BLOCK, which is the default. On the CPU as
-many as stay in a core's cache, and too few for torch to start threads. Temporary tensors take 20 bytes per
-element."""
+"""Elements that are rounded at a time, by kind of device: a divisor of BLOCK, which is the default. On the
+CPU as many as stay in a core's cache, and too few for torch to start threads. Temporary tensors take 20 bytes
+per element."""
 
 
 def round_to(weight: Tensor, name: str, dtype: torch.dtype, start: int = 0) -> Tensor:
@@ -64,11 +64,12 @@ def seed_names(model: Any) -> dict[str, str]:
     Tied parameters have one name. An adapter of peft, which inserts a layer, does not change a name.
     """
     first: dict[int, str] = {}
-    named = ((_without_adapter(name), one) for name, one in model.named_parameters(remove_duplicate=False))
+    named = ((without_adapter(name), one) for name, one in model.named_parameters(remove_duplicate=False))
     return {name: first.setdefault(id(parameter), name) for name, parameter in named}
 
 
-def _without_adapter(name: str) -> str:
+def without_adapter(name: str) -> str:
+    """The name of a parameter in the model before peft put an adapter onto its layer."""
     return name.replace(".base_layer", "")
 
 

@@ -343,11 +343,12 @@ class VLLMEngine:
         if canary is None:
             return
         differences = [abs(one - other) for one, other in zip(said, canary.logprobs, strict=True)]
-        mean, limit = sum(differences) / len(differences), TOLERANCE[self._options.dtype]
+        dtype = max(self._options.dtype, canary.merged_dtype, key=TOLERANCE.__getitem__)
+        mean, limit = sum(differences) / len(differences), TOLERANCE[dtype]
         if not mean <= limit:  # also where it is no number
             raise WrongWeights(
                 "its weights are stale or garbled: log-probabilities of the canary differ from the trainer's "
-                f"by {mean:.3g} nats in the mean, and may differ by {limit} in {self._options.dtype}"
+                f"by {mean:.3g} nats in the mean, and may differ by {limit} in {dtype}"
             )
 
     def _next_load(self) -> int:
