@@ -5,7 +5,6 @@ wait in `follow` for its next call. If a step is abandoned or its loss is not fi
 same, because the decision to stop is broadcast and the loss is a sum over all ranks.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -123,26 +122,22 @@ class Leader(Learner):
             yield canary
 
     def begin_checkpoint(self, folder: Path) -> "Saving":
-        """Have every rank copy its part of a checkpoint, and write it beside the next steps.
+        """Have every rank write its part of a checkpoint beside the next steps.
 
         Raises:
             ConfigError: the optimizer's state has what is not read again.
         """
-        begun = time.monotonic()
         aside = writing.aside_of(folder)
         part = checkpoint.begin_part(folder, aside, self)
         self.ranks.broadcast(("begin_part", folder, aside))
-        return Saving(folder, aside, part, self.ranks, time.monotonic() - begun)
+        return Saving(folder, aside, part, self.ranks)
 
 
 class Saving:
     """A checkpoint that all ranks are writing. The calls of its methods are the first rank's."""
 
-    def __init__(
-        self, folder: Path, aside: Path, part: writing.Writing | None, ranks: Ranks, copying: float
-    ) -> None:
+    def __init__(self, folder: Path, aside: Path, part: writing.Writing | None, ranks: Ranks) -> None:
         self.folder = folder
-        self._copying = copying
         self._aside, self._part, self._ranks = aside, part, ranks
         self._outcomes: list[checkpoint.Outcome] = []
 
@@ -153,8 +148,8 @@ class Saving:
 
     @property
     def seconds(self) -> float:
-        """Cost of the checkpoint, once it has ended: the first rank's copy, and the writing of its part."""
-        return self._copying + (self._part.seconds if self._part else 0.0)
+        """Cost of the checkpoint, once it has ended: how long the first rank wrote its part."""
+        return self._part.seconds if self._part else 0.0
 
     def wait(self) -> None:
         """Wait until no rank writes any more."""

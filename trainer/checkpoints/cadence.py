@@ -32,7 +32,7 @@ class Cadence:
         """A checkpoint is complete.
 
         Args:
-            cost: seconds that it took, the copy and the writing.
+            cost: seconds that its writing took.
         """
         self._last = time.monotonic()
         self._cost = cost

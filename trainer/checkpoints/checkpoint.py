@@ -64,10 +64,11 @@ def num_bytes(learner: Learner) -> int:
 
 
 def begin_part(folder: Path, aside: Path, learner: Learner) -> writing.Writing | None:
-    """Copy this rank's part of the learner's state, and have a thread write it. The learner may go on.
+    """Have a thread write this rank's part of the learner's state. The learner may go on.
 
-    The copy is in the memory of the CPU until it is written: with AdamW 12 bytes a trained parameter of the
-    part, and 4 for each frozen one.
+    The thread reads the learner's own tensors. Before the learner changes them, it copies those that are not
+    written yet into the memory of the CPU: with AdamW at most 12 bytes a trained parameter of the part, and 4
+    for each frozen one.
 
     Args:
         folder: of the checkpoint, once all parts are written.
@@ -84,9 +85,11 @@ def begin_part(folder: Path, aside: Path, learner: Learner) -> writing.Writing |
         return None
     tensors = learner.policy.trained()
     state = _outside(learner.state_dict(), tensors)
-    files: dict[Path, folder_digest.Unwritten] = {Path(TENSORS_FILE): own_part(tensors, ranks)}
+    file = own_part(tensors, ranks)
+    files: dict[Path, folder_digest.Unwritten] = {Path(TENSORS_FILE): file}
     if ranks.rank == 0:
         files[Path(STATE_FILE)] = _Content(_serialised(state))
+    learner.copy_before_change(file)
     part = aside / f"{folder_digest.PART}{ranks.rank:05d}" if is_sharded else aside
     return writing.Writing("checkpoint", lambda: _write(folder, part, files))
 

@@ -18,16 +18,13 @@ from trinity_db.trainer.distribution.ranks import Ranks
 
 
 def own_part(tensors: Mapping[str, Tensor], ranks: Ranks) -> WeightsFile:
-    """The file of what this rank writes: its rows of sharded tensors, and on the first rank all others.
-
-    It has copies on the CPU, so that the tensors may change before it is written.
-    """
+    """The file of what this rank writes: its rows of sharded tensors, and on the first rank all others."""
     own = {
         name: tensor.to_local() if isinstance(tensor, DTensor) else tensor
         for name, tensor in tensors.items()
         if ranks.rank == 0 or isinstance(tensor, DTensor)
     }
-    return WeightsFile({name: one.detach().to("cpu", copy=True) for name, one in own.items()})
+    return WeightsFile(own)
 
 
 class Parts:

@@ -24,6 +24,7 @@ from torch import Tensor
 from trinity_db.arrays import Payload
 from trinity_db.errors import TrinityError
 from trinity_db.models.canary import Canary
+from trinity_db.models.weights_file import WeightsFile
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.interface import Columns, Shares
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
@@ -102,6 +103,8 @@ class Learner:
         """Tokens of all rows so far, prompts included."""
         self._total_steps = total_steps
         self._should_stop = should_stop
+        self._being_written: list[WeightsFile] = []
+        """Files that may still read the learner's own tensors."""
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Learn from one batch, by one update of the weights or several.
@@ -176,9 +179,18 @@ class Learner:
 
         All ranks enter it together.
         """
+        self._copy_unwritten()  # a canary may round the weights for a moment
+        self.optimizer.zero_grad()  # makes room for copies of the weights
         canary = self.policy.canary()
         with self.policy.whole_weights():
             yield canary
+
+    def copy_before_change(self, file: WeightsFile) -> None:
+        """Let a thread write a file of the learner's own tensors, as they are now.
+
+        Before the learner changes them, it copies those that are not written yet.
+        """
+        self._being_written.append(file)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. It has no weights.
@@ -231,12 +243,18 @@ class Learner:
                 measured.append(self._gradient(batch, rows, chosen, number))
                 if number == 1 and len(updates) > 1:
                     undo = Undo(self.policy.parameters(), self.optimizer.parts)
+                self._copy_unwritten()
                 self.optimizer.step()
         except (Abandoned, NonFiniteLoss):
             if undo:
                 undo.restore()
             raise
         return measured
+
+    def _copy_unwritten(self) -> None:
+        for file in self._being_written:
+            file.copy_unwritten()
+        self._being_written.clear()
 
     def _gradient(self, batch: Batch, rows: Columns, chosen: list[int], number: int) -> dict[str, float]:
         """Compute the gradient of the chosen rows, the same on all ranks, and clip it. Return the metrics."""

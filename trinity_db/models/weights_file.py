@@ -6,6 +6,8 @@ one after the other (https://huggingface.co/docs/safetensors).
 """
 
 import json
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -33,17 +35,19 @@ DTYPES = {
 class WeightsFile:
     """The content of a file with these tensors.
 
-    Args:
-        tensors: on the CPU. They must not change before the file is written.
+    The tensors may be on any device, and are not copied. Whoever changes them while a thread writes the file
+    calls `copy_unwritten` before. The file can be written once.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         # Wide numbers first, as the library orders them: so every tensor begins at a multiple of its width.
         names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-        self._tensors = [tensors[name] for name in names]
+        self._lock = threading.Lock()
+        self._unwritten = deque(tensors[name].detach().contiguous().reshape(-1) for name in names)
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0
-        for name, tensor in zip(names, self._tensors, strict=True):
+        for name in names:
+            tensor = tensors[name]
             start, end = end, end + tensor.numel() * tensor.element_size()
             header[name] = {
                 "dtype": DTYPES[tensor.dtype],
@@ -57,10 +61,19 @@ class WeightsFile:
         """In bytes."""
 
     def blocks(self) -> Iterator[memoryview]:
-        """The bytes of the file, in order."""
+        """The bytes of the file, in order. Each block is a copy, and the only one beside the tensors."""
         yield memoryview(self._head)
-        for tensor in self._tensors:
-            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            whole = flat.numpy().data
-            for start in range(0, len(whole), BLOCK_BYTES):
-                yield whole[start : start + BLOCK_BYTES]
+        while self._unwritten:
+            size = self._unwritten[0].numel() * self._unwritten[0].element_size()
+            for start in range(0, size, BLOCK_BYTES):
+                with self._lock:
+                    part = self._unwritten[0].view(torch.uint8)[start : start + BLOCK_BYTES]
+                    block = part.to("cpu", copy=True)
+                yield block.numpy().data
+            with self._lock:
+                self._unwritten.popleft()
+
+    def copy_unwritten(self) -> None:
+        """Copy the tensors that are not written yet into the memory of the CPU. Then they may change."""
+        with self._lock:
+            self._unwritten = deque(tensor.to("cpu", copy=True) for tensor in self._unwritten)
