@@ -254,9 +254,10 @@ class TrainerConfig(ForwardConfig):
     minibatches: Annotated[int, Change.DATED] = Field(1, ge=1, le=100_000)
     """Parts of about the same number of rows or pairs into which each time over the batch is divided, with an
     update for each part (PPO's num_mini_batches). Above 1 the same copy is kept."""
-    gradient_checkpointing: Annotated[bool, Change.PER_PROCESS] = False
-    """Compute each layer's inner values again in the backward pass: less memory, about a third more time. May
-    change during a run."""
+    gradient_checkpointing: Annotated[bool | Literal["auto"], Change.PER_PROCESS] = "auto"
+    """Compute each layer's inner values again in the backward pass: less memory, about a third more time.
+    auto: only those of rows whose inner values do not fit into half of the memory that is free when the
+    trainer starts. May change during a run."""
     compile: Annotated[bool, Change.PER_PROCESS] = False
     """Let torch.compile fuse what each layer computes outside of its attention: after a minute or more at the
     start, less time and memory on a GPU. Results differ by rounding. May change during a run."""

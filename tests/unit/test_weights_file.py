@@ -1,7 +1,7 @@
 """A weights file is written by a thread while the owner of its tensors goes on, and changes them."""
 
-from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +25,8 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights_file, "BLOCK_BYTES", BLOCK)
-    yield
 
 
 @pytest.mark.parametrize("written", range(10))
@@ -53,9 +52,10 @@ def test_a_file_of_tensors_that_do_not_change_takes_one_block_of_memory(
     copied = []
     copy = torch.Tensor.to
 
-    def counted(tensor: torch.Tensor, *arguments: object, **keywords: object) -> torch.Tensor:
+    def counted(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
         copied.append(tensor.numel() * tensor.element_size())
-        return copy(tensor, *arguments, **keywords)
+        found: torch.Tensor = copy(tensor, *arguments, **keywords)
+        return found
 
     monkeypatch.setattr(torch.Tensor, "to", counted)
     size = sum(len(block) for block in WeightsFile({"wide": torch.zeros(100, 100)}).blocks())

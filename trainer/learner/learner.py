@@ -13,7 +13,7 @@ all ranks make the same step.
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,10 +118,14 @@ class Learner:
             Abandoned: the same, and the gradients are cleared.
             TrinityError: a micro-batch does not fit into memory.
         """
-        with rows_have_to_fit(self.config, batch.payloads, self.algorithm.width, self.ranks.size):
+        with self._rows_have_to_fit(batch.payloads):
             metrics = self._step(self._read(batch))
         self.num_tokens += sum(payload.num_tokens for payload in batch.payloads)
         return metrics | {"num_tokens": float(self.num_tokens)}
+
+    def _rows_have_to_fit(self, payloads: Sequence[Payload], **keys: Any) -> AbstractContextManager[None]:
+        width, limit = self.algorithm.width, self.policy.forward.max_tokens
+        return rows_have_to_fit(self.config, payloads, width, self.ranks.size, limit=limit, **keys)
 
     def _read(self, batch: Batch) -> Batch:
         """The batch with those tokens trained that the algorithm reads, and with the choices of experts that
@@ -151,8 +155,7 @@ class Learner:
             Abandoned: there is no result.
             TrinityError: a micro-batch does not fit into memory.
         """
-        keys = ("sharding", "offload")
-        with rows_have_to_fit(self.config, batch.payloads, self.algorithm.width, self.ranks.size, keys):
+        with self._rows_have_to_fit(batch.payloads, keys=("sharding", "offload")):
             batch = self._read(batch)
             rows, metrics = self._prepare(batch)
             found = self._shares(batch, rows, self._trained(rows))

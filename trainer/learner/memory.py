@@ -49,6 +49,7 @@ def rows_have_to_fit(
     width: int = 1,
     ranks: int = 1,
     keys: Collection[str] = ("gradient_checkpointing", "sharding", "offload"),
+    limit: int | None = None,
 ) -> Iterator[None]:
     """Within this `with`, too little memory for a step is an error of one line.
 
@@ -58,6 +59,7 @@ def rows_have_to_fit(
         payloads: the rows. Each `width` neighbours go through the model together.
         ranks: how many there are.
         keys: of the trainer, those that help here.
+        limit: tokens of a micro-batch. None: what the configuration says.
 
     Raises:
         TrinityError: there is too little. The message has the rows' sizes, what helps, and what torch says.
@@ -70,7 +72,8 @@ def rows_have_to_fit(
         lengths = [payload.num_tokens for payload in payloads]
         together = max(sum(lengths[first : first + width]) for first in range(0, len(lengths), width))
         largest = f"its longest row has {max(lengths)} tokens, and one device computes all of a row"
-        limit = config.tokens_on("cuda" if isinstance(error, torch.OutOfMemoryError) else "cpu")
+        if limit is None:
+            limit = config.tokens_on("cuda" if isinstance(error, torch.OutOfMemoryError) else "cpu")
         remedies = [f"lower trainer.micro_batch_tokens, which is {limit}"] if limit > together else []
         remedies += [f"set {found}"] if (found := _keys(config, ranks, keys)) else []
         remedies.append(
@@ -91,7 +94,7 @@ def _keys(config: TrainerConfig, ranks: int, names: Collection[str]) -> str:
     """Those of the keys that have no effect yet. Only weights that are sharded can be offloaded."""
     is_sharded = config.sharding == "full" and ranks > 1
     missing = {
-        "gradient_checkpointing": not config.gradient_checkpointing,
+        "gradient_checkpointing": config.gradient_checkpointing is not True,
         "lora": config.lora is None,
         "sharding": not is_sharded,
         "offload": is_sharded and not config.offload,

@@ -5,6 +5,7 @@ computes log-probabilities and values. `learner.py` uses these in a step. A vers
 if an adapter is trained and `trainer.publish` is adapter, that adapter and the name of its base.
 """
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,11 +16,18 @@ import torch
 from torch import Tensor
 
 from trinity_db.arrays import Payload
-from trinity_db.models import context_of, default_device, folder_digest, load_model, model_folder
+from trinity_db.models import (
+    context_of,
+    default_device,
+    folder_digest,
+    inner_values,
+    load_model,
+    model_folder,
+)
 from trinity_db.models.adapter_folder import BASE_FILE, Base
 from trinity_db.models.canary import Canary, sequence
 from trinity_db.models.forward import Forward
-from trinity_db.models.layers import Root, Sharding, compile_layers, recompute
+from trinity_db.models.layers import Root, Sharding, compile_layers, layers_of, recompute
 from trinity_db.models.unread import UnreadModel
 from trinity_db.models.weights_file import WeightsFile
 from trinity_db.trainer.config import TrainerConfig
@@ -32,6 +40,11 @@ from trinity_db.trainer.learner.reference import Reference
 from trinity_db.trainer.learner.reward_head import RewardHead, classifier_of, ended
 from trinity_db.trainer.learner.router_loss import router_loss_of
 from trinity_db.trainer.learner.value_head import ValueHead, load_head
+
+logger = logging.getLogger(__name__)
+
+TRAINED_BYTES = 12
+"""That training will take for each trained parameter: the gradient and the state of AdamW, in float32."""
 
 
 class Policy:
@@ -90,10 +103,9 @@ class Policy:
         )
         self.router_loss = router_loss_of(self.model, config, self._root)
         self.routing = RecordedRouting(self.model, self.forward, config, self._root)
+        token_bytes = self._token_bytes()
         if config.compile:
             compile_layers(self.model)
-        if config.gradient_checkpointing:
-            recompute(self.model)
         self.max_length = _max_length(config, self.model, says_rewards)
         """Longest sequence that the policy takes, in tokens."""
         self._reference: Reference | None = None
@@ -101,6 +113,7 @@ class Policy:
             self._reference = Reference(
                 start, config, temperature=temperature, device=self.device, sharding=sharding
             )
+        self._limit_memory(config, token_bytes)
         self.publish_dtype: torch.dtype = getattr(torch, config.publish_dtype)
         self._sums_at_the_end = config.sum_gradients == "step"
 
@@ -108,6 +121,55 @@ class Policy:
     def is_sharded(self) -> bool:
         """Whether each rank has a part of the weights."""
         return self._root is not None
+
+    def _token_bytes(self) -> float | None:
+        """Bytes that the backward pass needs for each token of a micro-batch, by a trial.
+
+        None: unknown, as ranks share the weights, or the model takes too short sequences.
+        """
+        payload = sequence(self.model.get_input_embeddings().num_embeddings, context_of(self.model.config))
+        if payload is None or self._root:
+            return None
+        own = [*self.model.parameters(), *self.model.buffers(), *self.head_weights.values()]
+        kept = inner_values.kept_bytes(lambda: self.forward([payload]).logprobs, own)
+        return kept / payload.num_tokens
+
+    def _limit_memory(self, config: TrainerConfig, token_bytes: float | None) -> None:
+        """Let micro-batches, and the inner values of a long row, fit into the memory that is free now.
+
+        Raises:
+            ConfigError: inner values are to be computed again, and the model cannot do it.
+        """
+        if config.gradient_checkpointing is True:
+            recompute(self.model)
+            return
+        if not token_bytes:
+            return
+        device = torch.device(self.device)
+        free = inner_values.free_bytes(device)
+        sharing = 1 if device.type == "cuda" else self.ranks.size
+        reserved = TRAINED_BYTES * sum(one.numel() for one in self.parameters())
+        found = inner_values.limits(
+            self.forward.max_tokens, None if free is None else free // sharing, reserved, token_bytes
+        )
+        tokens, above = min(self.ranks.gather(found))
+        if config.micro_batch_tokens == "auto":
+            self.forward.max_tokens = tokens
+        longest = 2 * self.max_length  # a pair goes through the model together
+        recomputes = config.gradient_checkpointing == "auto" and above < longest and layers_of(self.model)
+        if recomputes:
+            recompute(self.model, above)
+        if self.ranks.rank == 0:
+            logger.info(
+                "micro-batches of at most %d tokens, of %.2f MB each for the backward pass; %s",
+                self.forward.max_tokens,
+                token_bytes / 1e6,
+                f"layers compute inner values of longer rows than {above} tokens again, for want of memory"
+                if recomputes
+                else "no row needs gradient checkpointing"
+                if free
+                else "free memory is unknown",
+            )
 
     def trained(self) -> dict[str, Tensor]:
         """What training changes, by names of its own: weights, those of the value head, and of the reference.

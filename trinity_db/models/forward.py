@@ -100,7 +100,8 @@ class Forward:
         self._dtype = torch.bfloat16 if is_half else next(model.parameters()).dtype
         self._temperature = temperature
         self._max_sequences = config.micro_batch_size
-        self._max_tokens = config.tokens_on(self._device.type)
+        self.max_tokens = config.tokens_on(self._device.type)
+        """Tokens of a micro-batch, at most; a longer payload has its own."""
         self.routers: Routers | None = None
         """By which recorded choices of experts are compared, and replayed. None: payloads are taken to have
         none."""
@@ -155,7 +156,7 @@ class Forward:
         if self.layout == "alone":  # sharded ranks have to call the model equally often
             return False
         tokens = lengths.sum() if self._packs else lengths.max() * lengths.size
-        return bool(tokens <= self._max_tokens)
+        return bool(tokens <= self.max_tokens)
 
     def __call__(
         self, payloads: Sequence[Payload], *, entropy_gradient: bool = False, routed: int | None = None

@@ -22,10 +22,13 @@ def layers_of(model: Any) -> list[torch.nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def recompute(model: Any) -> None:
+def recompute(model: Any, above: int = 0) -> None:
     """Keep only the input of each layer, and compute its inner values again in the backward pass.
 
     transformers can do this in training mode only, and training mode would switch on dropout.
+
+    Args:
+        above: calls with at most so many tokens keep the inner values.
 
     Raises:
         ConfigError: transformers does not mark the layers of this model.
@@ -36,7 +39,7 @@ def recompute(model: Any) -> None:
             f"trainer.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out."
         )
     for layer in layers:
-        layer.forward = _recomputed(layer.forward)
+        layer.forward = _recomputed(layer.forward, above)
 
 
 def compile_layers(model: Any) -> None:
@@ -123,8 +126,11 @@ class Sharding:
         return root
 
 
-def _recomputed(forward: Any) -> Any:
+def _recomputed(forward: Any, above: int) -> Any:
     def recomputed(*args: Any, **kwargs: Any) -> Any:
+        hidden: torch.Tensor = args[0] if args else kwargs["hidden_states"]  # [B, T, H]
+        if hidden.shape[:-1].numel() <= above:
+            return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return recomputed
