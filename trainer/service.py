@@ -72,6 +72,8 @@ class Trainer(Service):
         self._broadcasts: Broadcasts | None = None
         """What sends versions to explorers. It stays when the trainer starts again."""
         self._length = RunLength(0)
+        self._has_begun = False
+        """Whether there are a learner and a publisher. A stop may end `start` before there are."""
         self._is_exhausted = False
         self._waiting_since = time.monotonic()
         self._logged_at = 0.0
@@ -101,6 +103,8 @@ class Trainer(Service):
         renderer = ChatRenderer(load_tokenizer(whole), setup.model)
         tokenizer = renderer.tokenizer
         self._prepare_adopted_rows(files, context_length(whole), renderer)
+        if self.stopping:  # rows without tokens may remain, and what follows needs the tokens of all
+            return
         self._length = run_length(self.database, self.run, setup, policy.step)
         learner = lead_follow.LearnerSetup(
             setup.trainer,
@@ -148,7 +152,8 @@ class Trainer(Service):
 
     def release(self) -> None:
         """Publish and save the steps that no checkpoint includes, so that the next start repeats none."""
-        self._publisher.publish_rest()
+        if self._has_begun:
+            self._publisher.publish_rest()
 
     def _begin(self, files: run_files.RunFiles, tokenizer: Any, policy: policies.PolicyVersion) -> None:
         """Begin to work with a new learner, which goes on from the checkpoint of a version."""
@@ -172,6 +177,7 @@ class Trainer(Service):
             self._score_names,
             total_steps=self._length.steps,
         )
+        self._has_begun = True
         self._lost_weights = None
         self._rows = {}
         self._is_exhausted = False
@@ -203,6 +209,8 @@ class Trainer(Service):
                 should_stop=lambda: self.stopping,
                 keeps_temperature=setup.algorithm.draws == "groups" and not setup.is_online,
             )
+            if self.stopping:
+                return
         if setup.algorithm.draws == "groups" and not setup.is_online:
             offline.seed_groups(self.database, self.run.id, setup.min_group_size)
             check_sampled(self.database, self.run.id, create(setup.algorithm).needs)
@@ -285,6 +293,7 @@ class Trainer(Service):
             self._lost_weights = lost_versions.Weights(self._learner.steps_done, self._rows)
         self._publisher.abandon()
         logger.warning("the store names another last step or version than it did before: going back")
+        self._has_begun = False
         del self._learner, self._publisher, self._held_out  # so that memory never holds two learners
         self.database.retry(self.start, give_up=lambda: self.stopping)
 

@@ -125,17 +125,17 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: held_out_pairs
--- The rows of pairs that are kept for evaluation, the chosen row of each pair, then the rejected one. The rules are
--- those of pairs that are drawn.
+-- The rows of pairs that are kept for evaluation, the chosen row of each pair, then the rejected one. As in draw_pairs, a
+-- pair that people contradict is left out, and so is a pair that its rewards contradict, unless people uphold it.
 SELECT e.id, e.reward
 FROM (SELECT p.id, p.chosen_id, p.rejected_id
       FROM trinity.preference p
       CROSS JOIN LATERAL (SELECT FROM trinity.experience chosen, trinity.experience rejected
                           WHERE chosen.id = p.chosen_id AND rejected.id = p.rejected_id
                             AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
-                            AND (p.source <> 'pair' OR chosen.reward > rejected.reward)
+                            AND (p.source <> 'pair' OR p.upheld OR chosen.reward > rejected.reward)
                           LIMIT 1) AS sides
-      WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.held_out
+      WHERE p.run_id = %(run_id)s AND p.state = 'ready' AND p.held_out AND p.upheld IS NOT FALSE
       ORDER BY p.id
       LIMIT %(limit)s) AS pair
 CROSS JOIN LATERAL (VALUES (0, pair.chosen_id), (1, pair.rejected_id)) AS side (place, id)

@@ -1,6 +1,8 @@
 """A run learns from the rollout groups of another, in passes, by the log-probabilities of their rows."""
 
+import logging
 import math
+import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import adoption, payloads, rewards, runs, workers
 from trinity_db.trainer.config import TrainerConfig
+from trinity_db.trainer.rows import encode as tokenising
 from trinity_db.trainer.service import Trainer
 
 GROUPS = "SELECT source_id FROM trinity.rollout_group WHERE run_id = %s ORDER BY id"
@@ -60,12 +63,20 @@ def open_run(scene: Scene, *data: str, config: dict[str, Any] | None = None) -> 
 
 
 def trainer_of(
-    scene: Scene, run: runs.Run, folder: Path, name: str = "grpo", epochs: float = 2, **options: Any
+    scene: Scene,
+    run: runs.Run,
+    folder: Path,
+    name: str = "grpo",
+    epochs: float = 2,
+    starts: bool = True,
+    **options: Any,
 ) -> Trainer:
-    """A trainer that starts; two groups are a step."""
+    """A trainer, started unless `starts` is false; two groups are a step."""
     settings = TrainerConfig(batch_size=2, learning_rate=0.01, epochs=epochs, publish_every=1, max_length=32)
     setup = replace(setup_of(settings, recipe(name, **options), folder, model=TINY, seed=3), explores=False)
     trainer = Trainer(scene.database, run, setup)
+    if not starts:
+        return trainer
     with scene.database.transaction() as tx:
         trainer.worker_id = workers.register(tx, run, WorkerRole.TRAIN)
         workers.replace_others(tx, trainer.worker_id)
@@ -313,3 +324,30 @@ def test_a_source_without_groups_or_rewards_is_refused_in_one_line(scene: Scene,
         tx.execute("UPDATE trinity.experience SET state = 'expired' WHERE run_id = %s", [scene.run.id])
     with pytest.raises(TrinityError, match="Run 'learner' has no adopted rollout groups; "):
         trainer_of(scene, open_run(scene), tmp_path)
+
+
+def test_a_stop_while_adopted_groups_are_tokenised_ends_the_trainer_as_other_stops_do(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled(scene, 4)
+    run = open_run(scene)
+    monkeypatch.setattr(tokenising, "CHUNK_ROWS", 1)
+
+    class Stopper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("tokenised 1 of 12"):
+                signal.raise_signal(signal.SIGTERM)
+
+    stopper = Stopper()
+    tokenising.logger.addHandler(stopper)
+    tokenising.logger.setLevel(logging.INFO)
+    try:
+        served = trainer_of(scene, run, tmp_path, starts=False)
+        served.serve()
+    finally:
+        tokenising.logger.removeHandler(stopper)
+        tokenising.logger.setLevel(logging.NOTSET)
+    tokenised = "SELECT count(*) FROM trinity.experience WHERE run_id = %s AND prompt_length IS NOT NULL"
+    assert scene.value(tokenised, run.id) == 1
+    trainer_of(scene, run, tmp_path)
+    assert scene.value(tokenised, run.id) == 12

@@ -22,6 +22,7 @@ from tests.rows import (
     wait_until_blocked,
 )
 from trinity_db.imports.records import Demonstration, Preference, Task
+from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, offline, rewards, runs, workers
 from trinity_db.trainer.config import TrainerConfig
@@ -223,6 +224,34 @@ def test_a_held_out_pair_that_its_rewards_contradict_is_not_evaluated_until_they
     assert kept() == before[2:]
     correct(run, worse, 0.5, "reward")
     assert kept() == before
+
+
+def test_a_held_out_pair_is_evaluated_as_people_decide_whatever_its_rewards_are(scene: Scene) -> None:
+    qualities = (("good", 1.0), ("bad", 0.0))
+    records = [trajectory(n, f"{quality} {n}", value) for n in range(20) for quality, value in qualities]
+    import_records(scene.database, "set", records)
+    run = adopt(scene, "comparison", "set", holdout=0.5)
+    run.pair()
+
+    def kept() -> list[int]:
+        pairs = offline.held_out(run.database, run.run.id, pairs=True, limit=100)
+        return [row.experience_id for row in pairs]
+
+    def decide(prefers: int) -> None:
+        with run.database.transaction() as tx:
+            sides = {"first_id": chosen, "other_id": rejected, "side": prefers, "source": "human"}
+            tx.execute(query("uphold_preferences"), sides | {"run_id": run.run.id})
+
+    before = kept()
+    chosen, rejected = before[:2]
+    decide(-1)
+    assert kept() == before[2:], "people contradict it"
+    decide(0)
+    assert kept() == before[2:], "a tie is no preference"
+    decide(1)
+    worse = run.value("SELECT rollout_id FROM trinity.experience WHERE id = %s", rejected)
+    correct(run, worse, 2.0, "reward")
+    assert kept() == before, "people uphold it against its rewards"
 
 
 def test_all_attempts_at_a_task_are_held_out_together(scene: Scene) -> None:
