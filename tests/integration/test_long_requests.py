@@ -1,6 +1,5 @@
 """Long requests of one program: others are answered meanwhile, and what cannot fit is refused early."""
 
-import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from tests.explorers import ERRORS, Explore, Says, Talk, user
 from tests.integration.test_recording import asking
 from tests.rows import Scene
+from tests.waiting import until
 from trinity_db.explorer import conversations
 from trinity_db.explorer.engines.engine import Completion
 from trinity_db.explorer.long_texts import SHORT
@@ -94,8 +94,7 @@ def test_no_long_text_is_worked_on_by_the_event_loop(
     async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
         policies.append(policy)
         if len(policies) > 1:
-            while not tokenizer.has_begun.is_set():
-                await asyncio.sleep(0.01)
+            await until(tokenizer.has_begun.is_set, "the long text is worked on")
             async with asking(policy) as ask:
                 assert (await ask({"messages": [user("?")], "max_tokens": 3}))[0] == 200
             tokenizer.is_answered.set()

@@ -1,4 +1,4 @@
-"""Responses that are too long: punished by their length as an event of its own, or kept out of training."""
+"""Long responses lose reward or leave training, as configured; failed attempts have no reward at all."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,3 +56,16 @@ def test_a_truncated_response_is_kept_out_of_training_and_of_the_mean_of_its_gro
         " JOIN trinity.experience e ON e.id = i.experience_id ORDER BY i.ordinal"
     )
     assert scene.rows(drawn) == [(2, 1.0, 0.5), (2, 0.0, -0.5)]
+
+
+def test_a_failed_attempt_is_no_reward_of_zero(scene: Scene) -> None:
+    [group] = scene.claim(1, group_size=3)
+    answers = [rollout(group, 0, str(group.task["answer"])), rollout(group, 1, "wrong")]
+    scene.write([*answers, rollout(group, 2, error="the tool is away")])
+    process(scene, {"score": ["exact_match"]})
+    assert scene.values("SELECT value FROM trinity.reward_event ORDER BY value") == [0.0, 1.0]
+    group_of = "SELECT state::text, failed, reward_count, reward_mean FROM trinity.rollout_group"
+    assert scene.rows(group_of) == [("ready", 1, 2, 0.5)]
+    assert scene.draw(step=1, size=1) is not None
+    drawn = "SELECT reward, advantage FROM trinity.batch_item ORDER BY reward"
+    assert scene.rows(drawn) == [(0.0, -0.5), (1.0, 0.5)]

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.waiting import until
 from trinity_db.errors import TrinityError
 from trinity_db.page.rights import Right, Visitor
 from trinity_db.page.shares import AT_ONCE, WAITING, Shares
@@ -13,17 +14,18 @@ ANN, BOB = Visitor("ann", Right.LOOK), Visitor("bob", Right.LOOK)
 
 def test_a_visitor_has_some_turns_at_a_time_and_others_do_not_wait_for_them() -> None:
     async def ask() -> None:
-        shares, ends, under_way = Shares(), asyncio.Event(), 0
+        shares, ends, asked, under_way = Shares(), asyncio.Event(), 0, 0
 
         async def question() -> None:
-            nonlocal under_way
+            nonlocal asked, under_way
+            asked += 1
             async with shares.turn(ANN):
                 under_way += 1
                 await ends.wait()
                 under_way -= 1
 
         every = [asyncio.create_task(question()) for _ in range(AT_ONCE + WAITING)]
-        await asyncio.sleep(0)
+        await until(lambda: asked == len(every), "every question is asked")
         assert under_way == AT_ONCE
         async with shares.turn(BOB), shares.turn(None):
             pass
