@@ -79,4 +79,4 @@ async def _asked(step: Step, response: str) -> float:
     finally:
         await step.call.close()  # type: ignore[union-attr]
     assert isinstance(answer, Answer)
-    return float(answer.value["right"].value)  # type: ignore[index]
+    return float(answer.value["right"].value)
