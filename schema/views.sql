@@ -272,7 +272,8 @@ $$;
 
 -- What a prompt asks, for lists that people read: the last message of the user. Of a prompt without messages it is the
 -- text after the last mark of a user's turn in common chat templates, without further marks; a prompt without such marks
--- is shown whole. Marks are looked for in the last 20,000 characters.
+-- is shown whole. Marks are looked for in the last 20,000 characters. The cost is bounded: messages that take over 64 KiB in
+-- the table are not read, and of a prompt of over 1 MB only the first 20,000 characters are.
 CREATE FUNCTION trinity.question(prompt text, messages jsonb)
 RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
@@ -281,11 +282,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
                     WHEN 'array' THEN (SELECT string_agg(c.part ->> 'text', ' ' ORDER BY c.place)
                                        FROM jsonb_array_elements(m.message -> 'content') WITH ORDINALITY AS c (part, place))
                     ELSE m.message ->> 'content' END
-         FROM jsonb_array_elements(CASE WHEN jsonb_typeof(messages) = 'array' THEN messages END)
+         FROM jsonb_array_elements(CASE WHEN pg_column_size(messages) <= 65536 AND jsonb_typeof(messages) = 'array'
+                                        THEN messages END)
               WITH ORDINALITY AS m (message, place)
          WHERE m.message ->> 'role' = 'user'
          ORDER BY m.place DESC LIMIT 1),
-        CASE WHEN right(prompt, 20000) ~ '<\|im_start\|>user|<\|start_header_id\|>user|<start_of_turn>user|<\|user\|>|\[INST\]'
+        CASE WHEN octet_length(prompt) > 1000000 THEN left(prompt, 20000)
+             WHEN right(prompt, 20000) ~ '<\|im_start\|>user|<\|start_header_id\|>user|<start_of_turn>user|<\|user\|>|\[INST\]'
              THEN regexp_replace(
                       regexp_replace(
                           regexp_replace(

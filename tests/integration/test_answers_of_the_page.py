@@ -12,10 +12,12 @@ import pytest
 from tests.postgres import by_login
 from tests.rows import Scene
 from trinity_db.database import Database
-from trinity_db.errors import NotFound
+from trinity_db.errors import DatabaseUnavailable, NotFound
 from trinity_db.page import questions
 from trinity_db.page.answers import Answers
 from trinity_db.page.reader import Reader
+from trinity_db.page.rights import Right, Visitor
+from trinity_db.page.shares import AT_ONCE
 
 NAME = "run"
 
@@ -90,3 +92,59 @@ def test_a_visitor_who_leaves_takes_the_answer_from_no_other(answers: Answers) -
 
     assert asyncio.run(look())["at"]
     assert question.asked == 1
+
+
+def test_questions_that_a_visitor_invents_leave_threads_to_the_others(answers: Answers) -> None:
+    eve, ann = Visitor("eve", Right.LOOK), Visitor("ann", Right.LOOK)
+    invented = [Question() for _ in range(20)]
+
+    async def look() -> int:
+        asked = [asyncio.create_task(answers.ask(one, eve)) for one in invented]
+        await asyncio.sleep(0)  # no wait: the tasks begin to ask
+        await answers.ask(Question(), ann)
+        answered = sum(one.asked for one in invented)
+        await asyncio.gather(*asked)
+        return answered
+
+    assert asyncio.run(look()) <= 2 * AT_ONCE
+
+
+def test_a_question_for_which_nobody_waits_any_more_is_ended(answers: Answers) -> None:
+    question = LongQuestion()
+
+    async def look() -> None:
+        visitors = [asyncio.create_task(answers.ask(question)) for _ in range(2)]
+        await asyncio.to_thread(question.begins.wait)
+        for one in visitors:
+            one.cancel()
+        await asyncio.gather(*visitors, return_exceptions=True)
+        question.goes_on.set()
+        assert await asyncio.to_thread(question.ends.wait, 30), "a statement after the cancellation is ended too"
+        assert isinstance(question.error, DatabaseUnavailable)
+
+    asyncio.run(look())
+    assert question.asked == 1
+
+
+class LongQuestion:
+    """Two statements: the cancellation comes between them, and the second one takes a minute."""
+
+    def __init__(self) -> None:
+        self.begins, self.goes_on, self.ends = threading.Event(), threading.Event(), threading.Event()
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def __call__(self, database: Database) -> Any:
+        self.asked += 1
+        try:
+            with database.transaction(read_only=True) as tx:
+                tx.execute("SELECT 1")
+                self.begins.set()
+                self.goes_on.wait()
+                tx.execute("SET LOCAL statement_timeout = 0")
+                tx.execute("SELECT pg_sleep(60)")
+        except Exception as error:
+            self.error = error
+            raise
+        finally:
+            self.ends.set()

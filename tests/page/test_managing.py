@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -166,13 +167,35 @@ def test_a_run_that_ends_at_once_shows_its_last_words(
     folder: Path, open_page: Callable[..., tuple[Served, Visit]]
 ) -> None:
     _, visit = open_page("--by", "ann")
-    visit.open("/start?name=lacking&processors.score=%5Bexact_match%5D&taskset=nothing")
+    visit.open("/start?name=lacking")
+    file = visit.page.get_by_role("textbox", name="File")
+    file.fill(re.sub("(?m)^taskset: .*$", "taskset: nothing", file.input_value()))
     press(visit.page, "Start")
     notice = visit.page.locator(".notice:visible")
     expect(notice).to_contain_text("exit code 1. error: There is no taskset 'nothing' with tasks")
     expect(notice).to_contain_text(str(folder / "home" / "logs" / "lacking" / "run.log"))
     wait_until(lambda: [*folder.glob("lacking*.yaml")] == [], "a start that failed leaves no file")
     assert visit.complaints == []
+
+
+def test_a_link_fills_in_no_code_and_no_folder(
+    folder: Path, open_page: Callable[..., tuple[Served, Visit]]
+) -> None:
+    trap = "%s/trap.py:judged" % folder
+    _, visit = open_page("--by", "ann")
+    values = {
+        "for": "agent", "name": "theirs", "model": str(folder), "explorer.workflow": trap,
+        "processors.score": f"[{{name: '{trap}'}}]", "taskset": "unknown", "trainer.steps": "7",
+    }  # fmt: skip
+    visit.open(f"/start?{urlencode(values)}")
+    text = visit.page.get_by_role("textbox", name="File").input_value()
+    assert "trap.py" not in text
+    assert str(folder) not in text
+    assert "name: theirs" in text
+    assert "steps: 7 " in text
+    expect(visit.page.locator(".notice:visible")).to_contain_text(
+        "values for model, explorer.workflow, processors.score, taskset. A link may come from a stranger"
+    )
 
 
 def test_visitors_who_may_not_manage_are_offered_nothing(

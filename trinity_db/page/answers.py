@@ -30,6 +30,24 @@ class _Answer:
         return (time.monotonic() - self.came) / (PAUSES * self.seconds)
 
 
+class _UnderWay:
+    """A question on its way to the database, and how many visitors wait for its answer."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.waiting = 0
+
+    async def answer(self) -> Any:
+        """Wait for the answer. The last visitor who leaves before it came ends the question."""
+        self.waiting += 1
+        try:
+            return await asyncio.shield(self.task)
+        finally:
+            self.waiting -= 1
+            if not self.waiting and not self.task.done():
+                self.task.cancel()
+
+
 class Answers:
     """Asks a reader each question once for all who ask it at about the same time.
 
@@ -39,39 +57,47 @@ class Answers:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._answers: dict[Hashable, _Answer] = {}
-        self._under_way: dict[Hashable, asyncio.Task[Any]] = {}
+        self._under_way: dict[Hashable, _UnderWay] = {}
 
     async def ask(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
         """What a question finds, a function or a part of one, whose arguments tell it from others.
 
-        It takes no visitor's share of the threads: it is asked for all.
+        A visitor who waits for the database takes a place of the visitor's share of the threads, also where
+        others wait for the same. So each visitor has as many questions under way as for `Reader.ask`.
 
         Raises:
             TrinityError: as Reader.ask does.
         """
         same = (read.func, read.args, *sorted(read.keywords.items())) if isinstance(read, partial) else read
-        answer = self._answers.get(same)
-        if answer is None or answer.age > 2:
-            found: Result = await asyncio.shield(self._asked(same, read))
-            return found
-        if answer.age > 1:
+        if (kept := self._kept(same)) is None:
+            async with self._reader.turn(visitor):
+                if (kept := self._kept(same)) is None:  # others may have asked while this visitor waited
+                    found: Result = await self._asked(same, read).answer()
+                    return found
+        if kept.age > 1:
             self._asked(same, read)
-        kept: Result = answer.found
-        return kept
+        answer: Result = kept.found
+        return answer
 
-    def _asked(self, same: Hashable, read: Callable[[Database], Any]) -> asyncio.Task[Any]:
+    def _kept(self, same: Hashable) -> _Answer | None:
+        """An answer that is new enough to be given."""
+        answer = self._answers.get(same)
+        return None if answer is None or answer.age > 2 else answer
+
+    def _asked(self, same: Hashable, read: Callable[[Database], Any]) -> _UnderWay:
         """The question on its way, begun here unless it is."""
-        if same not in self._under_way:
-            task = self._under_way[same] = asyncio.create_task(self._ask(same, read))
-            task.add_done_callback(_heard)
-        return self._under_way[same]
+        under_way = self._under_way.get(same)
+        if under_way is None or under_way.task.cancelling():
+            task = asyncio.create_task(self._ask(same, read))
+            under_way = self._under_way[same] = _UnderWay(task)
+            task.add_done_callback(partial(self._ended, same, under_way))
+        return under_way
 
     async def _ask(self, same: Hashable, read: Callable[[Database], Any]) -> Any:
         begun = time.monotonic()
         try:
             found = await self._reader.ask(read)
         finally:
-            del self._under_way[same]
             self._answers.pop(same, None)
         came = time.monotonic()
         self._answers[same] = _Answer(found, came - begun, came)
@@ -79,8 +105,9 @@ class Answers:
             del self._answers[next(iter(self._answers))]
         return found
 
-
-def _heard(done: asyncio.Task[Any]) -> None:
-    """Take note of an error: those who wait are told, and if none does, those who ask next."""
-    if not done.cancelled():
-        done.exception()
+    def _ended(self, same: Hashable, under_way: _UnderWay, task: asyncio.Task[Any]) -> None:
+        """Forget a question that has its answer, and take note of an error: those who wait are told."""
+        if self._under_way.get(same) is under_way:
+            del self._under_way[same]
+        if not task.cancelled():
+            task.exception()

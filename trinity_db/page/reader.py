@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from threading import Event, Lock
 from typing import Generic, TypeVar
 
@@ -20,6 +20,8 @@ Result = TypeVar("Result")
 STATEMENT_SECONDS = 10.0  # people wait no longer, and other visitors wait for the thread
 SEARCHES = THREADS // 2  # at a time, of all visitors: the other threads are for pages that answer at once
 CANCEL_SECONDS = 2.0  # that a cancellation may take
+FIRST_PAUSE_SECONDS = 0.1  # before a cancellation is sent again; the pause doubles
+LONGEST_PAUSE_SECONDS = 1.0
 
 
 class Reader(Threads):
@@ -35,6 +37,14 @@ class Reader(Threads):
         """Of the store, with the reader's login."""
         return self.database.url
 
+    def turn(self, visitor: Visitor | None) -> AbstractAsyncContextManager[None]:
+        """A place in a visitor's share of the threads.
+
+        Raises:
+            TrinityError: the visitor has too many questions under way.
+        """
+        return self._shares.turn(visitor)
+
     async def ask(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
         """What a question finds. If the task that waits for it is cancelled, its statement is too.
 
@@ -45,12 +55,12 @@ class Reader(Threads):
             DatabaseUnavailable: no database answers.
             TrinityError: the question failed, took too long, or the visitor has too many under way.
         """
-        async with self._shares.turn(visitor):
+        async with self.turn(visitor):
             return await self._answered(_Question(self.database, read))
 
     async def search(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
         """The same for a question that may take long, such as one with a condition that a person wrote."""
-        async with self._shares.turn(visitor), self._searches:
+        async with self.turn(visitor), self._searches:
             return await self._answered(_Question(self.database, read))
 
     async def _answered(self, question: "_Question[Result]") -> Result:
@@ -69,6 +79,7 @@ class _Question(Generic[Result]):
         self._lock = Lock()
         self._connection: Transaction | None = None
         self._is_cancelled = Event()
+        self._has_ended = Event()
 
     def answer(self) -> Result:
         """What it finds; in a thread of the reader."""
@@ -87,18 +98,32 @@ class _Question(Generic[Result]):
             if self._is_cancelled.is_set():
                 raise TrinityError("The question was cancelled.")
             self._connection = connection
+            self._has_ended.clear()
         try:
             return self._read(self._database)
         finally:
             with self._lock:
                 self._connection = None
+                self._has_ended.set()
                 if self._is_cancelled.is_set():
                     self._database.close()  # a cancellation that comes late would end another statement
 
     def cancel(self) -> None:
-        """End its statement on the server, or see to it that it is not asked."""
+        """End its statement on the server, or see to it that it is not asked.
+
+        A cancellation that arrives between two statements of the question ends neither, so it is sent again until
+        the question has ended.
+        """
+        self._is_cancelled.set()
+        pause = FIRST_PAUSE_SECONDS
+        while self._cancel_statement() and not self._has_ended.wait(pause):
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _cancel_statement(self) -> bool:
+        """Send a cancellation; False if the question is not being asked."""
         with self._lock:
-            self._is_cancelled.set()
-            if self._connection is not None:
-                with suppress(psycopg.Error):  # without a server there is nothing to end
-                    self._connection.cancel_safe(timeout=CANCEL_SECONDS)
+            if self._connection is None:
+                return False
+            with suppress(psycopg.Error):  # without a server there is nothing to end
+                self._connection.cancel_safe(timeout=CANCEL_SECONDS)
+            return True

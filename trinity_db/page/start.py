@@ -1,5 +1,6 @@
 """Start a run: what for, from which model and tasks, the main keys; below, the file that says it."""
 
+import re
 import textwrap
 from collections.abc import Mapping
 from functools import partial
@@ -26,6 +27,13 @@ MODEL = (
     "Folder of a causal language model in Hugging Face format, on this machine. Empty: a small model with "
     "random weights, to try things out."
 )
+
+
+NOT_TAKEN = (
+    "The link also has values for {keys}. A link may come from a stranger, so values that can name code or files are "
+    "not taken from it: type them here if you want them."
+)
+PLAIN = re.compile(r"-?[0-9.]{1,20}(e-?[0-9]{1,3})?|true|false")
 
 
 def register(reader: Reader, manager: Manager | None) -> None:
@@ -56,7 +64,10 @@ def _build(manager: Manager, given: Mapping[str, str], found: Mapping[str, list[
             if one == purpose:
                 link.props["aria-current"] = "page"
     said("p", textwrap.dedent(f"        {starting.CONTENTS[purpose][0]}"), "empty")
-    shown = _first_values(purpose, found) | {name: value.strip() for name, value in given.items()}
+    taken, left_out = _of_link(purpose, given, found)
+    if left_out:
+        said("p", NOT_TAKEN.format(keys=", ".join(left_out)), "notice", role="alert")
+    shown = _first_values(purpose, found) | taken
     _form(purpose, shown, found)
 
     def write(fields: Mapping[str, str]) -> str:
@@ -70,6 +81,27 @@ def _build(manager: Manager, given: Mapping[str, str], found: Mapping[str, list[
     Drafting(manager, text, False, "form.meant", write)
 
 
+def _of_link(
+    purpose: str, given: Mapping[str, str], found: Mapping[str, list[str]]
+) -> tuple[dict[str, str], list[str]]:
+    """The values of a link that fill in the form, and the keys of the others.
+
+    Anybody can make a link, so that one press would run the code or load the folder that it names. A name for the
+    run, names that the store has, numbers and true or false cannot do this.
+    """
+    values = {name: value.strip() for name, value in given.items() if name in _keys(purpose)}
+    taken = {
+        name: value
+        for name, value in values.items()
+        if name == "name" or value in found.get(name, ()) or PLAIN.fullmatch(value)
+    }
+    return taken, [name for name in values if name not in taken]
+
+
+def _keys(purpose: str) -> list[str]:
+    return ["name", "model", *starting.asked(purpose)]
+
+
 def _first_values(purpose: str, found: Mapping[str, list[str]]) -> dict[str, str]:
     """What stands in the fields of a form that no one has filled in."""
     values = {key: _written(value) for key, value in starting.asked(purpose).items()}
@@ -78,7 +110,7 @@ def _first_values(purpose: str, found: Mapping[str, list[str]]) -> dict[str, str
 
 
 def _form(purpose: str, shown: Mapping[str, str], found: Mapping[str, list[str]]) -> None:
-    """The fields that write the file. The first values of some may stand in the link."""
+    """The fields that write the file."""
     with said("form", "", "filters meant", aria_label="What the file says"), said("fieldset"):
         explained_field("name", NAME, shown["name"])
         explained_field("model", MODEL, shown["model"])
