@@ -404,3 +404,30 @@ CREATE POLICY explorer_moves ON trinity.park FOR UPDATE TO trinity_explorer
                    WHERE a.id = agent_id AND w.login = session_user));
 DROP POLICY IF EXISTS people_answer ON trinity.park;
 CREATE POLICY people_answer ON trinity.park FOR UPDATE TO trinity_labeller USING (true);
+
+-- A processor moves rows and groups only until they are ready: a policy cannot compare a row with the row before. From ready on
+-- they are the trainer's, and those that are finished stay as they are. Nor does it give an archived payload another
+-- place, since its bytes would be lost. The triggers call the function only for such changes, so others cost nothing.
+CREATE OR REPLACE FUNCTION trinity.refuse_processor()
+RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_catalog.pg_has_role(current_user, 'trinity_trainer', 'USAGE')
+       OR pg_catalog.pg_has_role(current_user, (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = TG_RELID), 'USAGE') THEN
+        RETURN NEW;
+    END IF;
+    RAISE insufficient_privilege USING MESSAGE =
+        pg_catalog.format('login %s may not make this change to a row of %s: %s', session_user, TG_TABLE_NAME, TG_ARGV[0]);
+END $$;
+CREATE OR REPLACE TRIGGER processor_moves BEFORE UPDATE OF state ON trinity.experience FOR EACH ROW
+    WHEN (OLD.state IS DISTINCT FROM NEW.state
+          AND ((OLD.state IN ('raw', 'clean', 'scored')) IS NOT TRUE OR NEW.state IN ('leased', 'trained', 'expired')))
+    EXECUTE FUNCTION trinity.refuse_processor('only a trainer moves rows that are ready or finished');
+CREATE OR REPLACE TRIGGER processor_moves BEFORE UPDATE OF state ON trinity.rollout_group FOR EACH ROW
+    WHEN (OLD.state IS DISTINCT FROM NEW.state
+          AND (OLD.state::text IN ('ready', 'leased', 'trained', 'dropped', 'expired')
+               OR NEW.state::text IN ('leased', 'trained', 'expired')))
+    EXECUTE FUNCTION trinity.refuse_processor('only a trainer moves groups that are ready or finished');
+CREATE OR REPLACE TRIGGER processor_archives BEFORE UPDATE OF data, archive_row, archive_number ON trinity.payload FOR EACH ROW
+    WHEN (OLD.data IS NULL AND NEW.pruned_at IS NULL)
+    EXECUTE FUNCTION trinity.refuse_processor('its arrays are archived or pruned already');

@@ -24,6 +24,7 @@ from trinity_db.store.processing import CLEAN, SCORE
 LOGIN = f"processor_{os.getpid()}"
 ARCHIVE = "UPDATE trinity.payload SET data = NULL, archive_row = experience_id, archive_number = 0"
 PRUNE = "UPDATE trinity.payload SET data = NULL, archive_row = NULL, pruned_at = now()"
+MOVE = "UPDATE trinity.experience SET state = %s WHERE state = %s"
 OF_STATE = " WHERE experience_id IN (SELECT id FROM trinity.experience WHERE state = %s)"
 HERE = (
     "SELECT DISTINCT e.state FROM trinity.experience e JOIN trinity.payload p ON p.experience_id = e.id"
@@ -112,6 +113,48 @@ def test_a_finished_run_is_archived_and_its_ready_rows_are_not_pruned(scene: Sce
         change(processor, PRUNE + OF_STATE, "ready")
     assert archiver.finish(processor.processor)
     assert scene.values(HERE) == ["raw", "clean", "evaluated"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("ready", "dropped"),
+        ("trained", "dropped"),
+        ("trained", "ready"),
+        ("evaluated", "dropped"),
+        ("dropped", "scored"),
+        ("scored", "trained"),
+        ("scored", "leased"),
+        ("clean", "expired"),
+    ],
+)
+def test_a_processor_moves_no_row_that_is_ready_or_finished(
+    scene: Scene, processor: Scene, before: str, after: str
+) -> None:
+    if before == "dropped":
+        assert change(processor, MOVE, "dropped", "clean") > 0, "rows that are not ready may be dropped"
+    assert scene.value("SELECT count(*) FROM trinity.experience WHERE state = %s", before) > 0
+    with pytest.raises(TrinityError, match="only a trainer moves rows that are ready or finished"):
+        change(processor, MOVE, after, before)
+    assert change(scene, MOVE, before, before) > 0, "the owner may"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("ready", "dropped"), ("trained", "dropped"), ("trained", "ready"), ("ready", "trained")]
+)
+def test_a_processor_moves_no_group_that_is_ready_or_finished(
+    processor: Scene, before: str, after: str
+) -> None:
+    with pytest.raises(TrinityError, match="only a trainer moves groups"):
+        change(processor, MOVE.replace("experience", "rollout_group"), after, before)
+
+
+def test_a_processor_gives_archived_arrays_no_other_place(scene: Scene, processor: Scene) -> None:
+    archiver = Archiver(processor.database, processor.run, ArchiveConfig(min_rows=1), stopping=lambda: False)
+    assert archiver.finish(processor.processor)
+    assert scene.value("SELECT count(*) FROM trinity.payload WHERE archive_row IS NOT NULL") > 0
+    with pytest.raises(TrinityError, match="its arrays are archived or pruned already"):
+        change(processor, "UPDATE trinity.payload SET archive_row = 9" + OF_STATE, "trained")
 
 
 def test_a_login_writes_metrics_of_its_own_role_alone(scene: Scene, processor: Scene) -> None:

@@ -172,7 +172,8 @@ def test_a_run_that_ends_at_once_shows_its_last_words(
     file.fill(re.sub("(?m)^taskset: .*$", "taskset: nothing", file.input_value()))
     press(visit.page, "Start")
     notice = visit.page.locator(".notice:visible")
-    expect(notice).to_contain_text("exit code 1. error: There is no taskset 'nothing' with tasks")
+    expect(notice).to_contain_text("It ended with exit code 1.")
+    expect(notice).to_contain_text("error: There is no taskset 'nothing' with tasks")
     expect(notice).to_contain_text(str(folder / "home" / "logs" / "lacking" / "run.log"))
     wait_until(lambda: [*folder.glob("lacking*.yaml")] == [], "a start that failed leaves no file")
     assert visit.complaints == []
@@ -192,7 +193,7 @@ def test_a_link_fills_in_no_code_and_no_folder(
     assert "trap.py" not in text
     assert str(folder) not in text
     assert "name: theirs" in text
-    assert "steps: 7 " in text
+    assert re.search(r"steps: 7$", text, re.M)
     expect(visit.page.locator(".notice:visible")).to_contain_text(
         "values for model, explorer.workflow, processors.score, taskset. A link may come from a stranger"
     )
