@@ -119,7 +119,9 @@ def test_a_question_for_which_nobody_waits_any_more_is_ended(answers: Answers) -
             one.cancel()
         await asyncio.gather(*visitors, return_exceptions=True)
         question.goes_on.set()
-        assert await asyncio.to_thread(question.ends.wait, 30), "a statement after the cancellation is ended too"
+        assert await asyncio.to_thread(question.ends.wait, 30), (
+            "a statement after the cancellation is ended too"
+        )
         assert isinstance(question.error, DatabaseUnavailable)
 
     asyncio.run(look())

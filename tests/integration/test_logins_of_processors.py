@@ -140,7 +140,8 @@ def test_a_processor_moves_no_row_that_is_ready_or_finished(
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("ready", "dropped"), ("trained", "dropped"), ("trained", "ready"), ("ready", "trained")]
+    ("before", "after"),
+    [("ready", "dropped"), ("trained", "dropped"), ("trained", "ready"), ("ready", "trained")],
 )
 def test_a_processor_moves_no_group_that_is_ready_or_finished(
     processor: Scene, before: str, after: str

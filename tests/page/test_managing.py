@@ -182,7 +182,7 @@ def test_a_run_that_ends_at_once_shows_its_last_words(
 def test_a_link_fills_in_no_code_and_no_folder(
     folder: Path, open_page: Callable[..., tuple[Served, Visit]]
 ) -> None:
-    trap = "%s/trap.py:judged" % folder
+    trap = f"{folder}/trap.py:judged"
     _, visit = open_page("--by", "ann")
     values = {
         "for": "agent", "name": "theirs", "model": str(folder), "explorer.workflow": trap,

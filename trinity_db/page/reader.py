@@ -111,8 +111,8 @@ class _Question(Generic[Result]):
     def cancel(self) -> None:
         """End its statement on the server, or see to it that it is not asked.
 
-        A cancellation that arrives between two statements of the question ends neither, so it is sent again until
-        the question has ended.
+        A cancellation that arrives between two statements of the question ends neither, so it is sent again
+        until the question has ended.
         """
         self._is_cancelled.set()
         pause = FIRST_PAUSE_SECONDS

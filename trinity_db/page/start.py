@@ -30,8 +30,8 @@ MODEL = (
 
 
 NOT_TAKEN = (
-    "The link also has values for {keys}. A link may come from a stranger, so values that can name code or files are "
-    "not taken from it: type them here if you want them."
+    "The link also has values for {keys}. A link may come from a stranger, so values that can name code or "
+    "files are not taken from it: type them here if you want them."
 )
 PLAIN = re.compile(r"-?[0-9.]{1,20}(e-?[0-9]{1,3})?|true|false")
 
@@ -86,8 +86,8 @@ def _of_link(
 ) -> tuple[dict[str, str], list[str]]:
     """The values of a link that fill in the form, and the keys of the others.
 
-    Anybody can make a link, so that one press would run the code or load the folder that it names. A name for the
-    run, names that the store has, numbers and true or false cannot do this.
+    Anybody can make a link, and one press would run the code or load the folder that it names. A name for the
+    run, names that the store has, numbers, true and false cannot do this.
     """
     values = {name: value.strip() for name, value in given.items() if name in _keys(purpose)}
     taken = {
