@@ -8,6 +8,7 @@ from pathlib import Path
 from trinity_db import vectors
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError
+from trinity_db.models import hub
 from trinity_db.models.folder_digest import digest
 from trinity_db.models.loading import check_folder
 from trinity_db.processors.config import ProcessorsConfig
@@ -41,7 +42,7 @@ class Models:
 
     def _add(self, path: str | None, options: dict[str, str]) -> None:
         if path is not None:
-            folder = Path(path).expanduser()
+            folder = hub.folder(Path(path), options.get("revision"))
             check_folder(folder)
             self._loaders[vectors.short_digest(digest_of({"digest": digest(folder)}))] = partial(
                 Local, folder

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub, for as much of its HTTP as `datasets` uses."""
+"""A stand-in for the Hugging Face Hub, for as much of its HTTP as `datasets` and `snapshot_download` use."""
 
 import hashlib
 import io
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -36,54 +37,70 @@ def parquet(**columns: list[Any]) -> bytes:
 
 
 class Hub:
-    """One data set with the branch `main`, and what was asked of it."""
+    """One repository, and what was asked of it.
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self.files = dict(files)
+    Args:
+        files: of its first commit, to which its branch `main` points.
+        kind: of the repository, datasets or models.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], kind: str = "datasets") -> None:
+        self.commits = {COMMIT: dict(files)}
+        """The files of each commit."""
+        self.main = COMMIT
         self.fetched: list[str] = []
         """Files in the order in which they were sent."""
         self.closed = set[str]()
         """Files that the server does not let anybody have."""
+        self.requests = 0
         self.url = ""
+        self._api, self._files = (f"/api/{kind}/{NAME}", f"{'' if kind == 'models' else f'/{kind}'}/{NAME}")
+
+    def commit(self, files: Mapping[str, bytes]) -> str:
+        """Add a commit with these files, and let `main` point to it."""
+        self.main = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self.commits[self.main] = dict(files)
+        return self.main
 
     def answer(self, method: str, url: str) -> tuple[int, bytes, dict[str, str]]:
         """Status, body and headers."""
+        self.requests += 1
         asked = urlsplit(url)
         path = unquote(asked.path)
-        if path.startswith(f"/api/datasets/{NAME}/tree/{COMMIT}"):
-            folder = path.removeprefix(f"/api/datasets/{NAME}/tree/{COMMIT}").strip("/")
-            is_deep = parse_qs(asked.query).get("recursive") == ["true"]
-            return 200, json.dumps(self._entries(folder, is_deep)).encode(), {}
-        if path in (
-            f"/api/datasets/{NAME}",
-            *(f"/api/datasets/{NAME}/revision/{one}" for one in ("main", COMMIT)),
-        ):
-            told = {"id": NAME, "sha": COMMIT, "siblings": [{"rfilename": name} for name in self.files]}
-            return 200, json.dumps(told).encode(), {}
-        if path.startswith(f"/datasets/{NAME}/resolve/"):
-            name = path.removeprefix(f"/datasets/{NAME}/resolve/").partition("/")[2]
-            return self._file(method, name)
-        code = "RevisionNotFound" if path.startswith(f"/api/datasets/{NAME}/revision/") else "RepoNotFound"
-        return 404, b"{}", {"X-Error-Code": code}
+        if path.startswith(f"{self._files}/resolve/"):
+            revision, _, name = path.removeprefix(f"{self._files}/resolve/").partition("/")
+            return self._file(method, self._commit_of(revision), name)
+        if path != self._api and not path.startswith(f"{self._api}/"):
+            return 404, b"{}", {"X-Error-Code": "RepoNotFound"}
+        verb, _, rest = path.removeprefix(self._api).strip("/").partition("/")
+        revision, _, folder = rest.partition("/")
+        commit = self._commit_of(revision or "main")
+        if commit is None:
+            return 404, b"{}", {"X-Error-Code": "RevisionNotFound"}
+        if verb == "tree":
+            is_deep = parse_qs(asked.query).get("recursive", ["false"])[0].lower() == "true"
+            return 200, json.dumps(_entries(self.commits[commit], folder, is_deep)).encode(), {}
+        told = {"id": NAME, "sha": commit, "siblings": [{"rfilename": name} for name in self.commits[commit]]}
+        return 200, json.dumps(told).encode(), {}
 
-    def _entries(self, folder: str, is_deep: bool) -> list[dict[str, Any]]:
-        before = f"{folder}/" if folder else ""
-        below = [name for name in self.files if name.startswith(before)]
-        files = [name for name in below if is_deep or "/" not in name[len(before) :]]
-        folders = {before + name[len(before) :].split("/")[0] for name in below if name not in files}
-        return [{"type": "directory", "oid": "0", "size": 0, "path": name} for name in sorted(folders)] + [
-            {"type": "file", "oid": _hash(self.files[name]), "size": len(self.files[name]), "path": name}
-            for name in files
-        ]
+    def _commit_of(self, revision: str) -> str | None:
+        return self.main if revision == "main" else revision if revision in self.commits else None
 
-    def _file(self, method: str, name: str) -> tuple[int, bytes, dict[str, str]]:
+    def _file(self, method: str, commit: str | None, name: str) -> tuple[int, bytes, dict[str, str]]:
         if name in self.closed:
             return 403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Ask the owner for access."}
-        if name not in self.files:
-            return 404, b"", {"X-Error-Code": "EntryNotFound"}
+        if commit is None or name not in self.commits[commit]:
+            return 404, b"", {"X-Error-Code": "EntryNotFound" if commit else "RevisionNotFound"}
         if method == "GET":
             self.fetched.append(name)
-        return 200, self.files[name], {"ETag": f'"{_hash(self.files[name])}"', "X-Repo-Commit": COMMIT}
+        content = self.commits[commit][name]
+        return 200, content, {"ETag": f'"{_hash(content)}"', "X-Repo-Commit": commit}
+
+
+def model_files(folder: Path) -> dict[str, bytes]:
+    """The files of a model's folder, with a card and formats that a run does not load."""
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return files | {"README.md": b"# A model", "pytorch_model.bin": b"pickled", "onnx/model.onnx": b"a graph"}
 
 
 @contextmanager
@@ -115,6 +132,17 @@ def serving(hub: Hub) -> Iterator[Hub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def _entries(content: Mapping[str, bytes], folder: str, is_deep: bool) -> list[dict[str, Any]]:
+    before = f"{folder}/" if folder else ""
+    below = [name for name in content if name.startswith(before)]
+    files = [name for name in below if is_deep or "/" not in name[len(before) :]]
+    folders = {before + name[len(before) :].split("/")[0] for name in below if name not in files}
+    return [{"type": "directory", "oid": "0", "size": 0, "path": name} for name in sorted(folders)] + [
+        {"type": "file", "oid": _hash(content[name]), "size": len(content[name]), "path": name}
+        for name in files
+    ]
 
 
 def _hash(content: bytes) -> str:

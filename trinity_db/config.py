@@ -109,7 +109,11 @@ class ModelConfig(PromptConfig):
     """The starting model: policy version 0 of the run."""
 
     path: Path | None = None
-    """Folder of a causal language model in Hugging Face format, with its tokenizer."""
+    """Folder of a causal language model in Hugging Face format, with its tokenizer. Or OWNER/NAME of a
+    repository of the Hugging Face Hub, which is downloaded; a folder of that name comes first."""
+    revision: str | None = Field(None, min_length=1)
+    """Branch, tag or commit of a repository of the Hub. None: its main branch. The run records the commit
+    when it is created, as in main@0123..., and each role loads that commit."""
     run: str | None = None
     """Name of another run of this store. Its latest checkpoint is the starting model."""
     scratch: ScratchConfig | None = None
@@ -122,6 +126,8 @@ class ModelConfig(PromptConfig):
             raise ValueError(
                 f"give exactly one of path, run and scratch (given: {', '.join(given) or 'none'})"
             )
+        if self.revision is not None and self.path is None:
+            raise ValueError("revision is of a model of the Hub, which path names")
         return self
 
 

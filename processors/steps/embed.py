@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from trinity_db import vectors
 from trinity_db.config import ModelConfig
 from trinity_db.errors import ConfigError
-from trinity_db.models import check_libraries
+from trinity_db.models import check_libraries, hub
 from trinity_db.models.folder_digest import digest
 from trinity_db.models.loading import check_folder
 from trinity_db.processors.embedding import Embedder, Endpoint, Local, digest_of
@@ -50,7 +50,9 @@ class Embed:
     this step last: a row that a later step drops counts as the first while its verdict is not written.
 
     Args:
-        path: Folder of a model of sentence embeddings in Hugging Face format. Each processor loads it.
+        path: Folder of a model of sentence embeddings in Hugging Face format, or OWNER/NAME of one of the
+            Hub. Each processor loads it.
+        revision: Branch, tag or commit of a model of the Hub, as in model.revision.
         url: Or the address of an endpoint that speaks OpenAI's embeddings, as http://localhost:8000/v1.
         model: Name under which the endpoint serves the model.
         key_env: Name of the environment variable that holds the endpoint's key. null: it wants none.
@@ -64,6 +66,7 @@ class Embed:
         run: Context,
         *,
         path: Path | None = None,
+        revision: str | None = None,
         url: Annotated[str | None, AfterValidator(_address)] = None,
         model: str | None = None,
         key_env: str | None = None,
@@ -73,7 +76,7 @@ class Embed:
         self._database = run.database
         self._embedder: Embedder
         if path is not None:
-            self._embedder = Local(path.expanduser())
+            self._embedder = Local(hub.folder(path, revision))
         else:
             self._embedder = Endpoint(str(url), str(model), key_env)
         self.loaded_digest = digest_of(self._embedder.made_by)
@@ -83,7 +86,13 @@ class Embed:
 
     @staticmethod
     def model_digest(
-        context: Context, *, path: Path | None, url: str | None, model: str | None, **options: Any
+        context: Context,
+        *,
+        path: Path | None,
+        revision: str | None,
+        url: str | None,
+        model: str | None,
+        **options: Any,
     ) -> str:
         """The digest of the model that would be loaded now.
 
@@ -92,14 +101,16 @@ class Embed:
         """
         if path is None:
             return digest_of({"url": url, "model": model})
-        check_folder(path.expanduser())
-        return digest_of({"digest": digest(path.expanduser())})
+        folder = hub.folder(path, revision)
+        check_folder(folder)
+        return digest_of({"digest": digest(folder)})
 
     @staticmethod
     def check(
         policy: ModelConfig,
         *,
         path: Path | None,
+        revision: str | None,
         url: str | None,
         model: str | None,
         key_env: str | None,
@@ -120,7 +131,9 @@ class Embed:
             from trinity_db.models.embedding import check_embedding_model
 
             check_libraries("torch", "transformers")
-            check_embedding_model(path.expanduser())
+            check_embedding_model(hub.folder(path, revision, with_weights=False))
+        elif revision is not None:
+            raise ConfigError("embed: revision is of a model of the Hub, which path names.")
         else:
             Endpoint(str(url), str(model), key_env)
 

@@ -8,7 +8,7 @@ from typing import Any
 from trinity_db.config import ForwardConfig, ModelConfig, PromptConfig
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError
-from trinity_db.models import check_libraries, context_length, load_tokenizer
+from trinity_db.models import check_libraries, context_length, hub, load_tokenizer
 from trinity_db.models.folder_digest import digest
 from trinity_db.processors.step import Answer, Context, Drop, step
 from trinity_db.prompts import ChatRenderer, UntokenizableText, encode, offered_tools, prompt_ids
@@ -30,7 +30,9 @@ class RewardModel:
     longer than its context are dropped. `reward_event.detail` has the digest of its folder.
 
     Args:
-        path: Folder of the checkpoint in Hugging Face format, with its tokenizer. Each processor loads it.
+        path: Folder of the checkpoint in Hugging Face format, with its tokenizer, or OWNER/NAME of one of the
+            Hub. Each processor loads it.
+        revision: Branch, tag or commit of a model of the Hub, as in model.revision.
         run: Or the name of another run of this store, which trained a reward model. Its latest checkpoint is
             taken when the processor starts.
         forward: How rows go through it: micro_batch_size, micro_batch_tokens and dtype, as in trainer.
@@ -41,12 +43,13 @@ class RewardModel:
         context: Context,
         *,
         path: Path | None = None,
+        revision: str | None = None,
         run: str | None = None,
         forward: ForwardConfig = _FORWARD,
     ) -> None:
         from trinity_db.models import reward_model
 
-        folder, self.loaded_digest = _folder(context, path, run)
+        folder, self.loaded_digest = _folder(context, path, revision, run)
         self._model = reward_model.RewardModel(folder, forward)
         self._tokenizer = load_tokenizer(folder)
         prompts = PromptConfig(
@@ -58,17 +61,21 @@ class RewardModel:
         self._detail = {"reward_model": self.loaded_digest}
 
     @staticmethod
-    def model_digest(context: Context, *, path: Path | None, run: str | None, **options: Any) -> str:
+    def model_digest(
+        context: Context, *, path: Path | None, revision: str | None, run: str | None, **options: Any
+    ) -> str:
         """The digest of the folder that would be loaded now.
 
         Raises:
             ConfigError: the folder is missing, or the other run has no checkpoint.
             NotFound: there is no such run.
         """
-        return _folder(context, path, run)[1]
+        return _folder(context, path, revision, run)[1]
 
     @staticmethod
-    def check(model: ModelConfig, *, path: Path | None, run: str | None, **options: Any) -> None:
+    def check(
+        model: ModelConfig, *, path: Path | None, revision: str | None, run: str | None, **options: Any
+    ) -> None:
         """Find mistakes before the run is created, without loading a model. Another run is looked up later.
 
         Raises:
@@ -80,8 +87,11 @@ class RewardModel:
         if (path is None) == (run is None):
             raise ConfigError("reward_model: give either path, a folder, or run, the name of another run.")
         if path is not None:
-            reward_model.check_reward_model(path.expanduser())
-            load_tokenizer(path.expanduser())
+            folder = hub.folder(path, revision, with_weights=False)
+            reward_model.check_reward_model(folder)
+            load_tokenizer(folder)
+        elif revision is not None:
+            raise ConfigError("reward_model: revision is of a model of the Hub, which path names.")
 
     def __call__(
         self,
@@ -132,7 +142,7 @@ class RewardModel:
         return Drop("too_long_for_reward_model", {"tokens": len(tokens), "context": self._context})
 
 
-def _folder(context: Context, path: Path | None, run: str | None) -> tuple[Path, str]:
+def _folder(context: Context, path: Path | None, revision: str | None, run: str | None) -> tuple[Path, str]:
     """The folder of the reward model, and the digest of its files.
 
     Raises:
@@ -140,7 +150,7 @@ def _folder(context: Context, path: Path | None, run: str | None) -> tuple[Path,
         NotFound: there is no such run.
     """
     if path is not None:
-        folder = path.expanduser().absolute()
+        folder = hub.folder(path, revision).absolute()
         return folder, _digest(folder)
     policy = _newest(context.database, run or "")
     RecordedPlaces(model=context.model.path).check_folder(policy)

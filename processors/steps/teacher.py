@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from trinity_db.arrays import Payload
 from trinity_db.config import ForwardConfig, ModelConfig
 from trinity_db.errors import ConfigError
-from trinity_db.models import check_source, context_length, load_tokenizer, other_token, source_tokenizer
+from trinity_db.models import (
+    check_source,
+    context_length,
+    hub,
+    load_tokenizer,
+    other_token,
+    source_tokenizer,
+)
 from trinity_db.models.folder_digest import digest
 from trinity_db.processors.step import Context, Drop, step
 from trinity_db.store import policies, runs, scores
@@ -32,7 +39,8 @@ class Teacher:
 
     Args:
         path: Folder of a causal language model in Hugging Face format that has the tokens of the run's
-            model. Each processor loads it.
+            model, or OWNER/NAME of one of the Hub. Each processor loads it.
+        revision: Branch, tag or commit of a model of the Hub, as in model.revision.
         forward: How rows go through it: micro_batch_size, micro_batch_tokens and dtype, as in trainer.
     """
 
@@ -43,10 +51,12 @@ class Teacher:
     """Tokens of the longest sequence that it takes."""
     ask: Ask
 
-    def __init__(self, run: Context, *, path: Path, forward: ForwardConfig = _FORWARD) -> None:
+    def __init__(
+        self, run: Context, *, path: Path, revision: str | None = None, forward: ForwardConfig = _FORWARD
+    ) -> None:
         from trinity_db.models.frozen_model import FrozenModel  # imports torch
 
-        folder = path.expanduser().absolute()
+        folder = hub.folder(path, revision).absolute()
         if run.model.run is not None:
             with run.database.transaction() as tx:
                 policy = policies.newest(tx, runs.find(tx, run.model.run).id)
@@ -58,7 +68,7 @@ class Teacher:
         self.ask = FrozenModel(folder, forward, temperature=run.temperature).scores
 
     @staticmethod
-    def check(model: ModelConfig, *, path: Path, forward: ForwardConfig) -> None:
+    def check(model: ModelConfig, *, path: Path, revision: str | None, forward: ForwardConfig) -> None:
         """Find mistakes before the run is created, without loading a model.
 
         Args:
@@ -67,9 +77,9 @@ class Teacher:
         Raises:
             ConfigError: there is no such teacher, or its tokens differ from the run's.
         """
-        check_source(ModelConfig(path=path))
+        check_source(ModelConfig(path=path, revision=revision))
         if model.run is None:
-            _check_tokens(path.expanduser(), source_tokenizer(model))
+            _check_tokens(hub.folder(path, revision, with_weights=False), source_tokenizer(model))
 
     def __call__(
         self, id: Sequence[int], payload: Sequence[Payload]

@@ -14,6 +14,7 @@ NAMES_WHAT_IS_OUTSIDE = {
     *(
         "model.chat_template",
         "model.path",
+        "model.revision",
         "ray.explore.resources",
         "ray.process.resources",
         "ray.train.resources",

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from trinity_db.config import ModelConfig
-from trinity_db.database import Database, Transaction
+from trinity_db.database import Database
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.models import build_scratch, check_source, folder_digest
+from trinity_db.models import build_scratch, check_source, folder_digest, hub
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.store import policies, runs, workers
 from trinity_db.trainer.checkpoints import fetched, writing
@@ -23,14 +23,15 @@ def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> Non
 
     Raises:
         ConfigError: there is no such model.
-        TrinityError: the model cannot be written, or it is another run's checkpoint and was pruned meanwhile.
-            Nothing is published then.
+        TrinityError: the model cannot be downloaded or written, or it is another run's checkpoint and was
+            pruned meanwhile. Nothing is published then.
         LeaseLost: another trainer has this one's place.
     """
     with files.database.transaction() as tx:
         if policies.latest_version(tx, files.run.id) is not None:
             return
-        source = _starting_model(tx, model)
+    is_downloaded = model.path is not None and hub.is_name(model.path)
+    source = _starting_model(files.database, model)
     own = files.folder.version_folder(0)
     if source is None:
         scratch = model.scratch
@@ -44,7 +45,7 @@ def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> Non
         digest = _digest(folder, recorded, model)
         if is_adapter(folder):
             folder, digest = own, _write_merged(folder, own, model)
-        elif folder != named:  # the next fetches of this machine may delete it
+        elif folder != named or is_downloaded:  # it is in a cache, which other programs may empty
             writing.copy(folder, lambda copy: folder_digest.verify(copy, digest), own)
             folder = own
     weights = files.uploads.versions.upload(0, folder, digest) if files.uploads else None
@@ -114,18 +115,19 @@ def first_model(files: RunFiles) -> Path:
     return place
 
 
-def _starting_model(tx: Transaction, model: ModelConfig) -> tuple[Path, str | None, str | None] | None:
-    """The starting model's folder; None for a scratch model.
+def _starting_model(database: Database, model: ModelConfig) -> tuple[Path, str | None, str | None] | None:
+    """The starting model's folder; None for a scratch model. A model of the Hub is downloaded.
 
     If another run recorded it, with its digest, and with its address if it is in an object store.
     """
     if model.path is not None:
         check_source(model)
-        return model.path.expanduser().absolute(), None, None
+        return hub.folder(model.path, model.revision).absolute(), None, None
     if model.run is not None:
-        other = runs.find(tx, model.run)
+        with database.transaction() as tx:
+            versions = policies.with_checkpoint(tx, runs.find(tx, model.run).id)
         # Not of a later version: the other run's trainer may withdraw it, and deletes its files then.
-        policy = next((one for one in policies.with_checkpoint(tx, other.id) if one.is_start), None)
+        policy = next((version for version in versions if version.is_start), None)
         if policy is None:
             raise ConfigError(f"model.run: run '{model.run}' has no checkpoint yet; train it first.")
         return policy.checkpoint, policy.checkpoint_hash, policy.weights

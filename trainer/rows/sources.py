@@ -7,7 +7,7 @@ from typing import Any
 from trinity_db.config import ModelConfig
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError
-from trinity_db.models import load_tokenizer, other_token, source_tokenizer
+from trinity_db.models import hub, load_tokenizer, other_token, source_tokenizer
 from trinity_db.store import offline, policies
 from trinity_db.weights.recorded_places import RecordedPlaces
 
@@ -70,7 +70,9 @@ def _tokenizer_of(database: Database, source: offline.Source) -> Any | None:
         except ConfigError:  # the files are gone, or on another machine
             continue
     model = ModelConfig.model_validate(source.model) if source.model else None
+    if model is None or model.run is not None or (model.path is not None and hub.is_name(model.path)):
+        return None  # a name that the store alone gives is not downloaded
     try:
-        return None if model is None or model.run is not None else source_tokenizer(model)
+        return source_tokenizer(model)
     except ConfigError:
         return None

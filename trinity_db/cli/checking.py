@@ -5,11 +5,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trinity_db import settings
+from trinity_db import model_revisions, settings
 from trinity_db.cli import first_task, launch
 from trinity_db.cli.first_task import FirstTask
 from trinity_db.configuration import RunConfig
 from trinity_db.errors import TrinityError
+from trinity_db.models import hub
 
 
 def mistakes(path: Path, overrides: Sequence[str]) -> list[str]:
@@ -24,7 +25,7 @@ def mistakes(path: Path, overrides: Sequence[str]) -> list[str]:
     except (ValidationError, UnicodeEncodeError) as error:
         return settings.mistakes(RunConfig, error)
     try:
-        launch.check_fits(config)
+        launch.check_fits(model_revisions.pinned(config))
     except TrinityError as error:
         return [str(error)]
     return []
@@ -36,11 +37,11 @@ def sample_question(path: Path, overrides: Sequence[str]) -> tuple[list[str], st
     Raises:
         ConfigError: the file cannot be read, or a key is wrong.
     """
-    model = launch.read(path, overrides).model
+    model = model_revisions.pinned(launch.read(path, overrides)).model
     if model.run is not None:
         return [
             "sample question is not shown: the tokenizer is that of another run, and no store is opened."
         ], None
-    folder = None if model.path is None else model.path.expanduser()
+    folder = None if model.path is None else hub.folder(model.path, model.revision, with_weights=False)
     question = FirstTask("sample question", {"prompt": "What is 7 plus 5?"}, model, folder)
     return first_task.lines_and_warning(question)

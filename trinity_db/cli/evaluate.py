@@ -32,7 +32,10 @@ LINE_SECONDS = 10.0  # between two lines elsewhere
 
 def evaluate(
     subject: Annotated[
-        str, typer.Argument(metavar="RUN|MODEL", help="Name of a run, or the folder of a model.")
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL", help="Name of a run, folder of a model, or OWNER/NAME on the Hub."
+        ),
     ],
     taskset: Annotated[
         list[str], typer.Option("--taskset", metavar="NAME", help="Imported tasks; may be repeated.")
@@ -123,9 +126,11 @@ def _found(
     """The run, how its tasks are attempted and judged, and where files of its versions may be.
 
     Raises:
-        ConfigError: there is neither such a run nor such a folder, or the configuration does not fit.
+        ConfigError: there is neither such a run nor such a model, or the configuration does not fit.
     """
+    from trinity_db import model_revisions
     from trinity_db.cli import launch
+    from trinity_db.models import hub
     from trinity_db.schema.states import RunKind
     from trinity_db.store import runs
     from trinity_db.weights.recorded_places import RecordedPlaces
@@ -133,19 +138,21 @@ def _found(
     given = launch.read(config, overrides) if config is not None else None
     with database.transaction() as tx:
         is_run = subject in runs.names(tx)
-        if not is_run and not Path(subject).is_dir():
+        if not is_run and not Path(subject).is_dir() and not hub.is_name(Path(subject)):
             runs.find(tx, subject)
-        if is_run:
-            run = runs.find(tx, subject)
-            runs.check_stays(run)
-            if run.kind != RunKind.TRAIN:
-                raise ConfigError(f"'{subject}' is an imported data set, which has no policy to evaluate.")
-            if given is None:
-                return run, _stored(run), RecordedPlaces()
-            return run, given, launch.recorded_places(given)
+        run = runs.find(tx, subject) if is_run else None
+    if run is not None:
+        runs.check_stays(run)
+        if run.kind != RunKind.TRAIN:
+            raise ConfigError(f"'{subject}' is an imported data set, which has no policy to evaluate.")
+        if given is None:
+            return run, _stored(run), RecordedPlaces()
+        given = model_revisions.pinned(given, run.config)
+        return run, given, launch.recorded_places(given)
     if given is None:
         raise ConfigError(f"{subject} is a model: say with --config how its answers are made and judged.")
-    of_model = _for_model(given, Path(subject), has_name=any(one.startswith("name=") for one in overrides))
+    has_name = any(one.startswith("name=") for one in overrides)
+    of_model = launch.pinned(_for_model(given, Path(subject), has_name))
     return _run_of_model(of_model), of_model, launch.recorded_places(of_model)
 
 
@@ -192,9 +199,11 @@ def _for_model(config: "RunConfig", folder: Path, has_name: bool) -> "RunConfig"
     Args:
         has_name: its run has the name that the configuration says, and not that of the folder.
     """
-    model = config.model.model_copy(
-        update={"path": folder.expanduser().absolute(), "run": None, "scratch": None}
-    )
+    from trinity_db.models import hub
+
+    path = folder if hub.is_name(folder) else folder.expanduser().absolute()
+    source = {"path": path, "revision": None, "run": None, "scratch": None}
+    model = config.model.model_copy(update=source)
     name = re.sub(r"[^A-Za-z0-9._-]+|^[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-._") or "model"
     update = {"model": model, "data": [], "holdout": 0.0, "evaluation": None}
     return config.model_copy(update=update if has_name else update | {"name": f"evaluate-{name[:80]}"})

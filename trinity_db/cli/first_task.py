@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from trinity_db.database import Database, Transaction
 from trinity_db.diagnosis.finding import Finding, ok, warn
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.inspection.words import printable
+from trinity_db.models import hub
 from trinity_db.opening import open_reader
 from trinity_db.prompts import PLAIN_PROMPT_WARNING, ChatRenderer, misses_template, offered_tools, prompt_ids
 from trinity_db.schema.queries import query
@@ -143,6 +144,9 @@ def logged(database: Database, run: runs.Run, config: RunConfig) -> Iterator[Non
     if first is None:
         yield
         return
+    path = config.model.path
+    if first.folder is None and path is not None and hub.is_name(path):
+        first = replace(first, folder=hub.folder(path, config.model.revision, with_weights=False))
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,

@@ -24,7 +24,8 @@ from trinity_db.store import runs, workers
 
 logger = logging.getLogger(__name__)
 
-PASSED_ON = ("TRINITY_DB_", "PG")  # beginnings of the names of variables that say where the store is
+PASSED_ON = ("TRINITY_DB_", "PG", "HF_")
+"""Beginnings of the names of variables that name the store, and the Hub with its token."""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from trinity_db import settings
+from trinity_db import model_revisions, settings
 from trinity_db.cli import changing, disk
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction, retry
@@ -56,6 +56,26 @@ def arguments(path: Path, overrides: Sequence[str] | None) -> list[str]:
     return [str(path), *(argument for override in overrides or () for argument in ("--set", override))]
 
 
+def pinned(config: RunConfig, open_store: Callable[[], Database] | None = None) -> RunConfig:
+    """The configuration with a commit for each model of the Hub, as its run has recorded if there is one.
+
+    Raises: as `model_revisions.pinned`.
+    """
+    if not model_revisions.are_named(config):
+        return config
+    with closing((open_store or _opened)()) as database:
+        stored = decide(
+            database,
+            lambda tx: runs.find(tx, config.name).config if config.name in runs.names(tx) else None,
+        )
+    return model_revisions.pinned(config, stored)
+
+
+def _opened() -> Database:
+    # A command by hand may name the wrong server; a supervisor has seen that it is the right one.
+    return retry(lambda: open_database(LEASE_SECONDS), give_up=lambda: not is_supervised() or is_orphan())
+
+
 def open_run(config: RunConfig, change: bool = False) -> tuple[Database, runs.Run]:
     """The store and the run, created if this is the first role that comes.
 
@@ -66,8 +86,7 @@ def open_run(config: RunConfig, change: bool = False) -> tuple[Database, runs.Ru
         TrinityError: a data set, taskset or run that the configuration names does not exist. Nothing is
             created then, so that the run's name stays free for the corrected configuration.
     """
-    # A command by hand may name the wrong server; a supervisor has seen that it is the right one.
-    database = retry(lambda: open_database(LEASE_SECONDS), give_up=lambda: not is_supervised() or is_orphan())
+    database = _opened()
 
     def join(tx: Transaction) -> runs.Run:
         stored = config.stored()
@@ -147,12 +166,14 @@ def check_fits(config: RunConfig) -> None:
 def check_disk(config: RunConfig) -> None:
     """Say how much disk the versions and checkpoints of a run need. Files that the run has count as free.
 
-    Nothing is said if the starting model has no safetensors files on this machine yet.
+    A model of the Hub is downloaded first. Nothing is said if the starting model has no safetensors files on
+    this machine.
 
     Raises:
         ConfigError: it is more than the disk has.
         NotFound: there is no run that `model.run` names.
     """
+    from trinity_db.models import hub
     from trinity_db.trainer.checkpoints import disk_need
 
     trainer, folder = config.trainer.model_copy(update={"publish": config.publishes}), config.checkpoints
@@ -160,7 +181,8 @@ def check_disk(config: RunConfig) -> None:
     if not shapes:
         return
     publish_every = trainer.publish_every or (1 if config.is_online else 100)
-    need = disk_need.estimate(shapes, trainer, publish_every, config.model.path is None)
+    copies_start = config.model.path is None or hub.is_name(config.model.path)
+    need = disk_need.estimate(shapes, trainer, publish_every, copies_start)
     free = shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
     of_each = (
         f"up to {need.num_versions} versions of {size(need.version)} and "
@@ -176,6 +198,7 @@ def check_disk(config: RunConfig) -> None:
 
 def _starting_shapes(config: RunConfig) -> "Shapes":
     """The shapes of the starting model's tensors. Empty if they are not known on this machine."""
+    from trinity_db.models import hub
     from trinity_db.models.adapter_folder import whole_model
     from trinity_db.store import policies
     from trinity_db.trainer.checkpoints import disk_need
@@ -183,13 +206,12 @@ def _starting_shapes(config: RunConfig) -> "Shapes":
     model = config.model
     if model.scratch is not None:
         return {"all": (model.scratch.num_parameters,)}
-    path = model.path
+    path = None if model.path is None else hub.folder(model.path, model.revision)
     if model.run is not None:
         with closing(open_database(LEASE_SECONDS)) as database, database.transaction() as tx:
             versions = policies.with_checkpoint(tx, runs.find(tx, model.run).id)
         path = next((version.checkpoint for version in versions if version.is_start), None)
-    folder = None if path is None else path.expanduser()
-    return disk_need.shapes_of(whole_model(folder)) if folder is not None and folder.is_dir() else {}
+    return disk_need.shapes_of(whole_model(path)) if path is not None and path.is_dir() else {}
 
 
 def _is_decoded(config: RunConfig) -> bool:
@@ -261,6 +283,7 @@ def explore(
         raise ConfigError(
             f"Run '{config.name}' is offline (algorithm {config.algorithm.name}): nothing to explore."
         )
+    config = pinned(config)
     _check_explored(config, publishes=most is not None)  # before the imports: it says which extra is missing
     from trinity_db.explorer import engines, tasks
     from trinity_db.explorer.service import Explorer
@@ -378,6 +401,7 @@ def process(config: RunConfig, drain: bool, change: bool = False) -> bool:
     from trinity_db.processors.service import Processors
     from trinity_db.processors.step import Context
 
+    config = pinned(config)
     lists.check(config.processors, config.model)  # before the run is created
     database, run = open_run(config, change)
     context = Context(database, config.model, config.explorer.temperature)
@@ -394,6 +418,7 @@ def train(
     """Be the trainer until the last step or a signal. `Allowed` explains the first two options."""
     from trinity_db.models import check_source
 
+    config = pinned(config)
     check_source(config.model)  # before the imports: it says which extra is missing
     from trinity_db.trainer import lead_follow
     from trinity_db.trainer.checkpoints.recovery import Allowed

@@ -143,7 +143,7 @@ def _found(
         TrinityError: there is no such run, or none whose rows steps judge; or the steps that are to be asked
             are code, or name a file, an address or a variable, and no file of the caller names them.
     """
-    from trinity_db import trust
+    from trinity_db import model_revisions, trust
     from trinity_db.cli import launch
     from trinity_db.configuration import RunConfig
     from trinity_db.processors import lists
@@ -158,7 +158,7 @@ def _found(
     if run.kind != RunKind.TRAIN:
         raise ConfigError(f"'{name}' is an imported data set, whose rows no step has judged.")
     if given is not None:
-        return run, given
+        return run, model_revisions.pinned(given, run.config)
     config = validate(RunConfig, run.config, f"The configuration of run '{name}'", context="stored")
     asked = [step for step in config.processors.score if not named or step.name in named]
     rewarding = [step for step in asked if lists.LISTS["score"].says(step.name) is None]
@@ -199,7 +199,7 @@ def _named(config: "RunConfig", named: Sequence[str]) -> "list[ScoreStepConfig]"
     Raises:
         ConfigError: a file holds no steps, or a step cannot be configured so.
     """
-    from trinity_db import settings
+    from trinity_db import model_revisions, settings
     from trinity_db.processors.config import ProcessorsConfig
 
     own = {step.name: step for step in config.processors.score}
@@ -209,7 +209,8 @@ def _named(config: "RunConfig", named: Sequence[str]) -> "list[ScoreStepConfig]"
             found += [_weighed(step, own) for step in _in_file(Path(one))]
         else:
             found.append(own[one].model_dump() if one in own else {"name": one, "weight": 0.0})
-    return settings.validate(ProcessorsConfig, {"clean": [], "score": found}, "--steps").score
+    steps = settings.validate(ProcessorsConfig, {"clean": [], "score": found}, "--steps").score
+    return [model_revisions.pinned_step(step) for step in steps]
 
 
 def _in_file(path: Path) -> list[Any]:

@@ -111,9 +111,10 @@ def embedding_models(configs: Sequence[Path]) -> "Models":
         ConfigError: a file cannot be read, or a model's folder is missing.
     """
     from trinity_db.cli import launch
+    from trinity_db.opening import open_reader
     from trinity_db.processors.meaning import Models
 
-    return Models(launch.read(path, ()).processors for path in configs)
+    return Models(launch.pinned(launch.read(path, ()), open_reader).processors for path in configs)
 
 
 def _by_text(

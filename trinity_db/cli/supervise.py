@@ -103,6 +103,7 @@ def run(
     """
     sinks = sinks_of(config.metrics)  # before the run is created: it says which extra is missing
     with in_cluster.joined(address):
+        config = launch.pinned(config)
         launch.check_fits(config)
         if address is None:
             launch.check_disk(config)

@@ -3,6 +3,7 @@
 libraries          imports torch and transformers when they are needed
 families           refuses families of models that cannot be used, before a run has a name
 loading            loads models and tokenizers from disk
+hub                downloads models that are named as OWNER/NAME
 scratch            builds small models with random weights
 forward            computes from payloads the columns of trained tokens that losses read
 layout             decides by trials how sequences lie in what a model takes

@@ -1,7 +1,8 @@
 """Checks and loads models and tokenizers from disk, in Hugging Face format.
 
-Loading never uses the network, and writes nothing to stderr, which is for logs. Loading needs the extra
-`train`; importing this module does not.
+Loading from a folder never uses the network; the two functions that take a `ModelConfig` download the
+settings and the tokenizer of a model of the Hub (`hub`). Nothing is written to stderr, which is for logs.
+Loading needs the extra `train`; importing this module does not.
 """
 
 import importlib
@@ -11,6 +12,7 @@ from typing import Any
 
 from trinity_db.config import ModelConfig
 from trinity_db.errors import ConfigError
+from trinity_db.models import hub
 from trinity_db.models.adapter_folder import is_adapter, whole_model
 from trinity_db.models.families import check_experts, check_family
 from trinity_db.models.libraries import check_libraries, default_device, library
@@ -29,17 +31,19 @@ def check_source(config: ModelConfig, is_decoded: bool = False, has_experts: boo
         has_experts: whether its choice of experts is to be recorded.
 
     Raises:
-        ConfigError: there is no model in the folder, or one of a family that cannot be used so.
+        ConfigError: there is no such model, or one of a family that cannot be used so.
+        TrinityError: it is not on this machine, and its hub cannot be reached.
         MissingExtra: torch or transformers is not installed.
     """
     check_libraries("torch", "transformers")
     if has_experts and config.scratch is not None:
         raise ConfigError("explorer.record_routing: a model from scratch has no experts; leave it out.")
     if config.path is not None:
-        check_folder(config.path.expanduser())
-        check_family(whole_model(config.path.expanduser()), is_decoded)
+        folder = hub.folder(config.path, config.revision, with_weights=False)
+        check_folder(folder)
+        check_family(whole_model(folder), is_decoded)
         if has_experts:
-            check_experts(whole_model(config.path.expanduser()))
+            check_experts(whole_model(folder))
 
 
 def load_model(path: Path, device: str | None = None) -> Any:
@@ -117,14 +121,14 @@ def _refusing(tokenizer: Any) -> Any:
 
 
 def source_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer of a starting model that lies in a folder, or of a scratch model.
+    """The tokenizer of a starting model in a folder or of the Hub, or of a scratch model.
 
-    Raises: as `load_tokenizer`.
+    Raises: as `load_tokenizer` and `hub.folder`.
     """
     if config.scratch is not None:
         return _refusing(scratch_tokenizer(config.scratch.alphabet, config.scratch.context))
     assert config.path is not None, "the tokenizer of another run lies in its checkpoint"
-    return load_tokenizer(config.path.expanduser())
+    return load_tokenizer(hub.folder(config.path, config.revision, with_weights=False))
 
 
 def other_token(tokenizer: Any, other: Any) -> str | None:

@@ -10,7 +10,7 @@ import yaml
 from nicegui import ui
 from pydantic import ValidationError
 
-from trinity_db import settings, trust
+from trinity_db import model_revisions, settings, trust
 from trinity_db.configuration import PER_PROCESS, RunConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.page import layout, questions
@@ -107,7 +107,8 @@ def _as_stored(path: Path, run: runs.Run) -> dict[str, Any] | None:
     """What a file holds that describes the run as it is stored; None if it does not."""
     try:
         content = settings.content_of(path)
-        is_same = RunConfig.model_validate(content).stored() == RunConfig.completed(run.config)
+        config = model_revisions.recorded(RunConfig.model_validate(content), run.config)
+        is_same = config.stored() == RunConfig.completed(run.config)
     except (ConfigError, ValidationError):
         return None
     return content if is_same else None
