@@ -22,6 +22,8 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?P<content>" + _BRACED + r"|(?<=boxed) [
 _JOINT = re.compile(r"[\s$,;]*(?:and|or|\\text\s*\{\s*(?:and|or)\s*\})?[\s$,;]*(?:[a-zA-Z]\s*=\s*)?")
 _MARK = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed|\\fbox|\\begin\{(?:equation|align)")
 _SENTENCE = re.compile(r"\d\s+[a-z]{2,}")  # a number with words behind it
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf)\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"[a-z][a-z ]+")
 _SIGNS = {
     "−": "-",
     "–": "-",
@@ -149,11 +151,8 @@ def _with_i(*both: Any) -> tuple[Any, ...]:
 
 def _is_same_text(one: Any, other: Any) -> bool:
     """Whether both are words, and the same ones, as Yes and \\text{yes}."""
-    words = [
-        re.sub(r"\\(?:text|mathrm|textbf)\s*\{([^{}]*)\}", r"\1", str(said)).strip(" .").lower()
-        for said in (one, other)
-    ]
-    return words[0] == words[1] and bool(re.fullmatch(r"[a-z][a-z ]+", words[0]))
+    words = [_TEXT.sub(r"\1", str(said)).strip(" .").lower() for said in (one, other)]
+    return words[0] == words[1] and bool(_WORDS.fullmatch(words[0]))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,22 @@
 """Parsers of what a model writes: their time grows with the length of the text, not with its square."""
 
+import ast
+import importlib
 import json
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from re import _constants as codes  # type: ignore[attr-defined]
+from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
 
+import trinity_db
 from trinity_db.explorer import tools
+from trinity_db.explorer.environments.adapters.reasoning_task import last_tagged
 from trinity_db.interruptible_json import parse_json
 from trinity_db.processors.steps import clean, code, rewards
 from trinity_db.processors.words import words
@@ -65,6 +72,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "not_empty": clean.not_empty,
     "in_script": lambda text: clean.in_script(text, scripts=["latin"]),
     "words": lambda text: sum(1 for _ in words(text)),
+    "last_tagged": lambda text: last_tagged(text, "think"),
 }
 
 
@@ -117,3 +125,107 @@ def test_long_json_is_read_as_short_json_is() -> None:
     for wrong in (b"[" * 100_000, b"\xff" * 20_000, b'{"a": ' + b" " * 20_000, b"1 " * 20_000):
         with pytest.raises((ValueError, RecursionError)):
             parse_json(wrong)
+
+
+SOURCES = ("processors", "explorer", "imports", "page", "inspection", "labelling", "sandbox")
+"""Packages whose patterns may see a response, a prompt or a request."""
+SHORT, LONG = 1 << 12, 1 << 15
+ANYTHING = ("a", "a ", "1", "1 ", " ", "\n", "{", "(", '"', ",")
+ANCHORED = {
+    "tools._FUNCTION": "fullmatch",
+    "mathematics._JOINT": "fullmatch",
+    "mathematics._WORDS": "fullmatch",
+}
+"""Patterns that are tried at the beginning of a text alone."""
+NOT_TEXTS = {"origin.NAME", "origin.LOOPBACK", "start.PLAIN"}
+"""Patterns of host names in an option, and of values that are cut to a length."""
+INLINE = {
+    "processors/lists.py": "names of steps",
+    "processors/judging/endpoint.py": "a name in the configuration",
+    "explorer/config.py": "a name in the configuration",
+    "processors/steps/rewards.py": "the user's own pattern",
+    "explorer/environments/adapters/gymnasium_text.py": "names of actions, which do not repeat",
+    "imports/rejects.py": "the name of a run",
+    "page/examples.py": "a file of the package",
+}
+"""Files that use a pattern without a name, and what it sees."""
+
+
+def calls_of_re() -> Iterator[tuple[Path, str]]:
+    """Each call of a function of `re` in SOURCES: the file and the function's name."""
+    root = Path(trinity_db.__file__).parent
+    for file in sorted(file for name in SOURCES for file in (root / name).resolve().rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re."):
+                yield file.relative_to(root if file.is_relative_to(root) else root.parent), node.func.attr  # type: ignore[attr-defined]
+
+
+def patterns() -> dict[str, re.Pattern[str]]:
+    """The compiled patterns of SOURCES by the names of their module and variable."""
+    found = dict[str, re.Pattern[str]]()
+    for file in dict.fromkeys(file for file, function in calls_of_re() if function == "compile"):
+        module = importlib.import_module(".".join(("trinity_db", *file.with_suffix("").parts)))
+        for name, value in vars(module).items():
+            for number, one in enumerate(within(value)):
+                key = f"{file.stem}.{name}"
+                found[key if value is one else f"{key}[{number}]"] = one
+    return {name: one for name, one in found.items() if name not in NOT_TEXTS}
+
+
+def within(value: Any) -> Iterator[re.Pattern[str]]:
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from within(one)
+
+
+def literals(parsed: Iterable[tuple[Any, Any]]) -> Iterator[str]:
+    """The texts that stand in a pattern, each run of characters for itself."""
+    run = ""
+    for kind, argument in parsed:
+        if kind is codes.LITERAL:
+            run += chr(argument)
+            continue
+        if run:
+            yield run
+            run = ""
+        if kind is codes.BRANCH:
+            for branch in argument[1]:
+                yield from literals(branch)
+        elif kind is codes.IN:
+            yield from (chr(value) for member, value in argument[:1] if member is codes.LITERAL)
+        elif isinstance(argument, tuple) and isinstance(argument[-1], _parser.SubPattern):
+            yield from literals(argument[-1])
+    if run:
+        yield run
+
+
+def worst_texts(pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Beginnings and repetitions of what the pattern names, alone and with other characters."""
+    own = [*dict.fromkeys(literals(_parser.parse(pattern.pattern, pattern.flags)))]
+    repeated = [
+        *own,
+        "".join(own),
+        *ANYTHING,
+        *(f"{one}{more}" for one in own[:3] for more in ("a", "1", " ")),
+    ]
+    for beginning in ("", *own[:2]):
+        yield from ((beginning, one) for one in dict.fromkeys(repeated) if one)
+
+
+def test_each_pattern_has_a_name_by_which_it_is_found() -> None:
+    assert {
+        str(file) for file, function in calls_of_re() if function not in ("compile", "escape")
+    } == INLINE.keys()
+    assert len(patterns()) > 25
+
+
+@pytest.mark.parametrize("name", patterns())
+def test_time_of_a_pattern_grows_with_the_length_of_the_text(name: str) -> None:
+    pattern = patterns()[name]
+    apply = getattr(pattern, ANCHORED.get(name, "findall"))
+    for beginning, one in worst_texts(pattern):
+        short, long = (beginning + one * (size // len(one)) for size in (SHORT, LONG))
+        limit = 3 * LONG / SHORT * max(seconds(apply, short), 0.004)
+        assert seconds(apply, long) < limit, (beginning, one)

@@ -1,6 +1,5 @@
 """Tasks of reasoning-gym, made from their seeds and scored by the package."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +58,13 @@ class ReasoningTask:
     def _answer(self, response: str) -> str | None:
         if self._tag is None:
             return response.strip()
-        tag = re.escape(self._tag)
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", response, re.DOTALL)
-        return found[-1].strip() if found else None
+        return last_tagged(response, self._tag)
+
+
+def last_tagged(text: str, tag: str) -> str | None:
+    """The last text between an opening and the next closing tag, such as <answer>7</answer>, or None."""
+    opening, closing, found, at = f"<{tag}>", f"</{tag}>", None, 0
+    # Not by a pattern: without a closing tag it would look through the rest of the text for each opening one.
+    while (begin := text.find(opening, at)) >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
+        found, at = text[begin + len(opening) : end], end + len(closing)
+    return None if found is None else found.strip()
