@@ -139,7 +139,7 @@ class ForwardConfig(Settings):
     it. May change during a run, for example after out of memory."""
     micro_batch_tokens: Annotated[PositiveInt | Literal["auto"], Change.PER_PROCESS] = "auto"
     """Tokens in one forward pass, prompts included. A longer sequence goes alone. Limits memory, and
-    results do not depend on it. auto: 4096 on a GPU and 512 on a CPU, where more take memory and save little
+    results do not depend on it. auto: 4096 on a GPU and 256 on a CPU, where more take memory and save little
     time; the trainer takes less if less memory is free when it starts. May change during a run."""
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"], Kept("stored scores of rows were computed in it")
@@ -151,5 +151,5 @@ class ForwardConfig(Settings):
     def tokens_on(self, device: str) -> int:
         """Tokens in one forward pass on a type of device, "cpu" or "cuda", if memory suffices."""
         if self.micro_batch_tokens == "auto":
-            return 512 if device == "cpu" else 4096
+            return 256 if device == "cpu" else 4096
         return self.micro_batch_tokens
