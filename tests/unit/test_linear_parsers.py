@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
@@ -160,6 +161,7 @@ def calls_of_re() -> Iterator[tuple[Path, str]]:
                 yield file.relative_to(root if file.is_relative_to(root) else root.parent), node.func.attr  # type: ignore[attr-defined]
 
 
+@cache
 def patterns() -> dict[str, re.Pattern[str]]:
     """The compiled patterns of SOURCES by the names of their module and variable."""
     found = dict[str, re.Pattern[str]]()
