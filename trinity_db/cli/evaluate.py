@@ -30,56 +30,64 @@ LOOK_SECONDS = 1.0  # between two looks at how far it is, on a terminal
 LINE_SECONDS = 10.0  # between two lines elsewhere
 
 
+Subject = Annotated[
+    str,
+    typer.Argument(metavar="RUN|MODEL", help="Name of a run, folder of a model, or OWNER/NAME on the Hub."),
+]
+Tasksets = Annotated[
+    list[str], typer.Option("--taskset", metavar="NAME", help="Imported tasks; may be repeated.")
+]
+Versions = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--version",
+        metavar="N",
+        min=0,
+        help="A version of the run; may be repeated. Without: the newest.",
+    ),
+]
+Samples = Annotated[
+    int, typer.Option("--samples", metavar="K", min=1, max=10_000, help="Attempts at each task.")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        metavar="T",
+        min=0,
+        max=1000,
+        help="0 takes the likeliest token. Without: the run's.",
+    ),
+]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-new-tokens",
+        metavar="N",
+        min=1,
+        max=10_000_000,
+        help="Longest response in tokens. Without: the run's.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="CONFIG", help="Says how to attempt and judge, in place of the run's own."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
+
+
 def evaluate(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL", help="Name of a run, folder of a model, or OWNER/NAME on the Hub."
-        ),
-    ],
-    taskset: Annotated[
-        list[str], typer.Option("--taskset", metavar="NAME", help="Imported tasks; may be repeated.")
-    ],
-    version: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--version",
-            metavar="N",
-            min=0,
-            help="A version of the run; may be repeated. Without: the newest.",
-        ),
-    ] = None,
-    samples: Annotated[
-        int, typer.Option("--samples", metavar="K", min=1, max=10_000, help="Attempts at each task.")
-    ] = 4,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temperature",
-            metavar="T",
-            min=0,
-            max=1000,
-            help="0 takes the likeliest token. Without: the run's.",
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            metavar="N",
-            min=1,
-            max=10_000_000,
-            help="Longest response in tokens. Without: the run's.",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="CONFIG", help="Says how to attempt and judge, in place of the run's own."
-        ),
-    ] = None,
+    subject: Subject,
+    taskset: Tasksets,
+    version: Versions = None,
+    samples: Samples = 4,
+    temperature: Temperature = None,
+    max_new_tokens: MaxNewTokens = None,
+    config: ConfigFile = None,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say how good versions of a run are, or a model, on tasks that it was not trained on.
 
@@ -97,30 +105,39 @@ def evaluate(
         raise typer.BadParameter("--set overrides keys of a file; name it with --config")
     from trinity_db.opening import open_database
     from trinity_db.service import LEASE_SECONDS
-    from trinity_db.store import evaluations
 
     chosen = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
     with closing(open_database(LEASE_SECONDS)) as database:
-        run, settings, places = _found(database, subject, config, overrides or ())
-        _check_places(database, run, version, places)
+        run, settings = _run_to_evaluate(database, subject, config, overrides or ())
         ids = begin(database, run, settings, taskset, version, chosen)
         with _progress(ids):
-            is_whole = carry_out(database, run, settings, ids, places)
-        with database.transaction() as tx:
-            found = evaluations.read(tx, ids)
-            differences = list(_differences(tx, found))
+            is_whole = carry_out(database, run, settings, ids)
+        _print_evaluations(database, ids, as_json, is_whole)
+
+
+def _print_evaluations(database: "Database", ids: Sequence[int], as_json: bool, is_whole: bool) -> None:
+    """Print evaluations and their differences.
+
+    Raises:
+        Exit: a signal came before they were whole, or one was given up.
+    """
+    from trinity_db.store import evaluations
+
+    with database.transaction() as tx:
+        rows = evaluations.read(tx, ids)
+        differences = list(_differences(tx, rows))
     if as_json:
-        output.print_json({"evaluations": found, "differences": differences})
+        output.print_json({"evaluations": rows, "differences": differences})
     else:
-        _print(found, differences)
+        _print_tables(rows, differences)
     if not is_whole:
         print("Stopped; the same command goes on where it stopped.", file=sys.stderr)
         raise typer.Exit(STOPPED)
-    if any(row["error"] is not None for row in found):
+    if any(row["error"] is not None for row in rows):
         raise typer.Exit(1)
 
 
-def _found(
+def _run_to_evaluate(
     database: "Database", subject: str, config: Path | None, overrides: Sequence[str]
 ) -> tuple["Run", "RunConfig", "RecordedPlaces"]:
     """The run, how its tasks are attempted and judged, and where files of its versions may be.
@@ -358,7 +375,7 @@ def _differences(tx: "Transaction", found: Sequence[dict[str, Any]]) -> Iterator
             yield named | evaluations.compare(tx, before["id"], row["id"])
 
 
-def _print(found: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]]) -> None:
+def _print_tables(found: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]]) -> None:
     console = output.console(sys.stdout)
     k = found[0]["samples"]
     columns = [

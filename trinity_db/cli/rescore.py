@@ -39,48 +39,55 @@ LABELS = {
 COUNTS = ("groups", "rows", "changed", "kept", "failed")
 
 
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
+Steps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--steps",
+        metavar="STEP|FILE",
+        help="Ask this step alone, of the run or another one, or those under score in a YAML file; "
+        "may be repeated. Without: all scoring steps of the run.",
+    ),
+]
+Versions = Annotated[
+    list[int] | None,
+    typer.Option("--version", metavar="N", min=0, help="Rows of this policy version; may be repeated."),
+]
+Tasksets = Annotated[
+    list[str] | None,
+    typer.Option("--taskset", metavar="NAME", help="Rows of these tasks; may be repeated."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="SQL",
+        help="Groups with a row for which this holds, on the columns of experience_view.",
+    ),
+]
+Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.001, help="Rows a second, at most.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="CONFIG",
+        help="The run's file, if its steps name code, files, addresses or variables.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would be judged, and change nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
+
+
 def rescore(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
-    steps: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--steps",
-            metavar="STEP|FILE",
-            help="Ask this step alone, of the run or another one, or those under score in a YAML file; "
-            "may be repeated. Without: all scoring steps of the run.",
-        ),
-    ] = None,
-    version: Annotated[
-        list[int] | None,
-        typer.Option("--version", metavar="N", min=0, help="Rows of this policy version; may be repeated."),
-    ] = None,
-    taskset: Annotated[
-        list[str] | None,
-        typer.Option("--taskset", metavar="NAME", help="Rows of these tasks; may be repeated."),
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            "--where",
-            metavar="SQL",
-            help="Groups with a row for which this holds, on the columns of experience_view.",
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", min=0.001, help="Rows a second, at most.")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="CONFIG",
-            help="The run's file, if its steps name code, files, addresses or variables.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count what would be judged, and change nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    name: RunName,
+    steps: Steps = None,
+    version: Versions = None,
+    taskset: Tasksets = None,
+    where: Where = None,
+    rate: Rate = None,
+    config: ConfigFile = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Judge stored rows again by the scoring steps as they are now, while the run trains or after it.
 
@@ -106,7 +113,7 @@ def rescore(
     with stoppable():
         wait_for_upgrade()
         with closing(open_database(LEASE_SECONDS)) as database:
-            run, settings = _found(database, name, config, steps or ())
+            run, settings = _run_to_rescore(database, name, config, steps or ())
             _rescore(database, run, settings, steps or (), selection, rate, dry_run, as_json)
 
 
@@ -134,7 +141,7 @@ def _rescore(
     _carry_out(Rescorer(database, run, ready), as_json)
 
 
-def _found(
+def _run_to_rescore(
     database: "Database", name: str, path: Path | None, named: Sequence[str]
 ) -> "tuple[Run, RunConfig]":
     """The run, and how its rows are judged: as a file says, or as its own configuration does.
