@@ -76,7 +76,9 @@ def test_the_process_that_renders_ends_with_the_run(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_doctor_shows_the_first_task_of_a_run_at_work(command_line: CommandLine) -> None:
-    database, run = launch.open_run(launch.read(Path("run.yaml"), ("model.prompt_template=null",)))
+    database, run = launch.open_run(
+        launch.read(Path("run.yaml"), ("model.prompt_template=null", "model.chat_template=null"))
+    )
     with closing(database), database.transaction() as tx:
         workers.register(tx, run, WorkerRole.EXPLORE)
     findings = {
@@ -84,10 +86,20 @@ def test_the_doctor_shows_the_first_task_of_a_run_at_work(command_line: CommandL
         for finding in json.loads(command_line("doctor", "--json").stdout)
         if finding["what"] == "prompt first"
     }
-    shown = "What is 7 plus 5?<|endoftext|>; a response ends with <|endoftext|>"
-    assert findings[f"run 'shown': first task as the model reads it (18 tokens): {shown}"] == "ok"
+    shown = "What is 7 plus 5?; a response ends with <|endoftext|>"
+    assert findings[f"run 'shown': first task as the model reads it (17 tokens): {shown}"] == "ok"
     (other,) = [text for text in findings if text.startswith("run 'run'")]
     assert "the first task is not shown" in other, "its configuration is none; the doctor goes on"
+
+
+def test_the_doctor_reads_no_file_that_only_the_store_names(
+    command_line: CommandLine,
+) -> None:
+    database, run = launch.open_run(launch.read(Path("run.yaml"), ()))
+    with closing(database), database.transaction() as tx:
+        workers.register(tx, run, WorkerRole.EXPLORE)
+    shown = command_line("doctor", "--json").stdout
+    assert "run 'shown': the first task is not shown: no version of the run" in shown
 
 
 def test_the_first_row_of_an_offline_run_is_shown_as_it_is_trained_on(scene: Scene) -> None:
@@ -97,7 +109,7 @@ def test_the_first_row_of_an_offline_run_is_shown_as_it_is_trained_on(scene: Sce
     )
     database, run = launch.open_run(config)
     with closing(database), database.transaction() as tx:
-        first = first_task.of_run(tx, run.id, config)
+        first = first_task.of_run(tx, run.id, config, launch.recorded_places(config))
     assert first is not None
     assert (first.title, first.is_imported) == ("first imported row", True)
     assert first_task.render(first).prompt == preference(1).task.payload["prompt"]

@@ -108,10 +108,11 @@ def evaluate(
 
     chosen = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
     with closing(open_database(LEASE_SECONDS)) as database:
-        run, settings = _run_to_evaluate(database, subject, config, overrides or ())
+        run, settings, places = _run_to_evaluate(database, subject, config, overrides or ())
+        _check_places(database, run, version, places)
         ids = begin(database, run, settings, taskset, version, chosen)
         with _progress(ids):
-            is_whole = carry_out(database, run, settings, ids)
+            is_whole = carry_out(database, run, settings, ids, places)
         _print_evaluations(database, ids, as_json, is_whole)
 
 

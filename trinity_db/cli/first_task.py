@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 
 from trinity_db import settings
+from trinity_db.cli import launch
 from trinity_db.config import ModelConfig
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database, Transaction
@@ -29,6 +30,7 @@ from trinity_db.opening import open_reader
 from trinity_db.prompts import PLAIN_PROMPT_WARNING, ChatRenderer, misses_template, offered_tools, prompt_ids
 from trinity_db.schema.queries import query
 from trinity_db.store import policies, runs
+from trinity_db.weights.recorded_places import RecordedPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +121,13 @@ def lines_and_warning(first: FirstTask) -> tuple[list[str], str | None]:
     return rendered.lines(first.title), rendered.warning
 
 
-def of_run(tx: Transaction, run_id: int, config: RunConfig) -> FirstTask | None:
-    """The first task of the first taskset of a run, or the prompt of its first imported row; None: no row."""
-    folder = _tokenizer_folder(tx, run_id, config.model)
+def of_run(tx: Transaction, run_id: int, config: RunConfig, places: RecordedPlaces) -> FirstTask | None:
+    """The first task of the first taskset of a run, or the prompt of its first imported row; None: no row.
+
+    Args:
+        places: the folders of tokenizers that may be read.
+    """
+    folder = _tokenizer_folder(tx, run_id, config.model, places)
     if config.is_online:
         taskset_id = runs.find_taskset(tx, next(iter(config.tasksets)))
         row = tx.execute(query("first_task"), {"taskset_id": taskset_id}).fetchone()
@@ -140,7 +146,7 @@ def of_run(tx: Transaction, run_id: int, config: RunConfig) -> FirstTask | None:
 def logged(database: Database, run: runs.Run, config: RunConfig) -> Iterator[None]:
     """Log the first task of a run, once another process has rendered it. That process ends with the block."""
     with database.transaction(read_only=True) as tx:
-        first = of_run(tx, run.id, config)
+        first = of_run(tx, run.id, config, launch.recorded_places(config))
     if first is None:
         yield
         return
@@ -194,23 +200,42 @@ def _finding(database: Database, name: str) -> Finding | None:
         with database.transaction(read_only=True) as tx:
             run = runs.find(tx, name)
             config = settings.validate(RunConfig, run.config, "the configuration", context="stored")
-            first = of_run(tx, run.id, config)
+            first = of_run(tx, run.id, config, RecordedPlaces())
         if first is None:
             return None
-        rendered = render(first)
+        rendered = render(_without_stored_files(first))
     except TrinityError as error:
         return ok(WHAT, f"run '{name}': the first task is not shown: {error}")
     text = f"run '{name}': {rendered.line(first.title)}"
     return warn(WHAT, f"{text}; {rendered.warning}", run=name) if rendered.warning else ok(WHAT, text)
 
 
-def _tokenizer_folder(tx: Transaction, run_id: int, model: ModelConfig) -> Path | None:
-    """A folder on this machine with the tokenizer of a run: its newest version, or its starting model."""
+def _without_stored_files(first: FirstTask) -> FirstTask:
+    """A task of a stored configuration: the store is not trusted to name a file with a chat template.
+
+    The tokenizer of a version has that template already.
+
+    Raises:
+        ConfigError: there is no version on this machine.
+    """
+    if first.model.chat_template is not None and first.folder is None:
+        raise ConfigError("no version of the run, which has its chat template, is on this machine.")
+    return replace(first, model=first.model.model_copy(update={"chat_template": None}))
+
+
+def _tokenizer_folder(
+    tx: Transaction, run_id: int, model: ModelConfig, places: RecordedPlaces
+) -> Path | None:
+    """A folder on this machine with the tokenizer of a run: its newest version, or its starting model.
+
+    The store is not trusted to name folders: a version counts if `places` allows its folder, and the starting
+    model if it is that of `places`.
+    """
     ids = [run_id] if model.run is None else [run_id, runs.find(tx, model.run).id]
     versions = [policies.newest(tx, number) for number in ids]
-    folders = [version.checkpoint for version in versions if version is not None]
-    if model.path is not None:
-        folders.append(model.path.expanduser())
+    folders = [one.checkpoint for one in versions if one is not None and places.allows_folder(one)]
+    if places.model is not None:
+        folders.append(places.model.expanduser())
     return next((folder for folder in folders if folder.is_dir()), None)
 
 
