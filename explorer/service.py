@@ -5,6 +5,7 @@ transaction takes all that ended since the last one. It never speaks to a proces
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from trinity_db.database import Database, Transaction
 from trinity_db.errors import DatabaseUnavailable
 from trinity_db.explorer.attempts import GRACE_SECONDS, Attempts
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engines.engine import Engine
+from trinity_db.explorer.engines.engine import Engine, dtype_of
 from trinity_db.explorer.evaluating import SHARE, Evaluator, Look
 from trinity_db.explorer.given_back import GivenBack
 from trinity_db.explorer.loading import LoadedVersion
@@ -32,12 +33,14 @@ from trinity_db.explorer.workflow import Workflow
 from trinity_db.explorer.writing import RolloutWriter
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import POLL_SECONDS, Service
-from trinity_db.store import calls, evaluations, groups, parks, policies, runs
+from trinity_db.store import calls, evaluations, groups, parks, policies, runs, workers
 from trinity_db.store.selection import Selection
 from trinity_db.weights.recorded_places import RecordedPlaces
 
 if TYPE_CHECKING:
     from trinity_db.explorer.recording.endpoint import Endpoint
+
+logger = logging.getLogger(__name__)
 
 CLAIM_SHARE = 4  # groups are claimed when one place in so many is free, as explorers take turns to claim
 
@@ -79,6 +82,7 @@ class Explorer(Service):
         self._is_held_up = False
         """Whether training had nothing to claim when it last could."""
         self._config = config
+        self._engine = engine
         self._pace = pace
         self._selection = selection
         self._greedy = greedy
@@ -115,7 +119,19 @@ class Explorer(Service):
         )
 
     def start(self) -> None:
-        """Close the connection that registered: from here on the thread that speaks to the store has one."""
+        """Record the engine's number format, and close the connection.
+
+        From here on the thread that speaks to the store has one.
+        """
+        dtype = dtype_of(self._engine)
+        if dtype is not None:
+            with self.database.transaction() as tx:
+                workers.record_engine_dtype(tx, self.worker_id, dtype)
+        elif self.run.config.get("trainer", {}).get("publish_dtype") in ("auto", "float32"):
+            logger.warning(
+                "versions are in float32, and this engine rounds them by itself: if it computes in 16 bits, "
+                "set trainer.publish_dtype to its format, or it hides most of each update"
+            )
         self.database.close()
 
     def work(self) -> bool:

@@ -40,7 +40,7 @@ CREATE POLICY begins_a_run ON trinity.run_setting FOR INSERT TO trinity_explorer
 -- A worker's role and run never change. A right to update the whole table would include the right to lock all of it.
 GRANT INSERT (run_id, role, setting_id, host, pid, exclusive), UPDATE (heartbeat_at, stopped_at, session_pid)
     ON trinity.worker TO trinity_explorer, trinity_processor, trinity_trainer;
-GRANT UPDATE (staged_version, broken_weights) ON trinity.worker TO trinity_explorer;
+GRANT UPDATE (staged_version, broken_weights, engine_dtype) ON trinity.worker TO trinity_explorer;
 GRANT UPDATE (broadcast_at) ON trinity.worker TO trinity_trainer;
 GRANT INSERT (run_id, role, step, name, value) ON trinity.metric
     TO trinity_explorer, trinity_processor, trinity_trainer;

@@ -167,6 +167,18 @@ class Worker(Base):
         ),
         info=LOCAL,
     )
+    # The trainer rounds versions to it. A format that it does not know would end the trainer.
+    engine_dtype: Mapped[str | None] = mapped_column(
+        Text,
+        CheckConstraint(
+            "engine_dtype IS NULL OR role = 'explore' AND engine_dtype IN ('float32', 'bfloat16', 'float16')",
+            name="dtype_of_an_explorer",
+        ),
+        comment=(
+            "Number format of its engine's weights: float32, bfloat16 or float16; NULL if it does not know, "
+            "as with the engine endpoint. Of explorers"
+        ),
+    )
 
     __table_args__ = (
         ForeignKeyConstraint(["run_id", "setting_id"], ["run_setting.run_id", "run_setting.id"]),

@@ -321,10 +321,11 @@ class TrainerConfig(ForwardConfig):
     checkpoints take below 5 % of the wall time, and at most every 10 minutes unless one takes over 30 s. A
     number: after so many steps, also if the trainer has to wait for the previous checkpoint. The last step
     and a stop always write one. May change during a run."""
-    publish_dtype: Annotated[Literal["float32", "bfloat16", "float16"], Change.DATED] = "float32"
-    """Number format of the weights of a policy version. Choose what explorers compute in. bfloat16 and
-    float16: half the size; the trainer keeps its own weights in float32, and rounds by a fixed threshold per
-    weight, so that each update reaches explorers (docs/guides/precision.md)."""
+    publish_dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Change.DATED] = "auto"
+    """Number format of the weights of a policy version. auto: what the engines of all living explorers
+    compute in if that is the same 16 bits, else float32. bfloat16 and float16: half the size; the trainer
+    keeps its own weights in float32, and rounds by a fixed threshold per weight, so that each update reaches
+    explorers (docs/guides/precision.md)."""
     publish: Annotated[Literal["adapter", "merged"] | None, Change.PER_PROCESS] = None
     """With lora, what a policy version has: adapter, the trained matrices alone, in float32, a few MB; or
     merged, the whole model with the adapter in it, in publish_dtype. None: adapter if explorer.engine is

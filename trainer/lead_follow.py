@@ -115,6 +115,10 @@ class Leader(Learner):
         self.ranks.broadcast(("evaluate", batch))
         return super().evaluate(batch)
 
+    def publish_in(self, dtype: str) -> None:
+        self.ranks.broadcast(("publish_in", dtype))
+        super().publish_in(dtype)
+
     @contextmanager
     def ready_to_save(self) -> Iterator[Canary | None]:
         self.ranks.broadcast(("ready_to_save",))
@@ -204,6 +208,8 @@ def follow(ranks: Ranks) -> None:
                     learner.step(batch)
                 case "evaluate", batch:
                     learner.evaluate(batch)
+                case "publish_in", dtype:
+                    learner.publish_in(dtype)
                 case ("ready_to_save",):
                     with learner.ready_to_save():
                         pass

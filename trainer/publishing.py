@@ -16,7 +16,8 @@ from typing import Any
 
 from trinity_db.database import Transaction
 from trinity_db.errors import DiskFull
-from trinity_db.store import policies
+from trinity_db.service import LEASE_SECONDS
+from trinity_db.store import policies, workers
 from trinity_db.trainer.checkpoints import checkpoint as checkpoints
 from trinity_db.trainer.checkpoints import run_files, run_objects
 from trinity_db.trainer.checkpoints import version as versions
@@ -217,6 +218,7 @@ class Publisher:
     def _begin(self) -> int:
         """Begin to write a version, after the one before is recorded. Return its number."""
         self.record()
+        self._choose_dtype()
         step = self._learner.steps_done
         with self._hold.database.transaction() as tx:
             version = (policies.latest_version(tx, self._hold.run.id) or 0) + 1
@@ -228,6 +230,24 @@ class Publisher:
             self._unrecorded = _Unrecorded(version, step, folder, writing)
         self._begun_step = step
         return version
+
+    def _choose_dtype(self) -> None:
+        """With `publish_dtype: auto`, take the 16 bits that all living explorers compute in, else float32.
+
+        Without living explorers the format stays. An adapter has its own matrices in float32 in any case.
+        """
+        policy = self._learner.policy
+        if self._setup.trainer.publish_dtype != "auto" or policy.publishes_adapter:
+            return
+        with self._hold.database.transaction(read_only=True) as tx:
+            formats = workers.engine_dtypes(tx, self._hold.run.id, LEASE_SECONDS)
+        if not formats:
+            return
+        agreed = formats.pop() if len(formats) == 1 else None
+        dtype = agreed or "float32"
+        if dtype != str(policy.publish_dtype).removeprefix("torch."):
+            logger.info("versions are in %s from now on: trainer.publish_dtype is auto", dtype)
+            self._learner.publish_in(dtype)
 
     def _publish(self, version: int, folder: Path, kept: Sequence[str], digest: str) -> None:
         """Upload and record a version whose files are safe, in the thread that wrote them.

@@ -88,6 +88,15 @@ class Engine(Protocol):
         """Give up what is in flight, and free the weights."""
 
 
+def dtype_of(engine: Engine) -> str | None:
+    """Number format of an engine's weights, its attribute `dtype`: float32, bfloat16 or float16.
+
+    None: it has no such attribute, and rounds the weights that it loads by itself.
+    """
+    dtype: str | None = getattr(engine, "dtype", None)
+    return dtype
+
+
 def sample_all(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
     """The completions of all requests, in their order, for callers without an event loop.
 

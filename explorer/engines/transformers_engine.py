@@ -77,6 +77,7 @@ class TransformersEngine:
     ) -> None:
         self.device = device or default_device()
         self._dtype: torch.dtype = computing_dtype(dtype, self.device)
+        self.dtype = str(self._dtype).removeprefix("torch.")
         self._max_tokens = max_tokens
         self._prompts = prompts
         self._records_routing = record_routing

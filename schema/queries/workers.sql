@@ -24,6 +24,16 @@ RETURNING w.heartbeat_at,
 -- Records where a trainer sends versions by broadcast.
 UPDATE trinity.worker SET broadcast_at = %(address)s WHERE id = %(worker_id)s
 
+-- name: record_engine_dtype
+-- Records the number format of an explorer's engine.
+UPDATE trinity.worker SET engine_dtype = %(dtype)s WHERE id = %(worker_id)s
+
+-- name: engine_dtypes
+-- The number formats of the engines of a run's living explorers, each once. NULL if an explorer does not know its own.
+SELECT DISTINCT w.engine_dtype FROM trinity.worker w
+WHERE w.run_id = %(run_id)s AND w.role = 'explore' AND w.stopped_at IS NULL
+  AND trinity.is_alive(w.heartbeat_at, %(lease_seconds)s)
+
 -- name: record_staged
 -- Records the version that a worker's machine fetched last, or the one whose objects it found missing or damaged.
 UPDATE trinity.worker SET staged_version = coalesce(%(staged)s::integer, staged_version), broken_weights = %(broken)s::text

@@ -31,6 +31,7 @@ from trinity_db.opening import upgrade
 from trinity_db.prompts import PromptTooLong
 from trinity_db.schema.states import WorkerRole
 from trinity_db.service import POLL_SECONDS
+from trinity_db.store import workers
 from trinity_db.store.groups import Pace
 
 STOP_SECONDS = 20.0  # a stop without a database: two attempts to connect, one of them the goodbye's
@@ -62,6 +63,23 @@ def test_groups_are_claimed_as_far_as_the_pace_allows_and_each_attempt_is_a_roll
     assert [row[2] for row in rollouts(scene)] == ["finished"] * 6
     assert scene.values("SELECT state FROM trinity.rollout_group") == ["complete"] * 3
     assert not role.work()
+
+
+def test_an_explorer_records_the_number_format_of_its_engine(
+    explorer: Explorers, scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.run.config["trainer"] = {"publish_dtype": "auto"}
+    engine = Echo()
+    role = explorer(answers, engine)
+    role.start()
+    assert "set trainer.publish_dtype to its format" in caplog.text
+    caplog.clear()
+    engine.dtype = "bfloat16"  # type: ignore[attr-defined]
+    role.start()
+    scene.lose(scene.explorer)
+    with scene.database.transaction() as tx:
+        assert workers.engine_dtypes(tx, scene.run.id, 30) == {"bfloat16"}
+    assert not caplog.text
 
 
 def test_an_attempt_that_ended_is_durable_while_others_go_on(explorer: Explorers, scene: Scene) -> None:

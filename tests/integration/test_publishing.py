@@ -1,10 +1,13 @@
 """When a trainer records versions and checkpoints, and what it does before the disk is full."""
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests import disk
 from tests.bench import Bench
@@ -13,7 +16,12 @@ from tests.waiting import wait_until
 from trinity_db import durable
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import DiskFull
+from trinity_db.explorer.engines.vllm.inside.trinity_worker import tensors
 from trinity_db.inspection import status
+from trinity_db.models import load_model
+from trinity_db.models.canary import read as read_canary
+from trinity_db.schema.states import WorkerRole
+from trinity_db.store import workers
 from trinity_db.trainer.checkpoints import cadence, checkpoint
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
@@ -24,6 +32,7 @@ LINE = """
 SELECT version, step, resume_hash IS NOT NULL, withdrawn_at IS NOT NULL FROM trinity.policy_version
 WHERE run_id = %s AND version > 0 ORDER BY version
 """
+FOLDERS = "SELECT coalesce(checkpoint, '') FROM trinity.policy_version WHERE run_id = %s ORDER BY version"
 COMMITTED = "SELECT step FROM trinity.batch WHERE run_id = %s AND state = 'committed' ORDER BY step"
 
 
@@ -81,6 +90,47 @@ def test_a_checkpoint_waits_until_the_one_before_is_written(
     trainer.release()
     saved = [row[0] for row in bench.rows(LINE) if row[2]]
     assert saved == [1, 4]
+
+
+def test_versions_are_in_the_16_bits_that_all_living_explorers_compute_in(bench: Bench, scene: Scene) -> None:
+    with scene.database.transaction() as tx:
+        one, other = (workers.register(tx, bench.run, WorkerRole.EXPLORE) for _ in range(2))
+
+    def record(worker: int, dtype: str) -> None:
+        with scene.database.transaction() as tx:
+            workers.record_engine_dtype(tx, worker, dtype)
+
+    def stop(worker: int) -> None:
+        with scene.database.transaction() as tx:
+            workers.stop(tx, worker)
+
+    def nothing() -> None:
+        """An engine that rounds by itself does not know its format."""
+
+    events: list[tuple[Callable[[], None], str]] = [
+        (nothing, "F32"),
+        (partial(record, one, "bfloat16"), "F32"),
+        (partial(record, other, "bfloat16"), "BF16"),
+        (partial(record, other, "float32"), "F32"),
+        (partial(stop, other), "BF16"),
+        (partial(stop, one), "BF16"),  # another explorer is expected
+    ]
+    trainer = bench.trainer(publish_every=1)
+    trainer.start()
+    for version, (happens, expected) in enumerate(events, 1):
+        happens()
+        assert trainer.work()
+        trainer._publisher.publish_rest()
+        folder = Path(bench.rows(FOLDERS)[version][0])
+        assert {dtype for dtype, _ in tensors(folder).values()} == {expected}
+        canary = read_canary(folder)
+        assert canary is not None
+        tokens = torch.tensor([canary.token_ids])
+        with torch.no_grad():
+            said = load_model(folder, "cpu")(tokens).logits[0, :-1].log_softmax(-1)
+        exact = said.gather(-1, tokens[0, 1:, None])[:, 0].tolist()
+        assert canary.logprobs == pytest.approx(exact, abs=1e-4)
+    trainer.release()
 
 
 def test_status_counts_the_steps_since_the_last_checkpoint(bench: Bench) -> None:

@@ -134,6 +134,14 @@ REFUSED = [
         "worker_is_of_a_trainer_check",
         "UPDATE trinity.worker SET role = 'explore', broadcast_at = '10.0.0.1:29400'",
     ),
+    (
+        "worker_dtype_of_an_explorer_check",
+        "UPDATE trinity.worker SET role = 'train', engine_dtype = 'bfloat16'",
+    ),
+    (
+        "worker_dtype_of_an_explorer_check",
+        "UPDATE trinity.worker SET role = 'explore', engine_dtype = 'int8'",
+    ),
     ("setback_versions_together_check", NEW_SETBACK + "(1, 1, 0, 0, 1, 2, NULL, 0)"),
     ("setback_lost_something_check", NEW_SETBACK + "(1, 1, 0, 3, 3, NULL, NULL, 0)"),
     (

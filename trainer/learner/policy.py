@@ -114,7 +114,9 @@ class Policy:
                 start, config, temperature=temperature, device=self.device, sharding=sharding
             )
         self._limit_memory(config, token_bytes)
-        self.publish_dtype: torch.dtype = getattr(torch, config.publish_dtype)
+        is_auto = config.publish_dtype == "auto"
+        self.publish_dtype: torch.dtype = torch.float32 if is_auto else getattr(torch, config.publish_dtype)
+        """Number format of the next version. `Learner.publish_in` changes it."""
         self._sums_at_the_end = config.sum_gradients == "step"
 
     @property

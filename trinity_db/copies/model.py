@@ -21,7 +21,8 @@ TENSORS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 def export_model(database: Database, name: str, target: Path, version: int | None) -> int:
     """Write a version of a run to a new folder, merged if it is an adapter. Returns which one it is.
 
-    A whole model is copied. A merged one is in the numbers of the run's `trainer.publish_dtype`.
+    A whole model is copied. A merged adapter is in the number format of `trainer.publish_dtype`, where auto
+    is float32.
 
     Args:
         version: None: the newest.
@@ -65,8 +66,8 @@ def _write(folder: Path, target: Path, config: Mapping[str, Any]) -> None:
 
     from trinity_db.models import model_folder
 
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    dtype = dtypes[config.get("trainer", {}).get("publish_dtype", "float32")]
+    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    dtype = dtypes.get(config.get("trainer", {}).get("publish_dtype", "float32"), torch.float32)
     model = load_model(folder, "cpu")
     unwritten = model_folder.write(model, model.state_dict(), target, dtype)
     load_tokenizer(folder).save_pretrained(target)

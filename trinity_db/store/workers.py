@@ -191,6 +191,17 @@ def record_broadcast(tx: Transaction, worker_id: int, address: str) -> None:
     tx.execute(query("record_broadcast"), {"worker_id": worker_id, "address": address})
 
 
+def record_engine_dtype(tx: Transaction, worker_id: int, dtype: str) -> None:
+    """Record the number format of this explorer's engine: float32, bfloat16 or float16."""
+    tx.execute(query("record_engine_dtype"), {"worker_id": worker_id, "dtype": dtype})
+
+
+def engine_dtypes(tx: Transaction, run_id: int, lease_seconds: float) -> set[str | None]:
+    """The number formats of the engines of living explorers. None: an explorer does not know its own."""
+    rows = tx.execute(query("engine_dtypes"), {"run_id": run_id, "lease_seconds": lease_seconds})
+    return {row["engine_dtype"] for row in rows}
+
+
 def hold_place(tx: Transaction, worker_id: int) -> None:
     """Let no other worker replace this one before this transaction ends.
 

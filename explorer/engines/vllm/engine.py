@@ -83,6 +83,7 @@ class VLLMEngine:
     ) -> None:
         self._prompts = prompts
         self._options = options_of(config, record_routing)
+        self.dtype = self._options.dtype
         self._log = home() / "logs" / f"vllm-{getpid()}.log"
         self._dialect = VLLM(MODEL, reload="trinity_load", record_routing=record_routing)
         self._server: Server | None = None
