@@ -257,8 +257,12 @@ class TransformersEngine:
         seeds = seed_names(model)
         for name, parameter in model.named_parameters():
             parameter.data = round_to(parameter.data, seeds[name], self._dtype)
+        for name, buffer in model.named_buffers():
+            # In 16 bits the frequencies of rotary embeddings turn positions of a thousand and more.
+            if buffer.is_floating_point() and not name.endswith("inv_freq"):
+                buffer.data = buffer.data.to(self._dtype)
         # Last: a folder that is pruned meanwhile leaves no model without tokenizer.
-        self._model = model.to(self.device, self._dtype)
+        self._model = model.to(self.device)
 
     def _takes(self, weights: Path) -> bool:
         """Read weights into the model, if there is one and they have the names of its own.

@@ -102,9 +102,12 @@ def test_in_bfloat16_tokens_come_from_a_model_in_bfloat16_after_each_load(
     model_folder: Path, rounded_folder: Path
 ) -> None:
     engine = TransformersEngine("cpu", dtype="bfloat16")
-    model = load_model(rounded_folder, "cpu").to(torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_pretrained(rounded_folder, dtype=torch.bfloat16)
     for version in (0, 1):
         load(engine, model_folder, version)
+        assert engine._model is not None
+        buffers = [(name, buffer.dtype) for name, buffer in model.named_buffers()]
+        assert [(name, buffer.dtype) for name, buffer in engine._model.named_buffers()] == buffers
         for prompt, completion in zip(PROMPTS, run(engine, PROMPTS), strict=True):
             with torch.no_grad():
                 logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0].float()
