@@ -69,7 +69,7 @@ ray: $(VENV)/.ray ## A run on a Ray cluster of several nodes: lost, frozen, adde
 learning: $(VENV)/.test ## What algorithms learn: the demo's task, stale rows, GSM8K's preferences, the examples (about fifteen minutes)
 	$(BIN)/python -m pytest tests/learning
 
-scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million rows (about two minutes)
+scale: $(VENV)/.test ## A hundred thousand draws by chance, plans at a million rows (about nine minutes)
 	$(BIN)/python -m pytest tests/scale
 
 chaos: $(VENV)/.test ## Disturb a real run and count what is left, also as: make chaos MINUTES=10 SEED=7 REPORT=file.json ONLY=pgbouncer
