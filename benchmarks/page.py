@@ -124,7 +124,11 @@ def views(scene: Scene) -> list[View]:
         View("runs", ["/"], f'"href":"/run/{RUN}"'),
         View("experiences", ["/experiences"], rows),
         *(View(kind, [f"/experiences?{one}" for one in queries], rows) for kind, queries in filters.items()),
-        View("experiences by text", [f"/experiences?text={text}" for text in TEXTS], "Looked for in"),
+        View(
+            "experiences by text",
+            [f"/experiences?text={text}" for text in TEXTS],
+            "that meet the other filters",
+        ),
         View("tasks", [f"/tasks?run={RUN}"], '"href":"/task/'),
         View("task", [f"/task/{id}?run={RUN}" for id in ids["task"]], '"caption":"by policy version"'),
         View("compare", [f"/compare?run={RUN}"], '"options":'),
