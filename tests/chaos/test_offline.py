@@ -334,6 +334,8 @@ def freeze(store: Store, process: Process, moment: str, **values: Any) -> None:
         process.signal(signal.SIGCONT)
         return False
 
+    # It starts without being disturbed, which takes seconds of processor time.
+    store.wait_for("SELECT count(*) > 0 FROM worker WHERE pid = %(pid)s", process, pid=process.pid)
     wait_until(stands, f"{moment} {values}")
 
 
