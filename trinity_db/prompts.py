@@ -159,10 +159,9 @@ def warn_of_plain_prompt(prompt: str, tokenizer: Tokenizer) -> None:
 
 
 def misses_template(prompt: str, tokenizer: Tokenizer) -> bool:
-    """Whether a text has no special token, and the tokenizer has a chat template."""
-    return bool(tokenizer.chat_template) and not any(
-        token in prompt for token in tokenizer.all_special_tokens
-    )
+    """Whether a text has no special token, and the tokenizer has such tokens and a chat template."""
+    tokens = tokenizer.all_special_tokens
+    return bool(tokenizer.chat_template and tokens) and not any(token in prompt for token in tokens)
 
 
 @lru_cache(maxsize=1)
