@@ -22,7 +22,7 @@ from trinity_db.explorer.recorded import Sampled, check
 from trinity_db.explorer.sampling import Sampling, seed_of
 from trinity_db.explorer.serving import Address, Listener
 from trinity_db.explorer.tools import Tool, answer, schemas_of, tools_of
-from trinity_db.prompts import ChatRenderer, PromptTooLong, warn_of_plain_prompt
+from trinity_db.prompts import ChatRenderer, PromptTooLong
 from trinity_db.store.calls import Call
 from trinity_db.store.groups import Reward, Step, named_rewards
 from trinity_db.store.parks import Point, Resumed
@@ -276,7 +276,7 @@ class Policy:
             PromptTooLong: its tokens fill the context.
             UntokenizableText: the tokenizer does not know one of its characters.
         """
-        warn_of_plain_prompt(prompt, self.tokenizer)
+        self.renderer.warn_if_plain(prompt)
 
         def encoded() -> list[int]:
             self._check_fits(prompt)

@@ -104,6 +104,22 @@ class ChatRenderer:
         """A plain prompt in `model.prompt_template`; no other brace than {prompt} has a meaning in it."""
         return (self._config.prompt_template or "{prompt}").replace("{prompt}", prompt)
 
+    def misses_template(self, text: str) -> bool:
+        """Whether the chat template writes special tokens, and a text has none of them."""
+        if not self.has_template:
+            return False
+        try:
+            sample = self.ask([{"role": "user", "content": "?"}])
+        except UntokenizableText:
+            return False
+        marks = [token for token in self.tokenizer.all_special_tokens if token in sample]
+        return bool(marks) and not any(mark in text for mark in marks)
+
+    def warn_if_plain(self, text: str) -> None:
+        """Warn once in this process if a text that a model with a chat template reads misses that template."""
+        if self.misses_template(text):
+            _warn_once()
+
     def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """A conversation with what asks for the next answer. No system prompt is added.
 
@@ -150,18 +166,6 @@ class ChatRenderer:
             )
         except Exception as error:  # a template is a model's own code
             raise UntokenizableText(f"The chat template refuses the conversation: {error}") from error
-
-
-def warn_of_plain_prompt(prompt: str, tokenizer: Tokenizer) -> None:
-    """Warn once in this process if a text without special tokens reaches a model with a chat template."""
-    if misses_template(prompt, tokenizer):
-        _warn_once()
-
-
-def misses_template(prompt: str, tokenizer: Tokenizer) -> bool:
-    """Whether a text has no special token, and the tokenizer has such tokens and a chat template."""
-    tokens = tokenizer.all_special_tokens
-    return bool(tokenizer.chat_template and tokens) and not any(token in prompt for token in tokens)
 
 
 @lru_cache(maxsize=1)

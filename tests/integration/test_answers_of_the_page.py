@@ -37,11 +37,13 @@ class Question:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.begins = threading.Event()
         self._lock = threading.Lock()
 
     def __call__(self, database: Database) -> Any:
         with self._lock:
             self.asked += 1
+        self.begins.set()
         with database.transaction(read_only=True) as tx:
             return tx.execute("SELECT clock_timestamp() AS at, pg_sleep(0.3)").fetchone()
 
@@ -86,7 +88,7 @@ def test_a_visitor_who_leaves_takes_the_answer_from_no_other(answers: Answers) -
     async def look() -> Any:
         leaves = asyncio.create_task(answers.ask(question))
         stays = asyncio.create_task(answers.ask(question))
-        await asyncio.sleep(0)  # no wait: both tasks begin to ask
+        await asyncio.to_thread(question.begins.wait)
         leaves.cancel()
         return await stays
 
@@ -100,7 +102,7 @@ def test_questions_that_a_visitor_invents_leave_threads_to_the_others(answers: A
 
     async def look() -> int:
         asked = [asyncio.create_task(answers.ask(one, eve)) for one in invented]
-        await asyncio.sleep(0)  # no wait: the tasks begin to ask
+        await asyncio.to_thread(invented[0].begins.wait)
         await answers.ask(Question(), ann)
         answered = sum(one.asked for one in invented)
         await asyncio.gather(*asked)

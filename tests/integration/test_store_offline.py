@@ -205,53 +205,51 @@ def test_held_out_pairs_are_never_drawn_and_come_chosen_then_rejected(scene: Sce
     assert len(offline.held_out(run.database, run.run.id, pairs=True, limit=100)) == 2 * held_out
 
 
-def test_a_held_out_pair_that_its_rewards_contradict_is_not_evaluated_until_they_agree(scene: Scene) -> None:
+def with_held_out_pairs(scene: Scene) -> Scene:
+    """A run that has adopted a good and a bad attempt at each of 20 tasks, and holds about half of them out."""
     qualities = (("good", 1.0), ("bad", 0.0))
     records = [trajectory(n, f"{quality} {n}", value) for n in range(20) for quality, value in qualities]
     import_records(scene.database, "set", records)
     run = adopt(scene, "comparison", "set", holdout=0.5)
     run.pair()
+    return run
 
-    def kept() -> list[int]:
-        return [
-            row.experience_id for row in offline.held_out(run.database, run.run.id, pairs=True, limit=100)
-        ]
 
-    before = kept()
+def held_out_rows(run: Scene) -> list[int]:
+    """The rows of the pairs that are evaluated, in order."""
+    pairs = offline.held_out(run.database, run.run.id, pairs=True, limit=100)
+    return [row.experience_id for row in pairs]
+
+
+def test_a_held_out_pair_that_its_rewards_contradict_is_not_evaluated_until_they_agree(scene: Scene) -> None:
+    run = with_held_out_pairs(scene)
+    before = held_out_rows(run)
     assert 4 < len(before) < 36
     worse = run.value("SELECT rollout_id FROM trinity.experience WHERE id = %s", before[1])
     correct(run, worse, 2.0, "reward")
-    assert kept() == before[2:]
+    assert held_out_rows(run) == before[2:]
     correct(run, worse, 0.5, "reward")
-    assert kept() == before
+    assert held_out_rows(run) == before
 
 
 def test_a_held_out_pair_is_evaluated_as_people_decide_whatever_its_rewards_are(scene: Scene) -> None:
-    qualities = (("good", 1.0), ("bad", 0.0))
-    records = [trajectory(n, f"{quality} {n}", value) for n in range(20) for quality, value in qualities]
-    import_records(scene.database, "set", records)
-    run = adopt(scene, "comparison", "set", holdout=0.5)
-    run.pair()
-
-    def kept() -> list[int]:
-        pairs = offline.held_out(run.database, run.run.id, pairs=True, limit=100)
-        return [row.experience_id for row in pairs]
+    run = with_held_out_pairs(scene)
 
     def decide(prefers: int) -> None:
         with run.database.transaction() as tx:
             sides = {"first_id": chosen, "other_id": rejected, "side": prefers, "source": "human"}
             tx.execute(query("uphold_preferences"), sides | {"run_id": run.run.id})
 
-    before = kept()
+    before = held_out_rows(run)
     chosen, rejected = before[:2]
     decide(-1)
-    assert kept() == before[2:], "people contradict it"
+    assert held_out_rows(run) == before[2:], "people contradict it"
     decide(0)
-    assert kept() == before[2:], "a tie is no preference"
+    assert held_out_rows(run) == before[2:], "a tie is no preference"
     decide(1)
     worse = run.value("SELECT rollout_id FROM trinity.experience WHERE id = %s", rejected)
     correct(run, worse, 2.0, "reward")
-    assert kept() == before, "people uphold it against its rewards"
+    assert held_out_rows(run) == before, "people uphold it against its rewards"
 
 
 def test_all_attempts_at_a_task_are_held_out_together(scene: Scene) -> None:

@@ -20,7 +20,7 @@ def store(scene: Scene) -> None:
     """Two versions with evaluations, dropped groups, a run with equal rewards, and people who disagree."""
     fill(scene)
     other = Scene.open(scene.database, "other", seed=1, algorithm="grpo")
-    other.make_ready(learning.FEWEST, rewards=(1.0, 1.0))
+    other.make_ready(learning.FEWEST, rewards=(0.0, 0.0))  # 1 would be a run that solves its tasks
     ids = scene.values("SELECT id FROM trinity.experience WHERE state = 'trained' ORDER BY id LIMIT 2")
     with scene.database.transaction() as tx:
         reviews.ask_rows(tx, scene.run.id, ids, Question(verdicts=2, lowest=1, highest=5))
@@ -78,7 +78,7 @@ def walk(visit: Visit) -> Walk:
 def test_why_does_this_run_not_learn(walk: Walk, scene: Scene) -> None:
     walk.sees("rewards are equal", "alerts")
     walk.follow("experiences", "alerts")
-    [num_rows] = scene.values("SELECT count(*) FROM trinity.experience WHERE reward = 1 AND run_id = 2")
+    [num_rows] = scene.values("SELECT count(*) FROM trinity.experience WHERE reward = 0 AND run_id = 2")
     assert len(walk.visit.rows("experiences")) == num_rows
 
 

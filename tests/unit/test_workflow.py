@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,14 @@ def test_a_plain_prompt_without_the_chat_template_is_warned_of_once(
 ) -> None:
     prompts._warn_once.cache_clear()
     attempt(single_turn)
-    assert caplog.messages == [], "a template of this tokenizer writes no special token"
-    monkeypatch.setattr(Digits, "all_special_tokens", ["2"])
-    attempt(single_turn)
-    assert caplog.messages == [], "the prompt has a special token, as one that a template wrote"
+    assert caplog.messages == [], "the template of this tokenizer writes no special token"
     monkeypatch.setattr(Digits, "all_special_tokens", ["9"])
+    monkeypatch.setattr(
+        Digits, "apply_chat_template", lambda self, messages, **options: f"9{messages[0]['content']}"
+    )
+    for task in ({"messages": [{"role": "user", "content": "12"}]}, {"prompt": "912"}):
+        attempt(single_turn, replace(group(), task=task))
+    assert caplog.messages == [], "both prompts have the special token that the template writes"
     for _ in range(2):
         attempt(single_turn)
     assert caplog.messages == [prompts.PLAIN_PROMPT_WARNING]

@@ -27,7 +27,7 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.inspection.words import printable
 from trinity_db.models import hub
 from trinity_db.opening import open_reader
-from trinity_db.prompts import PLAIN_PROMPT_WARNING, ChatRenderer, misses_template, offered_tools, prompt_ids
+from trinity_db.prompts import PLAIN_PROMPT_WARNING, ChatRenderer, offered_tools, prompt_ids
 from trinity_db.schema.queries import query
 from trinity_db.store import policies, runs
 from trinity_db.weights.recorded_places import RecordedPlaces
@@ -108,7 +108,7 @@ def render(first: FirstTask) -> RenderedTask:
         source.tokenizer.decode(ids, skip_special_tokens=False),
         len(ids),
         source.tokenizer.convert_ids_to_tokens(sorted(source.end_tokens)),
-        PLAIN_PROMPT_WARNING if is_plain and misses_template(text, source.tokenizer) else None,
+        PLAIN_PROMPT_WARNING if is_plain and renderer.misses_template(text) else None,
     )
 
 
