@@ -406,7 +406,7 @@ DROP POLICY IF EXISTS people_answer ON trinity.park;
 CREATE POLICY people_answer ON trinity.park FOR UPDATE TO trinity_labeller USING (true);
 
 -- A processor moves rows and groups only until they are ready: a policy cannot compare a row with the row before. From ready on
--- they are the trainer's, and those that are finished stay as they are. Nor does it give an archived payload another
+-- they belong to the trainer, and finished rows stay unchanged. Nor does it give an archived payload another
 -- place, since its bytes would be lost. The triggers call the function only for such changes, so others cost nothing.
 CREATE OR REPLACE FUNCTION trinity.refuse_processor()
 RETURNS trigger

@@ -175,8 +175,8 @@ class Worker(Base):
             name="dtype_of_an_explorer",
         ),
         comment=(
-            "Number format of its engine's weights: float32, bfloat16 or float16; NULL if it does not know, "
-            "as with the engine endpoint. Of explorers"
+            "Number format of its engine's weights: float32, bfloat16 or float16; NULL if unknown, such as "
+            "with the engine endpoint. Explorers only"
         ),
     )
 

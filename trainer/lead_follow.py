@@ -126,7 +126,7 @@ class Leader(Learner):
             yield canary
 
     def begin_checkpoint(self, folder: Path) -> "Saving":
-        """Have every rank write its part of a checkpoint beside the next steps.
+        """Have every rank write its part of a checkpoint during the next steps.
 
         Raises:
             ConfigError: the optimizer's state has what is not read again.

@@ -116,7 +116,7 @@ class ChatRenderer:
         return bool(marks) and not any(mark in text for mark in marks)
 
     def warn_if_plain(self, text: str) -> None:
-        """Warn once in this process if a text that a model with a chat template reads misses that template."""
+        """Warn once in this process if the chat template is missing from a text that the model reads."""
         if self.misses_template(text):
             _warn_once()
 

@@ -9,6 +9,7 @@ The specification is a JSON object: `operation`, `repetitions`, `scratch` (an em
     loop    rows (tasks), runners, turns (spans a task), size (of a collected batch)
     train   algorithm (grpo, dpo), model (its folder), vocabulary, rows, micro_batch_size, steps; device (cpu
             if it is not named) and settings (of our trainer; those that a peer has are set in it too)
+    addition  model (its folder), tasks, steps (at most), goal (mean reward), seed, start (seconds since 1970)
 
 The answer is one line of JSON on stdout: `who`, `note`, and `repetitions` as `benchmarks.peer.Answer` says,
 empty where the peer cannot do it. Whatever libraries print goes to stderr.

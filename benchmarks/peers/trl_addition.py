@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer teaches a model to add, as `benchmarks/addition.py` says, in `.venv-peers`.
+"""The task of `benchmarks/addition.py` with TRL's GRPO trainer, in the environment `.venv-peers`.
 
 It samples by transformers' `generate`, and samples and trains in turn.
 """

@@ -2,9 +2,9 @@
 # One of three examples, from the project's folder: configs/smollm2/run.sh addition|words|dpo FOLDER [GSM8K] [extra arguments, as --set trainer.steps=5]
 #
 # Tasks, demonstrations and pairs go to FOLDER; dpo needs GSM8K, a folder with example_model_solutions.jsonl. MODEL, a
-# variable of the environment, replaces the model's name. If the script is stopped, give the command again: it goes on.
+# variable of the environment, replaces the model's name. If the script is stopped, run it again: it continues.
 set -euo pipefail
-trap 'exit 130' INT TERM # a role that is stopped ends with 0, so the script would go on
+trap 'exit 130' INT TERM # a stopped role exits with 0, so the script would continue
 usage="usage: configs/smollm2/run.sh addition|words|dpo FOLDER [GSM8K] [--set KEY=VALUE ...]"
 example=${1:?$usage} data=${2:?$usage}
 shift 2

@@ -91,7 +91,7 @@ class Engine(Protocol):
 def dtype_of(engine: Engine) -> str | None:
     """Number format of an engine's weights, its attribute `dtype`: float32, bfloat16 or float16.
 
-    None: it has no such attribute, and rounds the weights that it loads by itself.
+    None: there is no such attribute: the engine rounds the weights that it loads by itself.
     """
     dtype: str | None = getattr(engine, "dtype", None)
     return dtype

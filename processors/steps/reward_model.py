@@ -157,7 +157,7 @@ def _folder(context: Context, path: Path | None, revision: str | None, run: str 
     digest_now = _digest(policy.checkpoint)
     if digest_now != policy.checkpoint_hash:
         raise ConfigError(
-            f"reward_model: the files in {policy.checkpoint} are not those that run {run} published; "
+            f"reward_model: the files in {policy.checkpoint} differ from what run {run} published; "
             "restore them."
         )
     return policy.checkpoint, digest_now

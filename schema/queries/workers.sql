@@ -29,7 +29,7 @@ UPDATE trinity.worker SET broadcast_at = %(address)s WHERE id = %(worker_id)s
 UPDATE trinity.worker SET engine_dtype = %(dtype)s WHERE id = %(worker_id)s
 
 -- name: engine_dtypes
--- The number formats of the engines of a run's living explorers, each once. NULL if an explorer does not know its own.
+-- The number formats of the engines of a run's living explorers, each once; NULL if the format of an explorer is unknown.
 SELECT DISTINCT w.engine_dtype FROM trinity.worker w
 WHERE w.run_id = %(run_id)s AND w.role = 'explore' AND w.stopped_at IS NULL
   AND trinity.is_alive(w.heartbeat_at, %(lease_seconds)s)

@@ -48,7 +48,7 @@ def store(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def on(store: Store, machine: str, hub: Hub, *arguments: str | Path, **environment: str) -> Ended:
-    """Run a command on a machine with caches of its own."""
+    """Run a command on a machine with separate caches."""
     folder = store.folder / machine
     caches = {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
     return store.run(*arguments, **caches, HF_ENDPOINT=hub.url, HF_HUB_DISABLE_XET="1", **environment)

@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.command import Ended, Store, new_store, reversals, reversing
 
 MOST_STEPS, BATCH_SIZE = 100_000, 4  # it is stopped before
-LAST_STEPS = 20  # of the run when it goes on
+LAST_STEPS = 20  # of the resumed run
 COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
 HELD = """
 SELECT (SELECT count(*) FROM experience WHERE worker_id IS NOT NULL AND state IN ('raw', 'clean', 'scored'))

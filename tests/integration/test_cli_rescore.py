@@ -118,7 +118,7 @@ def test_a_reward_model_that_was_trained_further_judges_again(
     weights = tmp_path / "v0" / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert "are not those that run taste published" in command("--steps", file).complaint
+    assert "differ from what run taste published" in command("--steps", file).complaint
     weights.write_bytes(content)
     assert json.loads(command("--steps", file, "--json").output)["changed"] == 4
     assert json.loads(command("--steps", file, "--dry-run", "--json").output)["rows"] == 0

@@ -89,7 +89,7 @@ def test_the_doctor_shows_the_first_task_of_a_run_at_work(command_line: CommandL
     shown = "What is 7 plus 5?; a response ends with <|endoftext|>"
     assert findings[f"run 'shown': first task as the model reads it (17 tokens): {shown}"] == "ok"
     (other,) = [text for text in findings if text.startswith("run 'run'")]
-    assert "the first task is not shown" in other, "its configuration is none; the doctor goes on"
+    assert "the first task is not shown" in other, "its configuration is invalid; the doctor continues"
 
 
 def test_the_doctor_reads_no_file_that_only_the_store_names(
@@ -125,4 +125,4 @@ def test_the_check_of_a_configuration_shows_a_sample_question(command_line: Comm
     ]
     assert shown.stderr == f"warning: {PLAIN_PROMPT_WARNING}\n"
     other = command_line("config", "check", "run.yaml", "--set", "model={run: run}")
-    assert other.stdout.startswith("sample question is not shown: the tokenizer is that of another run")
+    assert other.stdout.startswith("sample question is not shown: the tokenizer belongs to another run")

@@ -105,7 +105,7 @@ def test_versions_are_in_the_16_bits_that_all_living_explorers_compute_in(bench:
             workers.stop(tx, worker)
 
     def nothing() -> None:
-        """An engine that rounds by itself does not know its format."""
+        """An engine that rounds by itself reports no format."""
 
     events: list[tuple[Callable[[], None], str]] = [
         (nothing, "F32"),

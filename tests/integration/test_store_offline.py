@@ -206,7 +206,7 @@ def test_held_out_pairs_are_never_drawn_and_come_chosen_then_rejected(scene: Sce
 
 
 def with_held_out_pairs(scene: Scene) -> Scene:
-    """A run that has adopted a good and a bad attempt at each of 20 tasks, and holds about half of them out."""
+    """A run that has adopted a good and a bad attempt at each of 20 tasks, and holds out about half."""
     qualities = (("good", 1.0), ("bad", 0.0))
     records = [trajectory(n, f"{quality} {n}", value) for n in range(20) for quality, value in qualities]
     import_records(scene.database, "set", records)

@@ -98,10 +98,8 @@ def press(page: Page, name: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_run_is_started_outlives_the_page_is_stopped_and_prolonged(
-    database: Database, folder: Path, open_page: Callable[..., tuple[Served, Visit]]
-) -> None:
-    page, visit = open_page("--by", "ann")
+def fill_in_form_and_file(visit: Visit, folder: Path) -> str:
+    """Fill in the form of a new run, change its file and discard the change. Returns the text of the file."""
     visit.page.get_by_role("link", name="Start a run").click()
     for name, value in SMALL.items():
         visit.page.locator(f"[name='{name}']").fill(value)
@@ -130,6 +128,14 @@ def test_a_run_is_started_outlives_the_page_is_stopped_and_prolonged(
     expect(visit.page.locator(".notice:visible")).to_contain_text("has just followed the form")
     expect(file).to_have_value(text)
     assert [*folder.glob("*.yaml")] == []
+    return text
+
+
+def test_a_run_is_started_outlives_the_page_is_stopped_and_prolonged(
+    database: Database, folder: Path, open_page: Callable[..., tuple[Served, Visit]]
+) -> None:
+    page, visit = open_page("--by", "ann")
+    text = fill_in_form_and_file(visit, folder)
     press(visit.page, "Start")
     visit.page.wait_for_url("**/run/small")
     assert (folder / "small.yaml").read_text() == text

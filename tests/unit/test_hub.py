@@ -1,4 +1,4 @@
-"""Models by name: which files of a repository are downloaded, and which folder a name stands for."""
+"""Models by name: the files that are downloaded from a repository, and the folder of a name."""
 
 import json
 import sys
@@ -166,7 +166,7 @@ def test_without_network_the_cache_is_used_and_a_missing_model_names_what_to_cop
         assert f"trinity-db download --model {NAME}" in error
         assert f"copy the folder that it names to {hub.cached(NAME)} here" in error
     hub.cached(NAME).parent.mkdir(parents=True)
-    cached.rename(hub.cached(NAME))  # what the message says
+    cached.rename(hub.cached(NAME))  # as the message tells the user
     assert names_in(hub.folder(PATH, hub.pin(NAME, None))) == NEEDED
 
 

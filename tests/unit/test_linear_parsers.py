@@ -183,7 +183,7 @@ def within(value: Any) -> Iterator[re.Pattern[str]]:
 
 
 def literals(parsed: Iterable[tuple[Any, Any]]) -> Iterator[str]:
-    """The texts that stand in a pattern, each run of characters for itself."""
+    """The literal texts in a pattern, each run of characters separately."""
     run = ""
     for kind, argument in parsed:
         if kind is codes.LITERAL:

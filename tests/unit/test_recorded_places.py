@@ -1,4 +1,4 @@
-"""Which folders and addresses of versions are read, of those that the database names."""
+"""Which of the folders and addresses of versions in the database are read."""
 
 import json
 from pathlib import Path

@@ -40,7 +40,7 @@ def test_each_value_becomes_one_of_its_two_neighbours(dtype: torch.dtype) -> Non
     nearest = exact.to(dtype)
     distance = (exact.double() - nearest.double()).abs()
     is_other = rounded != nearest.double()
-    # The other neighbour lies on the other side of the value.
+    # The other neighbour is on the other side of the value.
     assert (
         ((rounded - exact.double()) * (nearest.double() - exact.double())).masked_select(is_other).le(0).all()
     )

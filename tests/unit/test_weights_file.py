@@ -1,4 +1,4 @@
-"""A weights file is written by a thread while the owner of its tensors goes on, and changes them."""
+"""A thread writes a weights file while the owner of its tensors keeps working and changes them."""
 
 from itertools import islice
 from typing import Any

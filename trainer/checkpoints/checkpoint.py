@@ -64,10 +64,10 @@ def num_bytes(learner: Learner) -> int:
 
 
 def begin_part(folder: Path, aside: Path, learner: Learner) -> writing.Writing | None:
-    """Have a thread write this rank's part of the learner's state. The learner may go on.
+    """Have a thread write this rank's part of the learner's state while the learner keeps working.
 
-    The thread reads the learner's own tensors. Before the learner changes them, it copies those that are not
-    written yet into the memory of the CPU: with AdamW at most 12 bytes a trained parameter of the part, and 4
+    The thread reads the learner's own tensors. Before the learner changes tensors, it copies the unwritten
+    ones into the memory of the CPU: with AdamW at most 12 bytes a trained parameter of the part, and 4
     for each frozen one.
 
     Args:

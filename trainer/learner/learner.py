@@ -191,7 +191,7 @@ class Learner:
     def copy_before_change(self, file: WeightsFile) -> None:
         """Let a thread write a file of the learner's own tensors, as they are now.
 
-        Before the learner changes them, it copies those that are not written yet.
+        Before the learner changes tensors, it copies the unwritten ones.
         """
         self._being_written.append(file)
 

@@ -59,7 +59,7 @@ def rows_have_to_fit(
         payloads: the rows. Each `width` neighbours go through the model together.
         ranks: how many there are.
         keys: of the trainer, those that help here.
-        limit: tokens of a micro-batch. None: what the configuration says.
+        limit: tokens of a micro-batch. None: as configured.
 
     Raises:
         TrinityError: there is too little. The message has the rows' sizes, what helps, and what torch says.

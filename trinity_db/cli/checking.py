@@ -40,7 +40,7 @@ def sample_question(path: Path, overrides: Sequence[str]) -> tuple[list[str], st
     model = model_revisions.pinned(launch.read(path, overrides)).model
     if model.run is not None:
         return [
-            "sample question is not shown: the tokenizer is that of another run, and no store is opened."
+            "sample question is not shown: the tokenizer belongs to another run, and no store is opened."
         ], None
     folder = None if model.path is None else hub.folder(model.path, model.revision, with_weights=False)
     question = FirstTask("sample question", {"prompt": "What is 7 plus 5?"}, model, folder)

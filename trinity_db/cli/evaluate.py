@@ -72,7 +72,7 @@ MaxNewTokens = Annotated[
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="CONFIG", help="Says how to attempt and judge, in place of the run's own."
+        "--config", metavar="CONFIG", help="Run with these attempts and rewards instead of the run's own."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]

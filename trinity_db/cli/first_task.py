@@ -1,7 +1,7 @@
 """Shows the first task of a run as its model reads it.
 
 To render a task takes the tokenizer, and so transformers and torch (seconds, 400 MB), but no weights.
-`trinity-db run` starts this module as a process of its own, because the supervisor lives as long as the run.
+`trinity-db run` starts this module as a separate process, because the supervisor lives as long as the run.
 """
 
 import json
@@ -229,7 +229,7 @@ def _tokenizer_folder(
     """A folder on this machine with the tokenizer of a run: its newest version, or its starting model.
 
     The store is not trusted to name folders: a version counts if `places` allows its folder, and the starting
-    model if it is that of `places`.
+    model if `places` names it.
     """
     ids = [run_id] if model.run is None else [run_id, runs.find(tx, model.run).id]
     versions = [policies.newest(tx, number) for number in ids]

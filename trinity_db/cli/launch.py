@@ -166,8 +166,8 @@ def check_fits(config: RunConfig) -> None:
 def check_disk(config: RunConfig) -> None:
     """Say how much disk the versions and checkpoints of a run need. Files that the run has count as free.
 
-    A model of the Hub is downloaded first. Nothing is said if the starting model has no safetensors files on
-    this machine.
+    A model of the Hub is downloaded first. Nothing is logged if the starting model has no safetensors files
+    on this machine.
 
     Raises:
         ConfigError: it is more than the disk has.

@@ -1,6 +1,6 @@
 """Models by name: repositories of the Hugging Face Hub or of ModelScope, as folders on this machine.
 
-This is the one module that downloads models. Callers pass names from the command line and from configurations
+Only this module downloads models. Callers pass names from the command line and from configurations
 of the caller; a name from the database is never passed (see `trinity_db.trust`).
 
 A download is kept in the cache of the hub's own library, which other programs share and extend. So a model

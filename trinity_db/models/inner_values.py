@@ -23,7 +23,7 @@ class Limits(NamedTuple):
 
 
 def kept_bytes(compute: Callable[[], Tensor], weights: Collection[Tensor]) -> int:
-    """The bytes that a computation keeps for its backward pass, without those of the weights."""
+    """The bytes that a computation keeps for its backward pass, without its weights."""
     own = {weight.untyped_storage().data_ptr() for weight in weights}
     kept: dict[int, int] = {}
 

@@ -85,8 +85,8 @@ class Lora:
     def merge_into(self, model: Any) -> None:
         """Give another model of the same architecture the adapted weights, in its own dtype and device.
 
-        `round_to` rounds them. Layers that share a weight, such as those of Zamba2, have adapters of their
-        own: each then gets its own weight.
+        `round_to` rounds them. Layers that share a weight, such as in Zamba2, have separate
+        adapters: each layer then gets its own weight.
         """
         self._give(model, (weight for _, weight in self.merged_weights()))
 

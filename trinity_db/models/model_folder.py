@@ -28,7 +28,8 @@ def write(
         model: a model of `transformers`.
         state: its weights by its own names. This function empties it, so that no two copies are in memory.
         dtype: of the parameters in the file, apart from those that the model's class keeps in float32.
-            `round_to` rounds them to 16 bits, by their names in the model, before they get those of the file.
+            `round_to` rounds them to 16 bits, by their names in the model, before the names are converted
+            for the file.
         classifier: name of the class that classifies sequences by one label, if the folder is of it too.
         beside: weights of that class which `model` lacks.
     """

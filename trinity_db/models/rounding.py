@@ -2,7 +2,7 @@
 
 A pretrained weight is usually a bfloat16 value. AdamW moves it by about the learning rate per step, and
 rounding to nearest returns the old value until half the distance to the next one is crossed, which takes tens
-to hundreds of steps. Here each weight has a threshold of its own in place of one half:
+to hundreds of steps. Here each weight has its own threshold instead of one half:
 
     bfloat16(w) = truncate(bits(w) + t),  t in [0, 65535]
 
@@ -103,7 +103,7 @@ def _thresholds(name: str, start: int, count: int, device: torch.device) -> Tens
 
 
 def _to_bfloat16(weight: Tensor, thresholds: Tensor) -> Tensor:
-    """Carry into the upper 16 bits. The sign is a bit of its own, so the magnitude is rounded."""
+    """Carry into the upper 16 bits. The sign is a separate bit, so the magnitude is rounded."""
     return thresholds.add_(weight.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32)
 
 

@@ -61,7 +61,7 @@ class WeightsFile:
         """In bytes."""
 
     def blocks(self) -> Iterator[memoryview]:
-        """The bytes of the file, in order. Each block is a copy, and the only one beside the tensors."""
+        """The bytes of the file, in order. Each block is a copy, the only one besides the tensors."""
         yield memoryview(self._head)
         while self._unwritten:
             size = self._unwritten[0].numel() * self._unwritten[0].element_size()

@@ -197,7 +197,7 @@ def record_engine_dtype(tx: Transaction, worker_id: int, dtype: str) -> None:
 
 
 def engine_dtypes(tx: Transaction, run_id: int, lease_seconds: float) -> set[str | None]:
-    """The number formats of the engines of living explorers. None: an explorer does not know its own."""
+    """The number formats of the engines of living explorers. None: unknown."""
     rows = tx.execute(query("engine_dtypes"), {"run_id": run_id, "lease_seconds": lease_seconds})
     return {row["engine_dtype"] for row in rows}
 

@@ -1,4 +1,4 @@
-"""Which folders and addresses of versions a process reads, of those that the database names.
+"""Which of the folders and addresses of versions in the database a process reads.
 
 Logins of lower trust write these columns: an explorer of another machine, or a person who may insert a run,
 must not choose which folder is loaded here or which bucket is asked with the credentials of this process.
