@@ -9,6 +9,7 @@ from tests.command_line import CommandLine
 from tests.page.browser import WAIT_SECONDS, Visit
 from tests.postgres import by_login
 from tests.rows import Scene
+from trinity_db.cli import first_task
 
 MILLISECONDS = 1000 * WAIT_SECONDS
 
@@ -26,7 +27,8 @@ def test_the_page_says_what_the_command_says(
     shown = {(level, what) for level, what, *_ in looked(visit)}
     monkeypatch.setenv("TRINITY_DB_URL", by_login(scene.database.url))
     said = json.loads(command_line("doctor", "--json").stdout)
-    assert shown == {(one["level"], one["what"]) for one in said}
+    only_command = {first_task.WHAT}  # it loads a tokenizer
+    assert shown == {(one["level"], one["what"]) for one in said if one["what"] not in only_command}
     assert next(iter(visit.rows("findings")))[0] == "fail", "fsync is off in tests, and stands first"
 
 

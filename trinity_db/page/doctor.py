@@ -18,7 +18,8 @@ from trinity_db.page.reader import Reader
 COLUMNS = (Column("level"), Column("what"), Column("found", "long"), Column("remedy", "long"), SHOWN_BY)
 EXPLAINED = (
     "What trinity-db doctor says of this machine, and of the store by the login '{login}'. It says what "
-    "this login may not see; in a terminal it looks by the store's own login."
+    "this login may not see; in a terminal it looks by the store's own login, and renders the first task of "
+    "each run, for which it loads a tokenizer."
 )
 LOOKING = "It looks at packages, disks, the server and the store. This takes seconds."
 
