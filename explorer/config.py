@@ -25,9 +25,9 @@ class TransformersConfig(Settings):
     max_tokens: int = Field(65_536, ge=1)
     """Keys and values in memory, in tokens: rows of the batch times the longest of them, prompt and
     max_new_tokens. Further requests wait. 65536 take 1.6 GB for a model of 0.5 B parameters."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights, keys and values. auto: bfloat16 on a GPU that computes in it, else float32.
-    bfloat16 takes half the memory, and the recorded log-probabilities then differ from the trainer's:
+    16 bits take half the memory, and the recorded log-probabilities then differ from the trainer's:
     `sampling/engine_logp_difference` says how far."""
 
 

@@ -142,11 +142,12 @@ class ForwardConfig(Settings):
     results do not depend on it. auto: 4096 on a GPU and 256 on a CPU, where more take memory and save little
     time; the trainer takes less if less memory is free when it starts. May change during a run."""
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"], Kept("stored scores of rows were computed in it")
+        Literal["auto", "float32", "bfloat16", "float16"], Kept("stored scores of rows were computed in it")
     ] = "auto"
     """What forward and backward pass compute in. auto: bfloat16 on a GPU that computes in it, else float32. A
     run with auto that moves to another device may change it; the trainer warns then. Weights that are
-    trained, optimizer, log-probabilities and losses stay in float32."""
+    trained, optimizer, log-probabilities and losses stay in float32. In float16 the trainer multiplies the
+    loss by a factor, the metric `loss_scale`, so that small gradients do not become zero."""
 
     def tokens_on(self, device: str) -> int:
         """Tokens in one forward pass on a type of device, "cpu" or "cuda", if memory suffices."""

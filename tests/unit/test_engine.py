@@ -79,18 +79,24 @@ def test_stored_logprobs_equal_those_of_a_plain_forward_pass(
 @pytest.fixture(scope="module")
 def rounded_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as a trainer publishes it in bfloat16."""
-    folder, model = tmp_path_factory.mktemp("rounded"), load_model(model_folder, "cpu")
-    folder_digest.complete(folder, write(model, model.state_dict(), folder, torch.bfloat16))
+    return rounded(model_folder, tmp_path_factory.mktemp("rounded"), torch.bfloat16)
+
+
+def rounded(model_folder: Path, folder: Path, dtype: torch.dtype) -> Path:
+    """Write a model as a trainer publishes it in a number format."""
+    model = load_model(model_folder, "cpu")
+    folder_digest.complete(folder, write(model, model.state_dict(), folder, dtype))
     load_tokenizer(model_folder).save_pretrained(folder)
     return folder
 
 
-def test_in_bfloat16_a_version_in_float32_is_rounded_as_a_trainer_rounds_it(
-    model_folder: Path, rounded_folder: Path
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_16_bits_a_version_in_float32_is_rounded_as_a_trainer_rounds_it(
+    model_folder: Path, tmp_path: Path, dtype: str
 ) -> None:
     found = []
-    for folder in (model_folder, rounded_folder):
-        engine = TransformersEngine("cpu", dtype="bfloat16")
+    for folder in (model_folder, rounded(model_folder, tmp_path, getattr(torch, dtype))):
+        engine = TransformersEngine("cpu", dtype=dtype)
         for version in (0, 1):  # it builds the model, and reads weights into it
             load(engine, folder, version)
             found.append(run(engine, PROMPTS))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -272,16 +272,19 @@ def test_a_model_that_cannot_compute_its_layers_again_is_refused(monkeypatch: py
         recompute(of("Qwen2"))
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 0.05), ("float16", 0.006)])
 @pytest.mark.parametrize("kind", ["Qwen2", "Granite", "Bloom"])
-def test_bfloat16_is_near_and_its_results_and_gradients_are_float32(kind: str) -> None:
+def test_16_bits_are_near_and_their_results_and_gradients_are_float32(
+    kind: str, dtype: Literal["bfloat16", "float16"], limit: float
+) -> None:
     model = of(kind, initializer_range=0.05).float()
     logprobs, entropy, _ = plainly(model, payloads())
     expected = gradient(model, logprobs)
-    scored = Forward(model, TrainerConfig(dtype="bfloat16"), temperature=TEMPERATURE)(payloads())
+    scored = Forward(model, TrainerConfig(dtype=dtype), temperature=TEMPERATURE)(payloads())
     found = scored.logprobs[scored.mask]
     assert found.dtype == scored.entropy.dtype == torch.float32
-    torch.testing.assert_close(found, logprobs, atol=0.05, rtol=0)
-    torch.testing.assert_close(scored.entropy[scored.mask].detach(), entropy, atol=0.05, rtol=0)
+    torch.testing.assert_close(found, logprobs, atol=limit, rtol=0)
+    torch.testing.assert_close(scored.entropy[scored.mask].detach(), entropy, atol=limit, rtol=0)
     assert not torch.equal(found, logprobs)
     changed = gradient(model, found)
     assert torch.nn.functional.cosine_similarity(changed, expected, dim=0) > 0.999

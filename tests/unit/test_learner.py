@@ -117,6 +117,51 @@ def test_the_size_of_a_micro_batch_changes_nothing(
     assert results[0][1].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_a_step_in_float16_is_near_one_in_float32(
+    model: Path, moved: Path, algorithm: AlgorithmConfig
+) -> None:
+    results = []
+    for dtype in ("float32", "float16"):
+        one = learner(model, algorithm, moved, dtype=dtype, max_grad_norm=1e9)
+        results.append((one.step(batch()), gradients(one)))
+    (exact, direction), (half, found) = results
+    assert half.pop("loss_scale") > 1.0
+    assert half["loss"] == pytest.approx(exact["loss"], abs=0.02, rel=0.02)
+    assert torch.nn.functional.cosine_similarity(found, direction, dim=0) > 0.99
+
+
+def test_a_gradient_that_overflows_in_float16_is_computed_again_at_a_smaller_scale(model: Path) -> None:
+    one, other = (learner(model, ALGORITHMS["grpo"], dtype="float16", max_grad_norm=1e9) for _ in range(2))
+    one.loss_scale.factor = 2.0**40
+    metrics, expected = one.step(batch()), other.step(batch())
+    assert 1.0 < metrics["loss_scale"] < 2.0**40
+    assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.01)
+    torch.testing.assert_close(gradients(one), gradients(other), atol=1e-4, rtol=0.01)
+    assert one.steps_done == 1
+
+
+def test_the_scale_of_the_loss_continues_after_a_restart_and_grows(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_db.trainer.learner.loss_scale.UPDATES_TO_GROW", 2)
+    one, other = (learner(model, ALGORITHMS["grpo"], dtype="float16") for _ in range(2))
+    one.loss_scale.factor = 8.0
+    one.step(batch(0))
+    other.load_state_dict(one.state_dict())
+    assert [other.step(batch(seed))["loss_scale"] for seed in (1, 2)] == [8.0, 16.0]
+
+
+def test_a_step_that_stays_infinite_in_float16_ends_with_its_reason(model: Path) -> None:
+    one = learner(model, ALGORITHMS["grpo"], dtype="float16")
+    rows = batch()
+    rows.columns["advantages"][0] = np.inf
+    before = parameters_to_vector(one.policy.parameters()).clone()
+    with pytest.raises(NonFiniteLoss):
+        one.step(rows)
+    assert torch.equal(parameters_to_vector(one.policy.parameters()), before)
+
+
 def test_sft_has_the_loss_that_transformers_computes(model: Path) -> None:
     rows = batch(size=4)
     tokens = torch.zeros(4, 14, dtype=torch.long)

@@ -28,8 +28,15 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> Non
     ranks.sum_all(one for one in gradients if not isinstance(one, DTensor))
 
 
-def clip(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
-    """Scale the gradient down to `max_norm` if it is larger. Return its norm before."""
+def clip(parameters: Sequence[torch.nn.Parameter], max_norm: float, loss_scale: float = 1.0) -> float:
+    """Scale the gradient down to `max_norm` if it is larger. Return its norm before.
+
+    Args:
+        loss_scale: the gradient is of the loss times this power of two, and is divided by it first.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if loss_scale != 1.0:
+        torch._foreach_div_(gradients, loss_scale)
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 

@@ -35,6 +35,7 @@ from trinity_db.trainer.distribution.sharding import (
     sum_gradients,
 )
 from trinity_db.trainer.learner.gathered_columns import Batch, gather_columns
+from trinity_db.trainer.learner.loss_scale import LossScale
 from trinity_db.trainer.learner.memory import rows_have_to_fit
 from trinity_db.trainer.learner.micro_batches import Abandoned, MicroBatch, micro_batches
 from trinity_db.trainer.learner.optimizer import Optimizer
@@ -98,6 +99,7 @@ class Learner:
         self.optimizer = Optimizer(
             config, self.policy.weights, self.policy.head_weights, self.policy.embeddings
         )
+        self.loss_scale = LossScale(self.policy.forward.computing.dtype)
         self.steps_done = 0
         self.num_tokens = 0
         """Tokens of all rows so far, prompts included."""
@@ -174,6 +176,7 @@ class Learner:
             "rng": torch.get_rng_state(),
             "cuda_rng": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
             "algorithm": self.algorithm.state_dict(),
+            "loss_scale": self.loss_scale.state_dict(),
         }
 
     @contextmanager
@@ -215,6 +218,8 @@ class Learner:
         self.num_tokens = state["num_tokens"]
         self.optimizer.load_state_dict(sharded_state(state["optimizer"], self.policy.parameters()))
         self.algorithm.load_state_dict(state["algorithm"])
+        if "loss_scale" in state:  # checkpoints of earlier versions have none
+            self.loss_scale.load_state_dict(state["loss_scale"])
         torch.set_rng_state(state["rng"])
         if torch.cuda.is_available() and state["cuda_rng"]:
             torch.cuda.set_rng_state(state["cuda_rng"][0])
@@ -252,6 +257,7 @@ class Learner:
                     undo = Undo(self.policy.parameters(), self.optimizer.parts)
                 self._copy_unwritten()
                 self.optimizer.step()
+                self.loss_scale.count_update()
         except (Abandoned, NonFiniteLoss):
             if undo:
                 undo.restore()
@@ -265,10 +271,11 @@ class Learner:
 
     def _gradient(self, batch: Batch, rows: Columns, chosen: list[int], number: int) -> dict[str, float]:
         """Compute the gradient of the chosen rows, the same on all ranks, and clip it. Return the metrics."""
-        self.optimizer.zero_grad()
-        metrics = self._backward(batch, rows, chosen)
-        sum_gradients(self.policy.parameters(), self.ranks)
-        metrics["grad_norm"] = clip(self.policy.parameters(), self.config.max_grad_norm)
+        metrics = self._clipped(batch, rows, chosen)
+        while math.isfinite(metrics["loss"]) and not math.isfinite(metrics["grad_norm"]):
+            if not self.loss_scale.lower():
+                break
+            metrics = self._clipped(batch, rows, chosen)
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
             update = f", update {number}" if self.config.updates > 1 else ""
             raise NonFiniteLoss(
@@ -278,6 +285,14 @@ class Learner:
                 "from an earlier checkpoint of it, by model: {path: FOLDER}."
             )
         return metrics
+
+    def _clipped(self, batch: Batch, rows: Columns, chosen: list[int]) -> dict[str, float]:
+        """Compute and clip the gradient at the present scale of the loss. It may be infinite."""
+        self.optimizer.zero_grad()
+        metrics = self._backward(batch, rows, chosen)
+        sum_gradients(self.policy.parameters(), self.ranks)
+        norm = clip(self.policy.parameters(), self.config.max_grad_norm, self.loss_scale.factor)
+        return metrics | {"grad_norm": norm} | self.loss_scale.metrics()
 
     def _backward(self, batch: Batch, rows: Columns, chosen: list[int]) -> dict[str, float]:
         """Add up the gradients of this rank's micro-batches. Return the metrics of all ranks' micro-batches.
@@ -290,7 +305,7 @@ class Learner:
             experts = self._chosen_experts([batch.payloads[i] for i in chosen])
             for shares, counts, is_last in self._shares(batch, rows, chosen, experts):
                 self.policy.sum_gradients_after(is_last)
-                torch.autograd.backward(shares["loss"] if counts else 0.0 * shares["loss"])
+                torch.autograd.backward(shares["loss"] * (self.loss_scale.factor if counts else 0.0))
                 if counts:
                     parts.append({name: share.detach() for name, share in shares.items()})
         except Abandoned:

@@ -78,7 +78,7 @@ class Forward:
         with_weights: calls a function while the weights outside of layers are whole. Sharded weights need it.
             None: they always are.
         frozen: the weights never change. Those of the linear layers are then kept in the dtype of products,
-            which takes half of the memory in bfloat16.
+            which takes half of the memory in 16 bits.
     """
 
     def __init__(
@@ -96,8 +96,9 @@ class Forward:
         self._value_head = value_head
         with_weights = self._with_weights = with_weights or (lambda compute: compute())
         self._device = torch.device(device) if device else next(model.parameters()).device
-        is_half = computing_dtype(config.dtype, self._device.type) == torch.bfloat16
-        self._dtype = torch.bfloat16 if is_half else next(model.parameters()).dtype
+        dtype = computing_dtype(config.dtype, self._device.type)
+        self._autocasts = dtype in (torch.bfloat16, torch.float16)
+        self._dtype = dtype if self._autocasts else next(model.parameters()).dtype
         self._temperature = temperature
         self._max_sequences = config.micro_batch_size
         self.max_tokens = config.tokens_on(self._device.type)
@@ -310,7 +311,7 @@ class Forward:
         return torch.from_numpy(trained_mask(payloads)).to(self._device)
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._device.type, self._dtype, enabled=self._dtype == torch.bfloat16)
+        return torch.autocast(self._device.type, self._dtype, enabled=self._autocasts)
 
 
 def trained_values(

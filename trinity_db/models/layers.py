@@ -61,7 +61,7 @@ def compile_layers(model: Any) -> None:
 def store_in(model: Any, dtype: torch.dtype) -> None:
     """Keep the weights of a frozen model's linear layers in the dtype that products are computed in.
 
-    In bfloat16 this is half the memory, and the same bits come out: autocast rounds a weight at each use. The
+    In 16 bits this is half the memory, and the same bits come out: autocast rounds a weight at each use. The
     embeddings stay in float32, because a vector that is looked up in them is not rounded.
     """
     if dtype == torch.float32:

@@ -16,7 +16,7 @@ def computing_dtype(name: str, device: str) -> Any:
     """The torch dtype that a `dtype` key means on a device.
 
     Args:
-        name: float32, bfloat16 or auto: bfloat16 on a GPU that computes in it, else float32.
+        name: float32, bfloat16, float16 or auto: bfloat16 on a GPU that computes in it, else float32.
     """
     torch = library("torch")
     if name != "auto":

@@ -1,0 +1,52 @@
+"""The factor of the loss in float16, so that small gradients do not become zero and large ones not infinite.
+
+Below 6e-8 a float16 number is zero. So the loss is multiplied by a power of two before the backward pass, and
+the gradient, which is in float32, is divided by it. This is the dynamic loss scaling of mixed precision
+(Micikevicius et al., 2018, arXiv 1710.03740), except that an update whose gradient overflows is not skipped:
+its gradient is computed again with a smaller factor. So each row of a batch is learned from.
+"""
+
+from typing import Any
+
+START = 2.0**16
+UPDATES_TO_GROW = 400
+"""Updates in a row without an overflow after which the factor doubles."""
+
+
+class LossScale:
+    """The factor of the loss of a run: 1 in any format but float16.
+
+    Args:
+        dtype: that forward and backward pass compute in.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._scales = dtype == "float16"
+        self.factor = START if self._scales else 1.0
+        self._updates = 0
+
+    def lower(self) -> bool:
+        """Halve the factor after an overflow. Return whether it could be halved."""
+        if self.factor <= 1.0:
+            return False
+        self.factor /= 2
+        self._updates = 0
+        return True
+
+    def count_update(self) -> None:
+        """Count an update with a finite gradient. The factor doubles after many."""
+        self._updates += 1
+        if self._scales and self._updates >= UPDATES_TO_GROW:
+            self.factor *= 2
+            self._updates = 0
+
+    def metrics(self) -> dict[str, float]:
+        return {"loss_scale": self.factor} if self._scales else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"factor": self.factor, "updates": self._updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. A run that computed in another format before starts anew."""
+        if self._scales and state["factor"] > 1.0:
+            self.factor, self._updates = state["factor"], state["updates"]
