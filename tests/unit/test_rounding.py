@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from trinity_db.models import rounding
-from trinity_db.models.rounding import round_to, seed_names
+from trinity_db.models.rounding import inexact, round_to, seed_names
 
 BITS = "1111101011010100100000111011101111001111011011111100100110001011"
 """Which of the first 64 weights half-way between two values are rounded up."""
@@ -148,3 +148,9 @@ def test_tied_and_adapted_parameters_have_one_name() -> None:
         "head.bias": "head.bias",
         "adapted.weight": "adapted.weight",
     }
+
+
+def test_weights_without_a_float16_value_are_counted() -> None:
+    weights = [torch.tensor([1.0, 2.0**-24, 1.5 * 2.0**-24]), torch.tensor([[0.0]])]
+    assert inexact(weights, torch.float16) == (0.25, 0.5 * 2.0**-24)
+    assert inexact(weights, torch.float32) == (0.0, 0.0)

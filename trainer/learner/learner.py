@@ -200,7 +200,7 @@ class Learner:
 
     def publish_in(self, dtype: str) -> None:
         """Round further versions to a number format. All ranks call it together."""
-        self.policy.publish_dtype = getattr(torch, dtype)
+        self.policy.publish_in(getattr(torch, dtype))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. It has no weights.

@@ -23,6 +23,7 @@ from trinity_db.models import (
     inner_values,
     load_model,
     model_folder,
+    rounding,
 )
 from trinity_db.models.adapter_folder import BASE_FILE, Base
 from trinity_db.models.canary import Canary, sequence
@@ -114,9 +115,10 @@ class Policy:
                 start, config, temperature=temperature, device=self.device, sharding=sharding
             )
         self._limit_memory(config, token_bytes)
-        is_auto = config.publish_dtype == "auto"
-        self.publish_dtype: torch.dtype = torch.float32 if is_auto else getattr(torch, config.publish_dtype)
-        """Number format of the next version. `Learner.publish_in` changes it."""
+        self.publish_dtype = torch.float32
+        """Number format of the next version. `publish_in` changes it."""
+        if config.publish_dtype != "auto":
+            self.publish_in(getattr(torch, config.publish_dtype))
         self._sums_at_the_end = config.sum_gradients == "step"
 
     @property
@@ -270,6 +272,19 @@ class Policy:
         """Update a synchronised reference when its interval ends."""
         if self._reference:
             self._reference.follow(self.model, steps_done)
+
+    def publish_in(self, dtype: torch.dtype) -> None:
+        """Round further versions to a number format. All ranks call it together.
+
+        Small weights of a model in bfloat16 have no float16 value. The log says how many are rounded.
+        """
+        self.publish_dtype = dtype
+        if dtype == torch.float16 and self.ranks.rank == 0 and not self.publishes_adapter:
+            share, largest = rounding.inexact(self.parameters(), dtype)
+            logger.info(
+                "float16: %.2f %% of the weights have no value in it and are rounded, by at most %.2g",
+                *(100 * share, largest),
+            )
 
     def whole_weights(self) -> AbstractContextManager[None]:
         """Within this `with`, the first rank has all weights and can save them. All ranks enter together."""

@@ -16,12 +16,13 @@ since all arithmetic is on integers or exact.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 BLOCK = 1 << 20  # elements that share a seed
 CHUNKS = {"cpu": 1 << 15}
@@ -56,6 +57,24 @@ def round_to(weight: Tensor, name: str, dtype: torch.dtype, start: int = 0) -> T
             exact, carried(exact, _thresholds(name, start + low, high - low, flat.device)), dtype
         )
     return rounded.view(weight.shape)
+
+
+@torch.no_grad()
+def inexact(weights: Iterable[Tensor], dtype: torch.dtype) -> tuple[float, float]:
+    """The share of weights that have no value in a number format, and the largest distance to the nearest one.
+
+    Of weights that are sharded it counts this rank's part.
+    """
+    count = changed = 0
+    largest = 0.0
+    for weight in weights:
+        flat = (weight.to_local() if isinstance(weight, DTensor) else weight).reshape(-1)
+        for part in flat.split(BLOCK):
+            off = (part.to(dtype).to(part.dtype) - part).abs()
+            count += part.numel()
+            changed += int(off.count_nonzero())
+            largest = max(largest, float(off.amax()))
+    return changed / max(count, 1), largest
 
 
 def seed_names(model: Any) -> dict[str, str]:
