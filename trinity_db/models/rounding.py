@@ -61,7 +61,7 @@ def round_to(weight: Tensor, name: str, dtype: torch.dtype, start: int = 0) -> T
 
 @torch.no_grad()
 def inexact(weights: Iterable[Tensor], dtype: torch.dtype) -> tuple[float, float]:
-    """The share of weights that have no value in a number format, and the largest distance to the nearest one.
+    """The share of weights without a value in a number format, and the largest distance to one.
 
     Of weights that are sharded it counts this rank's part.
     """
@@ -69,7 +69,7 @@ def inexact(weights: Iterable[Tensor], dtype: torch.dtype) -> tuple[float, float
     largest = 0.0
     for weight in weights:
         flat = (weight.to_local() if isinstance(weight, DTensor) else weight).reshape(-1)
-        for part in flat.split(BLOCK):
+        for part in torch.split(flat, BLOCK):
             off = (part.to(dtype).to(part.dtype) - part).abs()
             count += part.numel()
             changed += int(off.count_nonzero())
