@@ -74,6 +74,11 @@ def test_links_of_the_own_folders_are_followed(places: RecordedPlaces, tmp_path:
         ("s3://bucket/runs/run-1/version-000003-1", True),
         ("s3://bucket/runs-of-others/version-000003-1", False),
         ("s3://bucket/runs/../version-000003-1", False),
+        ("s3://bucket/runs/%2e%2e/others/version-000003-1", False),
+        ("s3://bucket/runs/.%2E/others/version-000003-1", False),
+        ("s3://bucket/runs/run\\..\\..\\others/version-000003-1", False),
+        ("s3://bucket/runs/./version-000003-1", False),
+        ("s3://bucket/runs//version-000003-1", False),
         ("s3://other/runs/run-1/version-000003-1", False),
     ],
 )

@@ -6,6 +6,7 @@ The files must have the recorded digest in any case.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from trinity_db.weights.manifest import OWNER_FILE
 
 OWNER_KEYS = {"store", "name", "id", "created_at"}
 MAX_OWNER_BYTES = 10_000
+PLAIN_PARTS = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
+"""Parts of an address that mean themselves. The object store's library decodes %2e%2e, and takes \\ for /."""
 CONFIGURED = "this process's configuration (--config FILE, for commands that take the name of a run)"
 
 
@@ -129,6 +132,7 @@ def _has_owner(folder: Path) -> bool:
 
 
 def _is_under(address: str, prefix: str | None) -> bool:
-    if prefix is None or ".." in address.split("/"):
+    if prefix is None:
         return False
-    return address.startswith(f"{prefix.rstrip('/')}/")
+    beginning = f"{prefix.rstrip('/')}/"
+    return address.startswith(beginning) and bool(PLAIN_PARTS.fullmatch(address, len(beginning)))
