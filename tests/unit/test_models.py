@@ -1,6 +1,8 @@
 """Small models are built the same from the same seed, and what is no model is refused."""
 
+import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from trinity_db import models
 from trinity_db.config import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError, MissingExtra
 from trinity_db.models import computing_dtype
+from trinity_db.models.embedding import EmbeddingModel
+from trinity_db.models.reward_model import check_reward_model
 from trinity_db.prompts import UntokenizableText, prompt_ids
 from trinity_db.settings import validate
 
@@ -190,3 +194,48 @@ def test_the_row_of_the_padding_token_is_read_as_it_is_in_the_file(tmp_path: Pat
     embeddings = models.load_model(tmp_path, "cpu").get_input_embeddings()
     assert torch.equal(embeddings.weight, model.get_input_embeddings().weight)
     assert embeddings.padding_idx == 0
+
+
+TRAP = """
+from pathlib import Path
+from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
+Path(__file__).with_name("ran").touch()
+class Config(PretrainedConfig):
+    model_type = "unknown"
+class Model(LlamaForCausalLM):
+    config_class = Config
+class Tokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+def test_code_in_the_folder_of_a_model_is_not_run_and_nobody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def agree(text: str) -> str:
+        asked.append(text)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", agree)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "model"
+    models.build_scratch(
+        ScratchConfig(alphabet="01", hidden_size=16, layers=1, heads=2, context=16), 0, folder
+    )
+    (folder / "trap.py").write_text(TRAP)
+    own = {"AutoConfig": "trap.Config", "AutoModel": "trap.Model", "AutoModelForCausalLM": "trap.Model"}
+    for name, changed in (
+        ("config.json", {"model_type": "unknown", "auto_map": own}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "trap.Tokenizer"]}}),
+    ):
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | changed))
+    for load in (models.load_model, models.context_length, EmbeddingModel, check_reward_model):
+        with pytest.raises(ConfigError, match=r"custom code"):
+            load(folder)
+    with suppress(ConfigError):  # a tokenizer is also read without its class
+        models.load_tokenizer(folder)
+    assert asked == []
+    assert list(tmp_path.rglob("ran")) == []

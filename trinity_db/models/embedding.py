@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinity_db.errors import ConfigError
-from trinity_db.models.libraries import default_device, library
+from trinity_db.models.libraries import FROM_FOLDER, default_device, library
 from trinity_db.models.loading import check_folder
 
 BATCH = 32  # texts at a time, padded to the longest
@@ -33,8 +33,8 @@ class EmbeddingModel:
         transformers = library("transformers")
         self._device = default_device()
         try:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, dtype="float32")
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **FROM_FOLDER)
+            model = transformers.AutoModel.from_pretrained(folder, **FROM_FOLDER, dtype="float32")
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"{folder}: cannot be loaded: {' '.join(str(error).split())[:200]}") from error
         if self._tokenizer.pad_token is None:

@@ -6,6 +6,12 @@ from typing import Any
 
 from trinity_db.errors import MissingExtra
 
+FROM_FOLDER = {"local_files_only": True, "trust_remote_code": False}
+"""How transformers reads a folder: without network, and without code that the folder holds or names.
+
+If the second option were left out, transformers would ask on the terminal whether to run that code.
+"""
+
 
 def default_device() -> str:
     """The device that models run on: the first GPU if there is one, else the CPU."""

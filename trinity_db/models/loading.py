@@ -15,7 +15,7 @@ from trinity_db.errors import ConfigError
 from trinity_db.models import hub
 from trinity_db.models.adapter_folder import is_adapter, whole_model
 from trinity_db.models.families import check_experts, check_family
-from trinity_db.models.libraries import check_libraries, default_device, library
+from trinity_db.models.libraries import FROM_FOLDER, check_libraries, default_device, library
 from trinity_db.models.scratch import scratch_tokenizer
 from trinity_db.models.time_steps import limit_as_configured
 
@@ -65,9 +65,9 @@ def load_model(path: Path, device: str | None = None) -> Any:
 
         return load_merged(path).to(device or default_device())
     try:
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(path, **FROM_FOLDER)
         own = {"config": _without_padding(config)} if config.model_type in _PADDING_IS_ZEROED else {}
-        model = model_class(config).from_pretrained(path, local_files_only=True, dtype=torch.float32, **own)
+        model = model_class(config).from_pretrained(path, **FROM_FOLDER, dtype=torch.float32, **own)
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{path}: is no causal language model: {_one_line(error)}") from error
     if own:
@@ -103,7 +103,7 @@ def load_tokenizer(path: Path) -> Any:
     check_folder(path)
     path = whole_model(path)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **FROM_FOLDER)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{path}: holds no tokenizer: {_one_line(error)}") from error
     return _refusing(tokenizer)
@@ -142,11 +142,16 @@ def context_length(path: Path) -> int:
     """The longest sequence in tokens that the model in a folder takes, prompt and response together.
 
     Raises:
-        ConfigError: there is no model in the folder, or its configuration does not say it.
+        ConfigError: there is no model in the folder that transformers knows, or its configuration does not
+            say it.
     """
     transformers = library("transformers")
     check_folder(path)
-    return context_of(transformers.AutoConfig.from_pretrained(whole_model(path), local_files_only=True))
+    try:
+        config = transformers.AutoConfig.from_pretrained(whole_model(path), **FROM_FOLDER)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: is no causal language model: {_one_line(error)}") from error
+    return context_of(config)
 
 
 def context_of(config: Any) -> int:

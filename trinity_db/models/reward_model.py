@@ -8,7 +8,7 @@ import numpy as np
 
 from trinity_db.config import ForwardConfig
 from trinity_db.errors import ConfigError
-from trinity_db.models.libraries import computing_dtype, default_device, library
+from trinity_db.models.libraries import FROM_FOLDER, computing_dtype, default_device, library
 from trinity_db.models.loading import check_folder
 
 TokenIds = Sequence[int]
@@ -33,7 +33,7 @@ class RewardModel:
         dtype = computing_dtype(config.dtype, self._device)
         try:
             model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder, local_files_only=True, dtype=dtype, output_loading_info=True
+                folder, **FROM_FOLDER, dtype=dtype, output_loading_info=True
             )
         except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
             why = " ".join(str(error).split())[:200]
@@ -84,7 +84,7 @@ def check_reward_model(folder: Path) -> None:
     check_folder(folder)
     transformers = library("transformers")
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, **FROM_FOLDER)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: is no reward model: {' '.join(str(error).split())[:200]}") from error
     made = (config.architectures or ["nothing"])[0]

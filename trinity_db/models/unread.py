@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trinity_db.errors import ConfigError
-from trinity_db.models.libraries import library
+from trinity_db.models.libraries import FROM_FOLDER, library
 from trinity_db.models.loading import load_model, model_class, prepared
 from trinity_db.models.stored_weights import Stored, stored_weights
 
@@ -86,11 +86,11 @@ def _without_weights(path: Path) -> Any:
 
     transformers = library("transformers")
     try:
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(path, **FROM_FOLDER)
         if getattr(config, "quantization_config", None) is not None:
             return None
         with init_empty_weights(include_buffers=False):
-            model = model_class(config).from_config(config, dtype=torch.float32)
+            model = model_class(config).from_config(config, dtype=torch.float32, trust_remote_code=False)
         if (path / "generation_config.json").is_file():
             model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     except (OSError, ValueError):  # load_model says what is wrong
