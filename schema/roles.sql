@@ -89,7 +89,7 @@ GRANT INSERT ON trinity.experience_text TO trinity_processor;
 GRANT UPDATE (state, ready_xact, ready_at, reward_count, reward_mean, reward_variance, priority)
     ON trinity.rollout_group TO trinity_processor;
 GRANT UPDATE (scored, solved, alpha, beta) ON trinity.task_stat TO trinity_processor;
-GRANT UPDATE (state, seed) ON trinity.preference TO trinity_processor;
+GRANT UPDATE (seed) ON trinity.preference TO trinity_processor;
 GRANT UPDATE (worker_id, attempt, num_rows, num_bytes) ON trinity.archive TO trinity_processor;
 GRANT UPDATE (data, archive_row, archive_number, pruned_at) ON trinity.payload TO trinity_processor;
 -- It removes rows that the configuration of their run keeps no longer; the policies below let go of no others.
@@ -407,13 +407,14 @@ CREATE POLICY people_answer ON trinity.park FOR UPDATE TO trinity_labeller USING
 
 -- A processor moves rows and groups only until they are ready: a policy cannot compare a row with the row before. From ready on
 -- they belong to the trainer, and finished rows stay unchanged. Nor does it give an archived payload another
--- place, since its bytes would be lost. The triggers call the function only for such changes, so others cost nothing.
+-- place, since its bytes would be lost. The triggers call the function only for such changes, so others cost nothing. The
+-- operator has its schema, since a login may put a schema with operators of its own first in its search_path.
 CREATE OR REPLACE FUNCTION trinity.refuse_processor()
 RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
     IF pg_catalog.pg_has_role(current_user, 'trinity_trainer', 'USAGE')
-       OR pg_catalog.pg_has_role(current_user, (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = TG_RELID), 'USAGE') THEN
+       OR pg_catalog.pg_has_role(current_user, (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) TG_RELID), 'USAGE') THEN
         RETURN NEW;
     END IF;
     RAISE insufficient_privilege USING MESSAGE =

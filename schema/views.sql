@@ -129,9 +129,9 @@ RETURNS boolean LANGUAGE sql VOLATILE
 AS $$ SELECT abs(extract(epoch FROM clock_timestamp() - heartbeat_at)) <= lease_seconds $$;
 
 -- How long a run keeps rows of a family, as its configuration says; NULL: for ever. Calls are kept as payloads are.
--- Replaced and never dropped: the policies of roles.sql read it.
+-- Replaced and never dropped: the policies of roles.sql read it. So it uses no operators of the login that calls it.
 CREATE OR REPLACE FUNCTION trinity.kept_for(run_id bigint, family text)
-RETURNS interval LANGUAGE sql STABLE
+RETURNS interval LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT (r.config #>> ARRAY['processors', 'retention', CASE kept_for.family WHEN 'calls' THEN 'payloads' ELSE kept_for.family END])::interval
     FROM trinity.run r

@@ -150,6 +150,44 @@ def test_a_processor_moves_no_group_that_is_ready_or_finished(
         change(processor, MOVE.replace("experience", "rollout_group"), after, before)
 
 
+def test_a_processor_moves_no_pair(processor: Scene) -> None:
+    with pytest.raises(TrinityError, match="permission denied for table preference"):
+        change(processor, "UPDATE trinity.preference SET state = 'ready'")
+
+
+OPERATORS = f"""
+CREATE SCHEMA elsewhere AUTHORIZATION {LOGIN};
+SET ROLE {LOGIN};
+CREATE TABLE elsewhere.own ();
+CREATE FUNCTION elsewhere.is_own(one oid, other oid) RETURNS boolean LANGUAGE sql AS $$
+    SELECT $1 OPERATOR(pg_catalog.=) 'elsewhere.own'::regclass::oid $$;
+CREATE OPERATOR elsewhere.= (LEFTARG = oid, RIGHTARG = oid, FUNCTION = elsewhere.is_own);
+CREATE FUNCTION elsewhere.nothing(content jsonb, path text[]) RETURNS text LANGUAGE sql AS $$ SELECT '0 s' $$;
+CREATE OPERATOR elsewhere.#>> (LEFTARG = jsonb, RIGHTARG = text[], FUNCTION = elsewhere.nothing);
+RESET ROLE;
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "refusal"),
+    [
+        (MOVE.replace("%s", "'dropped'", 1).replace("%s", "'trained'"), "only a trainer moves rows"),
+        (PRUNE + OF_STATE.replace("%s", "'trained'"), "row-level security"),
+    ],
+    ids=["moves a row", "prunes arrays"],
+)
+def test_operators_of_a_processor_change_no_rule(
+    scene: Scene, processor: Scene, statement: str, refusal: str
+) -> None:
+    execute(scene.database.url, OPERATORS)
+    try:
+        change(processor, "SET search_path = elsewhere, pg_catalog")
+        with pytest.raises(TrinityError, match=refusal):
+            change(processor, statement)
+    finally:
+        execute(scene.database.url, "DROP SCHEMA elsewhere CASCADE")
+
+
 def test_a_processor_gives_archived_arrays_no_other_place(scene: Scene, processor: Scene) -> None:
     archiver = Archiver(processor.database, processor.run, ArchiveConfig(min_rows=1), stopping=lambda: False)
     assert archiver.finish(processor.processor)
