@@ -13,6 +13,7 @@ from tests.postgres import by_login
 from tests.rows import Scene
 from trinity_db.database import Database
 from trinity_db.errors import DatabaseUnavailable, NotFound
+from trinity_db.page import answers as answers_of_the_page
 from trinity_db.page import questions
 from trinity_db.page.answers import Answers
 from trinity_db.page.reader import Reader
@@ -109,6 +110,28 @@ def test_questions_that_a_visitor_invents_leave_threads_to_the_others(answers: A
         return answered
 
     assert asyncio.run(look()) <= 2 * AT_ONCE
+
+
+def test_old_answers_that_a_visitor_asks_for_leave_threads_to_the_others(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eve, ann = Visitor("eve", Right.LOOK), Visitor("ann", Right.LOOK)
+    invented = [Question() for _ in range(20)]
+
+    async def look() -> int:
+        await asyncio.gather(*(answers.ask(one, eve) for one in invented))
+        monkeypatch.setattr(answers_of_the_page._Answer, "age", 1.5)
+        for one in invented:
+            await answers.ask(one, eve)
+        await asyncio.sleep(0)  # no wait: what was asked anew begins
+        await answers.ask(Question(), ann)
+        answered = sum(one.asked for one in invented) - len(invented)
+        for renewal in [*answers._renewals.values()]:
+            await renewal
+        return answered
+
+    assert asyncio.run(look()) <= 2 * AT_ONCE
+    assert {one.asked for one in invented} == {2}
 
 
 def test_a_question_for_which_nobody_waits_any_more_is_ended(answers: Answers) -> None:

@@ -58,12 +58,14 @@ class Answers:
         self._reader = reader
         self._answers: dict[Hashable, _Answer] = {}
         self._under_way: dict[Hashable, _UnderWay] = {}
+        self._renewals: dict[Hashable, asyncio.Task[None]] = {}
 
     async def ask(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
         """What a question finds, a function or a part of one, whose arguments tell it from others.
 
         A visitor who waits for the database takes a place of the visitor's share of the threads, also where
-        others wait for the same. So each visitor has as many questions under way as for `Reader.ask`.
+        others wait for the same. So does a visitor who is given an answer that is asked anew meanwhile. So
+        each visitor has as many questions under way as for `Reader.ask`.
 
         Raises:
             TrinityError: as Reader.ask does.
@@ -74,10 +76,22 @@ class Answers:
                 if (kept := self._kept(same)) is None:  # others may have asked while this visitor waited
                     found: Result = await self._asked(same, read).answer()
                     return found
-        if kept.age > 1:
-            self._asked(same, read)
+        if kept.age > 1 and same not in self._under_way and same not in self._renewals:
+            task = self._renewals[same] = asyncio.create_task(self._renew(same, read, visitor))
+            task.add_done_callback(partial(self._renewed, same))
         answer: Result = kept.found
         return answer
+
+    async def _renew(self, same: Hashable, read: Callable[[Database], Any], visitor: Visitor | None) -> None:
+        """Ask anew what a visitor was given."""
+        async with self._reader.turn(visitor):
+            await self._asked(same, read).answer()
+
+    def _renewed(self, same: Hashable, task: asyncio.Task[None]) -> None:
+        """Take note of an error. Nobody waits for the answer: those who ask next are told."""
+        del self._renewals[same]
+        if not task.cancelled():
+            task.exception()
 
     def _kept(self, same: Hashable) -> _Answer | None:
         """An answer that is new enough to be given."""
