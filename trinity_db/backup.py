@@ -2,8 +2,6 @@
 
 A dump of any server is a file of pg_dump. A program older than the server refuses to work, and the server
 that the wheel brings is newer than what most systems have installed. So the program is chosen by its version.
-
-A continuous backup of the embedded server is a folder with base backups and the log since then.
 """
 
 import os
@@ -11,15 +9,12 @@ import re
 import shutil
 import subprocess
 from contextlib import closing, suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from trinity_db import database, embedded, opening, privileges
-from trinity_db.embedded import base_backups, restoring
-from trinity_db.embedded.continuous import Folder
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.schema.queries import query
 from trinity_db.settings import home
@@ -73,63 +68,6 @@ def restore(url: str, file: Path) -> None:
     # Rights come with the upgrade.
     _run("pg_restore", url, "--single-transaction", "--no-owner", "--no-privileges", str(file))
     opening.upgrade(url)
-
-
-def begin_continuous(folder: Path) -> None:
-    """Have the embedded server keep its log in a folder, from its next start on.
-
-    Raises:
-        TrinityError: the server runs, the store is not there, or the folder is of another server.
-    """
-    base_backups.begin(embedded.cluster(home()), Folder(folder.resolve()))
-
-
-def end_continuous(folder: Path) -> None:
-    """Have the embedded server keep its log there no longer, from its next start on.
-
-    Raises:
-        TrinityError: the server runs, or keeps its log elsewhere.
-    """
-    cluster = embedded.cluster(home())
-    if cluster.continuous_backup != folder.resolve():
-        raise TrinityError(f"The embedded server keeps no log in {folder}.")
-    cluster.keep_log(None)
-
-
-def is_continuous(folder: Path) -> bool:
-    """Whether a path is the folder of a continuous backup."""
-    return Folder(folder).server() is not None
-
-
-def take_base_backup(folder: Path, keep: int | None) -> tuple[Path, int]:
-    """Take a base backup of the embedded server into its folder; the backup, and how many old ones went.
-
-    Raises:
-        TrinityError: the backup fails, or the server cannot hand over its log.
-    """
-    embedded.ensure_running(home())
-    cluster, place = embedded.cluster(home()), Folder(folder.resolve())
-    made = base_backups.take(cluster, place)
-    return made, base_backups.keep_newest(cluster, place, keep) if keep else 0
-
-
-def restore_to_time(folder: Path, at: datetime | None) -> datetime | None:
-    """Bring the store of a continuous backup into this home as it was at a time, or None: with all there is.
-
-    Its schema gets this code's version, and its server runs. In another home than the original's it is a copy
-    until `db moved`. Returns when the last transaction was committed that came back from the log.
-
-    Raises:
-        TrinityError: see restoring.restored.
-    """
-    cluster = embedded.cluster(home())
-    with restoring.restored(cluster, Folder(folder.resolve()), at) as found:
-        url = found.cluster.url()
-        opening.upgrade(url)
-        with closing(database.connect(url)) as connection, connection.transaction():
-            connection.execute(query("bind_timeline"), {"home": str(cluster.home)})
-    embedded.ensure_running(cluster.home)
-    return found.last_transaction
 
 
 def _check(url: str, file: Path) -> None:

@@ -17,12 +17,3 @@ def flush_all(folder: Path) -> None:
     """Have everything in a folder on the disk, with the names in it and in the folders below."""
     for path in [*folder.rglob("*"), folder]:
         flush(path)
-
-
-def write(path: Path, text: str) -> None:
-    """Put a text into a file: all of it, or what the file held before."""
-    aside = path.with_name(f"{path.name}.aside")
-    aside.write_text(text)
-    flush(aside)
-    aside.rename(path)
-    flush(path.parent)

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -160,36 +159,10 @@ def stop(
 
 
 @app.command()
-def backup(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A new file, or the folder of a continuous backup.")
-    ],
-    continuous: Annotated[
-        bool,
-        typer.Option(
-            "--continuous",
-            help="Have the embedded server keep its log (WAL) in a folder, and copy the server there.",
-        ),
-    ] = False,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Keep only the newest N base backups there, and the log since then."
-        ),
-    ] = None,
-    end: Annotated[
-        bool,
-        typer.Option("--end", help="Have the server keep its log there no longer. The folder stays."),
-    ] = False,
-) -> None:
+def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")]) -> None:
     """Write the whole store to a file, in the format of pg_dump. Roles may go on meanwhile.
 
     Checkpoints and archived payloads are files of their own, and not in it.
-
-    With --continuous the embedded server hands its log, the record of all changes, over to a folder, and the
-    store can be restored as it was at any time from then on. The server begins and ends this only when it
-    starts: stop it before the first time, when the command starts it again, and before --end. Given again,
-    the command adds a base backup, a copy of the server, while roles go on.
 
     Example:
 
@@ -198,49 +171,16 @@ def backup(
     from trinity_db import backup as backups
     from trinity_db import opening
 
-    if not (continuous or end or backups.is_continuous(file)):
-        if keep is not None:
-            raise ConfigError(f"{file} is no continuous backup: --keep goes with --continuous.")
-        backups.backup(opening.location(), file)
-        print(f"{file} holds the store ({file.stat().st_size:,} bytes).")
-        return
-    _require_own_server()
-    if end:
-        backups.end_continuous(file)
-        print(f"The embedded server keeps its log in {file} no longer.")
-        return
-    _back_up_continuously(file, keep)
-
-
-def _back_up_continuously(folder: Path, keep: int | None) -> None:
-    from trinity_db import backup as backups
-
-    backups.begin_continuous(folder)
-    made, removed = backups.take_base_backup(folder, keep)
-    size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
-    gone = f" Older ones that are removed: {removed}." if removed else ""
-    print(f"{made} holds a base backup ({size:,} bytes), and the server keeps its log beside it.{gone}")
+    backups.backup(opening.location(), file)
+    print(f"{file} holds the store ({file.stat().st_size:,} bytes).")
 
 
 @app.command()
-def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What db backup wrote: a file, or a folder.")],
-    at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Of a folder: the store as it was then. Local time, unless an offset or Z follows.",
-        ),
-    ] = None,
-) -> None:
+def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="What db backup wrote.")]) -> None:
     """Bring a backup into an empty store: another folder, or another database.
 
     What is restored is another store than the one that was backed up: its trainers leave the checkpoints of
     the original alone. Where it takes the original's place, run `trinity-db db moved` next.
-
-    The folder of a continuous backup is restored into a home without a store: as the store was at the time of
-    --at, or else with all that the folder has. In the home of the original it is the original, and needs no
-    `db moved`.
 
     Example:
 
@@ -249,31 +189,13 @@ def restore(
     from trinity_db import backup as backups
     from trinity_db import opening
 
-    if not file.exists():  # before this home gets a server for it, which a later restore would find
-        raise NotFound(f"{file}: there is no such file or folder.")
-    if at is None and not file.is_dir():
-        backups.restore(opening.location(), file)
-        print(
-            f"{file} is restored. This is another store than the one that was backed up; where it takes its "
-            "place, run: trinity-db db moved"
-        )
-        return
-    _require_own_server()
-    last = backups.restore_to_time(file, _time(at) if at is not None else None)
+    if not file.is_file():  # before this home gets a server for it, which a later restore would find
+        raise NotFound(f"{file}: there is no such file.")
+    backups.restore(opening.location(), file)
     print(
-        f"{file} is restored; its last transaction is of {last.astimezone() if last else 'the base backup'}. "
-        "Its server keeps no log: db backup --continuous begins a new folder."
+        f"{file} is restored. This is another store than the one that was backed up; where it takes its "
+        "place, run: trinity-db db moved"
     )
-
-
-def _time(text: str) -> datetime:
-    """The time that a text gives; the machine's local time where it names no offset."""
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        raise ConfigError(
-            f"{text!a:.40} is no time; say it as 2026-11-25 14:03, or 2026-11-25T14:03:00Z."
-        ) from None
 
 
 @app.command()
@@ -380,12 +302,4 @@ def _require_embedded(command: str) -> None:
     if os.environ.get("TRINITY_DB_URL"):
         raise ConfigError(
             f"db {command} is for the embedded server, and TRINITY_DB_URL names another; unset it first."
-        )
-
-
-def _require_own_server() -> None:
-    if os.environ.get("TRINITY_DB_URL"):
-        raise ConfigError(
-            "Continuous backups are of the embedded server, and TRINITY_DB_URL names another: unset it, or "
-            "use the tools of that server (docs/guides/operating.md)."
         )

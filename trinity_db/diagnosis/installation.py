@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -12,8 +11,6 @@ from pathlib import Path
 
 from trinity_db import __version__, cores
 from trinity_db.diagnosis.finding import Finding, fail, ok, size, warn
-from trinity_db.embedded.continuous import Folder
-from trinity_db.embedded.place import Place
 from trinity_db.settings import home, lance_uri
 
 EXTRAS = {
@@ -41,7 +38,6 @@ FREE_BYTES_WANTED = 5_000_000_000
 def findings() -> list[Finding]:
     """All of them."""
     found = [*packages(), *threads(), *sandboxes(), *folder("installation home", home(), "TRINITY_DB_HOME")]
-    found += continuous_backup(Place(home().resolve()))
     if "://" not in lance_uri():
         found += folder("installation archive", Path(lance_uri()), "TRINITY_DB_LANCE_URI")
     return found
@@ -87,20 +83,6 @@ def sandboxes() -> list[Finding]:
     found = f"no code_tests with the sandbox landlock: {tried.stderr.strip()}"
     remedy = "{name: code_tests, sandbox: bubblewrap}" if has_bubblewrap else "install bubblewrap (bwrap)"
     return [warn(what, found, remedy)]
-
-
-def continuous_backup(place: Place) -> list[Finding]:
-    """Whether a continuous backup lacks its base backup, or ended because the home was copied or moved."""
-    if kept := place.continuous_backup:
-        if Folder(kept).base_backups():
-            return []
-        text = f"{kept} has no base backup: nothing can be restored from the log there"
-        return [warn("installation log", text, f"trinity-db db backup --continuous {shlex.quote(str(kept))}")]
-    if not place.continuous_file.exists():
-        return []
-    text = "this home was copied or moved from one with a continuous backup, and its server keeps no log"
-    remedy = f"trinity-db db backup --continuous NEW_FOLDER, or remove {place.continuous_file}"
-    return [warn("installation log", text, remedy)]
 
 
 def folder(what: str, path: Path, variable: str) -> list[Finding]:

@@ -2,8 +2,6 @@
 
 `place` says where everything is, `binaries` runs PostgreSQL's programs, `accounts` chooses their user,
 `presence` finds out who is there, `logins` makes the database and its logins, `cluster` starts and stops.
-`continuous` is the folder that the server hands its log over to, `base_backups` copies the server into it,
-`manifest` says what such a copy has, and `restoring` brings the server back as it was at a time.
 `trinity_db.database` fills the database.
 """
 

@@ -1,6 +1,5 @@
 """A home's server: made where it is missing, started, revived after a crash, and stopped."""
 
-import json
 import os
 import shlex
 import shutil
@@ -15,7 +14,7 @@ from pathlib import Path
 from psycopg.pq import Ping
 
 from trinity_db import durable
-from trinity_db.embedded import continuous, logins, presence
+from trinity_db.embedded import logins, presence
 from trinity_db.embedded.accounts import Account, hand_over, let_through, server_account
 from trinity_db.embedded.binaries import Binaries, reason
 from trinity_db.embedded.place import LOOPBACK, Place
@@ -56,30 +55,6 @@ class Cluster(Place):
                 _require_free(port)
                 self.port_file.write_text(f"{port}\n")
 
-    def keep_log(self, folder: Path | None) -> None:
-        """Let the server keep its log in a continuous backup's folder from its next start on; None: nowhere.
-
-        Raises:
-            DatabaseUnavailable: the server runs, and keeps it in another one.
-        """
-        if folder == self.continuous_backup:
-            return
-        with presence.locked(self):
-            self.require_stopped()
-            if folder is None:
-                self.continuous_file.unlink()
-            else:
-                said = json.dumps({"folder": str(folder), "home": str(self.home)})
-                durable.write(self.continuous_file, said)
-
-    def require_stopped(self) -> None:
-        """Raises DatabaseUnavailable if the server runs: it would keep its log as before."""
-        if self.running():
-            raise DatabaseUnavailable(
-                "The embedded database runs, and begins or ends to keep its log only when it starts: "
-                "trinity-db db stop"
-            )
-
     def running(self) -> bool:
         """Whether the server accepts connections."""
         return presence.ping(self) is Ping.OK
@@ -99,16 +74,6 @@ class Cluster(Place):
                 self._start()
                 logins.make_database(self)
         return self.url()
-
-    def start(self) -> None:
-        """Start the server on data that were copied here. It accepts connections in its recovery already.
-
-        Raises:
-            DatabaseUnavailable: with the reason.
-        """
-        with presence.locked(self):
-            self._check_version()
-            self._start()
 
     def revive(self) -> bool:
         """Start a server that crashed; False if it runs, or was stopped on purpose.
@@ -157,7 +122,6 @@ class Cluster(Place):
             os.chown(fresh, account.uid, account.gid)
             let_through((fresh, self.binaries.folder / "initdb"), account)
         self.binaries.make(fresh, inherited=[lock])
-        self.continuous_file.unlink(missing_ok=True)  # that was another server's
         fresh.rename(self.data)
         durable.flush(self.home)
 
@@ -226,9 +190,7 @@ class Cluster(Place):
         place = ("-k", str(self.socket), "-p", str(self.port), "-c", heard)
         # Told to all clients, so that a copied home can be told from its original (schema/stores.py).
         named = ("-c", f"{HOME_SETTING}={self.home}")
-        folder = self.continuous_backup
-        more = [*self.settings, *(continuous.settings(folder) if folder else ())]
-        added = [part for setting in more for part in ("-c", setting)]
+        added = [part for setting in self.settings for part in ("-c", setting)]
         return shlex.join([*place, "-c", "unix_socket_permissions=0700", *named, *QUICK_RECOVERY, *added])
 
     def _prepare(self, account: Account | None) -> None:

@@ -1,7 +1,6 @@
 """Where the parts of a home are: the server's data, log, socket, port and passwords, and its addresses."""
 
 import hashlib
-import json
 import os
 import secrets
 from dataclasses import dataclass
@@ -44,14 +43,6 @@ class Place:
         return self.data / "postmaster.pid"
 
     @property
-    def restored_file(self) -> Path:
-        """Says when the data were restored from a continuous backup; missing where they never were.
-
-        A server that was restored twice has the same timeline both times, and two histories.
-        """
-        return self.data / "trinity-db.restored"
-
-    @property
     def socket(self) -> Path:
         """The socket's folder. One in /tmp where the home's path is too long, or has a comma (which libpq
         reads as a list of hosts); not in TMPDIR, which may differ from process to process.
@@ -77,20 +68,6 @@ class Place:
     @property
     def port(self) -> int:
         return self.tcp_port or PORT
-
-    @property
-    def continuous_file(self) -> Path:
-        """Names the folder of the continuous backup, and this home: what a copied home says is of another."""
-        return self.home / "postgres.continuous"
-
-    @property
-    def continuous_backup(self) -> Path | None:
-        """The folder in which the server keeps its log from its next start on; None: in none."""
-        try:
-            said = json.loads(self.continuous_file.read_text())
-        except FileNotFoundError:
-            return None
-        return Path(said["folder"]) if said["home"] == str(self.home) else None
 
     def url(self, database: str = DATABASE, login: str = SUPERUSER) -> str:
         """Where clients connect by the socket, whether or not the server runs."""
