@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.command import Ended, Store, new_store, reversals
+from tests.postgres import by_login
 
 STEPS, GROUPS, EXPERTS = 6, 2, 5
 PARTS = {"apart": {"sampler": {"name": "uniform", "where": "reward_std > 0"}}, "rest": {}}
@@ -62,7 +63,7 @@ def test_a_run_takes_demonstrations_beside_its_groups_in_each_step(ended: Ended,
 
 def test_each_of_its_draws_can_be_run_again_by_command(ended: Ended, store: Store) -> None:
     newest = store.value("SELECT max(id) AS id FROM batch")
-    checked = store.run("replay", str(newest), "--check")
+    checked = store.run("replay", str(newest), "--check", TRINITY_DB_READ_URL=by_login(store.url))
     assert checked.code == 0, checked.stderr
     assert "draws the same" in checked.stdout
     assert store.value("SELECT sampler FROM batch ORDER BY id DESC LIMIT 1") == "mix"

@@ -101,7 +101,7 @@ def test_the_run_keeps_by_which_steps_it_was_processed(store: Store, mine: Path)
     lists = store.rows("SELECT processor, version, steps FROM step_list ORDER BY processor")
     names = {row["processor"]: [(step["name"], step["version"]) for step in row["steps"]] for row in lists}
     assert names == {
-        "clean": [("not_empty", 1), ("finite_logprobs", 1), (f"{mine}:no_fours", 2)],
+        "clean": [("finite_logprobs", 1), (f"{mine}:no_fours", 2)],
         "score": [("exact_match", 1), (f"{mine}:brief", 1)],
     }
     assert lists[1]["steps"][1]["options"] == {"characters": 2}
