@@ -7,17 +7,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Error, Page, Request, expect, sync_playwright
 
 WAIT_SECONDS = 60.0  # on a busy machine a first page takes seconds
 expect.set_options(timeout=1000 * WAIT_SECONDS)
+WIDTH, HEIGHT = 1280, 900  # of the browser's window, in pixels
 FOR_PERSON = re.compile(r"^For (.*): (\S+)$", re.MULTILINE)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -97,6 +98,34 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+class Profile:
+    """A browser context that tests use one after another, so that the page's files are loaded once."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._context: BrowserContext | None = None
+
+    def context(self) -> BrowserContext:
+        """The context, without cookies and open pages; a new one if a test has closed it."""
+        if self._context is None:
+            self._context = self._browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
+            self._context.on("close", self._forget)
+        return self._context
+
+    def leave(self) -> None:
+        """Close the pages of a test, and forget what the browser has stored for it."""
+        if self._context is None:
+            return
+        for page in self._context.pages:
+            with suppress(Error):  # the server has ended, so there is no page that has a storage
+                page.evaluate("localStorage.clear()")
+            page.close()
+        self._context.clear_cookies()
+
+    def _forget(self, context: BrowserContext) -> None:
+        self._context = None
+
+
 @dataclass
 class Visit:
     """A person with a browser of their own, and what went wrong in it."""
@@ -107,9 +136,13 @@ class Visit:
     requested: list[str] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, browser: Browser, served: Served, width: int = 1280) -> "Visit":
-        """Open the printed address."""
-        context = browser.new_context(viewport={"width": width, "height": 900})
+    def begin(cls, browser: Browser, served: Served, width: int = WIDTH) -> "Visit":
+        """Open the printed address in a context of its own."""
+        return cls.within(browser.new_context(viewport={"width": width, "height": HEIGHT}), served)
+
+    @classmethod
+    def within(cls, context: BrowserContext, served: Served) -> "Visit":
+        """Open the printed address in a context."""
         context.set_default_timeout(1000 * WAIT_SECONDS)
         visit = cls(served, context.new_page())
         visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))

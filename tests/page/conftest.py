@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from playwright.sync_api import Browser
 
-from tests.page.browser import Served, Visit, chromium, home_of, served
+from tests.page.browser import Profile, Served, Visit, chromium, home_of, served
 from tests.postgres import by_login, new_database
 from tests.rows import Scene
 from trinity_db.database import Database
@@ -38,10 +38,15 @@ def page(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield page
 
 
+@pytest.fixture(scope="session")
+def profile(browser: Browser) -> Profile:
+    return Profile(browser)
+
+
 @pytest.fixture
-def visit(browser: Browser, page: Served) -> Iterator[Visit]:
+def visit(profile: Profile, page: Served) -> Iterator[Visit]:
     """A person who opened the printed address; in their browser nothing went wrong, and nothing left it."""
-    visit = Visit.begin(browser, page)
+    visit = Visit.within(profile.context(), page)
     yield visit
-    visit.page.context.close()
+    profile.leave()
     assert (visit.complaints, visit.elsewhere()) == ([], [])
