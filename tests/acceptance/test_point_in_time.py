@@ -40,7 +40,7 @@ __all__ = [
     "test_use_counts_are_those_of_the_committed_batches",
 ]
 
-PGBACKREST = shutil.which("pgbackrest")
+PGBACKREST = shutil.which("pgbackrest") or ""
 STEPS, MORE_STEPS, BATCH_SIZE = 1000, 8, 4
 COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
 LAST_STEP = "SELECT max(step) FROM batch WHERE state = 'committed'"
