@@ -205,20 +205,6 @@ def test_a_download_that_a_person_breaks_off_ends_on_the_server(
     wait_until(scene, 0)
 
 
-def test_numbers_are_drawn_and_others_are_told_why_not(visit: Visit) -> None:
-    visit.open("/sql")
-    rows(visit, "select n, n * n as square from generate_series(1, 10) n")
-    visit.page.get_by_role("button", name="Draw the rows shown").click()
-    picture = visit.page.get_by_role("img", name="square by n")
-    picture.wait_for()
-    assert visit.page.evaluate("document.querySelector('img.picture').naturalWidth") > 100
-    rows(visit, "select n, 'x' as text from generate_series(1, 10) n")
-    visit.page.get_by_role("button", name="Draw the rows shown").click()
-    expect(visit.page.get_by_role("alert").filter(visible=True)).to_contain_text(
-        "A picture is drawn of numbers"
-    )
-
-
 @pytest.mark.parametrize(
     ("statement", "why"),
     [

@@ -1,14 +1,11 @@
-"""SQL: a field for a statement, what it can be about, and its rows as a table, a picture and a file.
+"""SQL: a field for a statement, what it can be about, and its rows as a table and a file.
 
 The statement is the link of the page. A link fills in the field, and a person runs it: the link of a stranger
 must not make the server work.
 """
 
 import asyncio
-import io
-from base64 import b64encode
 from collections.abc import AsyncIterator, Generator
-from functools import partial
 from threading import Lock
 from urllib.parse import quote
 
@@ -18,7 +15,7 @@ from nicegui import app, ui
 from starlette.types import Receive, Scope, Send
 
 from trinity_db.errors import TrinityError
-from trinity_db.inspection.formats import NUMBERS, write_svg
+from trinity_db.inspection.formats import NUMBERS
 from trinity_db.page import layout, questions
 from trinity_db.page.elements import Column, Editor, Relations, Rows, said
 from trinity_db.page.examples import examples
@@ -30,7 +27,6 @@ from trinity_db.page.statements import Answer, Refused, Running, Statements
 LONGEST = 10_000  # characters of a statement
 LONGEST_LINK = 16_000  # characters; servers and proxies refuse longer ones
 NOTICE = 1_000  # characters of an error; it may quote a value of megabytes
-PANELS = 12  # of a picture; more keep a processor busy
 EXPLAINED = (
     "One statement at a time, by a login that may only read. It finds tables and views without their schema. "
     f"It may take {STATEMENT_SECONDS:.0f} s; trinity-db sql takes longer ones."
@@ -158,37 +154,11 @@ def _show(answer: Answer) -> None:
     with said("div", "", "more").style("margin-bottom: 0.9rem"):
         place = layout.place("sql.csv", ticket=answer.ticket)
         said("a", "All rows as CSV", "button", href=place)
-        picture = said("button", "Draw the rows shown", type="button")
-    drawn = said("div")
-    picture.on("click", partial(_draw, answer, drawn), args=[])
     columns = [
         Column(one.name, "number" if one.type in NUMBERS and not one.is_array else "", hint=one.type)
         for one in answer.columns
     ]
     Rows("rows", columns, "The statement has no rows.").show_texts(answer.rows)
-
-
-async def _draw(answer: Answer, place: ui.element) -> None:
-    try:
-        picture = await asyncio.to_thread(_picture, answer)
-    except TrinityError as error:
-        picture = str(error)
-    place.clear()
-    with place:
-        if picture.startswith("data:"):
-            names = ", ".join(one.name for one in answer.columns[1:])
-            said("img", "", "picture", src=picture, alt=f"{names} by {answer.columns[0].name}")
-        else:
-            said("p", picture, "notice", role="alert")
-
-
-def _picture(answer: Answer) -> str:
-    """The picture of `trinity-db sql --format svg` as a link: a browser runs nothing in an image."""
-    if len(answer.columns) > PANELS + 1:
-        raise TrinityError(f"A picture has {PANELS} lines at most: name fewer columns.")
-    out = io.StringIO()
-    write_svg(answer.columns, iter(answer.numbers), out)
-    return f"data:image/svg+xml;base64,{b64encode(out.getvalue().encode()).decode()}"
 
 
 class _Download(StreamingResponse):

@@ -71,8 +71,6 @@ class Answer:
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     """Each value as people read it."""
-    numbers: Sequence[Sequence[Any]]
-    """The same rows for a picture; none where a column holds no numbers."""
     is_all: bool
     seconds: float
     ticket: str
@@ -201,17 +199,14 @@ class Statements:
         begun = time.monotonic()
         with running.answered(is_shown=True) as (columns, rows):
             limit = min(SHOWN_ROWS, SHOWN_CELLS // max(len(columns), 1))
-            is_numeric = all(one.type in NUMBERS and not one.is_array for one in columns)
-            shown, numbers, characters = [], [], 0
+            shown, characters = [], 0
             for row in islice(rows, limit):
                 shown.append([_shown(value) for value in row])
-                if is_numeric:
-                    numbers.append(row)
                 characters += sum(map(len, shown[-1]))
                 if characters > SHOWN_TEXT:
                     break
             is_all = next(rows, None) is None
-        return Answer(columns, shown, numbers, is_all, time.monotonic() - begun, self._ticket(running.text))
+        return Answer(columns, shown, is_all, time.monotonic() - begun, self._ticket(running.text))
 
     def _ticket(self, text: str) -> str:
         """A link to a download must not be made by another site or in a letter: it would run by itself."""
