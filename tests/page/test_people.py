@@ -3,13 +3,11 @@
 import json
 import os
 import socket
-import ssl
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from http.client import HTTPSConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -23,7 +21,6 @@ from websockets.typing import Origin
 
 from tests.page.browser import Served, Visit, home_of, served
 from tests.page.test_access import SOCKET, asked
-from tests.page.test_listening import certificate
 from tests.page.test_verdicts import HELD, PAIRS, ROWS, SAID, Person, ask_pairs, ask_rows, wait_for
 from tests.postgres import by_login, execute, new_database
 from tests.rows import Scene
@@ -272,29 +269,6 @@ def said(to: ClientConnection, message: str) -> str:
     """What the page answers to a message of socket.io."""
     to.send(message)
     return next(str(answer) for answer in to if str(answer)[:1] == "4")
-
-
-def test_tls_by_the_page_itself(scene: Scene, browser: Browser, house: House, tmp_path: Path) -> None:
-    made, key = certificate(tmp_path)
-    page = house.serve(*HOST, "--certificate", str(made), "--private-key", str(key))
-    place = urlsplit(page.people["ann"])
-    assert place.scheme == "https"
-    connection = HTTPSConnection(
-        place.hostname or "", place.port, context=ssl.create_default_context(cafile=str(made))
-    )
-    with closing(connection):
-        connection.request("GET", f"/?{place.query}")
-        answer = connection.getresponse()
-    session, *rest = str(answer.headers["set-cookie"]).split("; ")
-    assert (answer.status, rest) == (303, ["Path=/", "HttpOnly", "SameSite=Strict", "Secure"])
-    assert session.startswith(f"__Host-trinity_db_{place.port}=")
-    context = browser.new_context(ignore_https_errors=True)
-    tab = context.new_page()
-    tab.goto(page.people["ann"])
-    tab.goto(f"{page.origin}{ROWS}")
-    expect(tab.locator(".visitor")).to_have_text("ann · manage")
-    expect(tab.locator(".keys")).to_have_attribute("data-takes", "true")  # its socket works
-    context.close()
 
 
 def test_behind_a_proxy_the_page_answers_by_the_address_that_browsers_open(house: House) -> None:

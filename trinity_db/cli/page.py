@@ -39,10 +39,6 @@ Address = Annotated[
     str | None,
     typer.Option(metavar="URL", help="What browsers open, where it is not http://HOST:PORT: a proxy's."),
 ]
-Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate in PEM, to speak TLS.")]
-PrivateKey = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Its private key in PEM, without a passphrase.")
-]
 NewKey = Annotated[
     str | None,
     typer.Option(metavar="WHO", help="Make another key for one of the people, print the address, and end."),
@@ -65,8 +61,6 @@ def page(
     people: People = None,
     host: Host = None,
     address: Address = None,
-    certificate: Certificate = None,
-    private_key: PrivateKey = None,
     new_key: NewKey = None,
     config: Configs = None,
 ) -> None:
@@ -90,7 +84,7 @@ def page(
     from trinity_db.settings import home
 
     _check_people(people, by, {"--host": host, "--address": address, "--new-key": new_key})
-    listening = _listening(host, port, address, certificate, private_key)
+    listening = _listening(host, port, address)
     keyring = None if people is None else Keyring(people, home())
     if keyring is not None and new_key is not None:
         _renew(keyring, listening, new_key)
@@ -120,14 +114,12 @@ def _check_people(people: Path | None, by: str | None, given: dict[str, str | No
         )
 
 
-def _listening(
-    host: str | None, port: int, address: str | None, certificate: Path | None, private_key: Path | None
-) -> "Listening":
+def _listening(host: str | None, port: int, address: str | None) -> "Listening":
     from trinity_db.page.listening import HERE, Listening
     from trinity_db.page.origin import Origin
 
     origin = None if address is None else Origin.read(address)
-    return Listening(HERE if host is None else host, port, origin, certificate, private_key)
+    return Listening(HERE if host is None else host, port, origin)
 
 
 def _renew(keyring: "Keyring", listening: "Listening", name: str) -> None:

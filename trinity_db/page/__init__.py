@@ -1,7 +1,7 @@
 """The web page on a store: `trinity-db page`. It reads by the login of readers; some visitors may do more.
 
     server        answers browsers until Ctrl-C
-    listening     where it listens, and with which certificate
+    listening     where it listens
     origin        where browsers find it: other names and sites are refused
     access        lets in browsers that were given a key, for pages, files and sockets alike
     keyring       the people of the page, with their rights and the hashes of their keys

@@ -4,9 +4,7 @@ import errno
 import ipaddress
 import os
 import socket
-import ssl
 from dataclasses import dataclass
-from pathlib import Path
 
 from trinity_db.errors import ConfigError
 from trinity_db.page.origin import Origin, host_in_link
@@ -24,16 +22,8 @@ class Listening:
     """0: any that is free."""
     address: Origin | None = None
     """What browsers open, where that is something else."""
-    certificate: Path | None = None
-    private_key: Path | None = None
 
     def __post_init__(self) -> None:
-        if (self.certificate is None) != (self.private_key is None):
-            raise ConfigError("--certificate and --private-key belong together: give both.")
-        if self.certificate is not None:
-            _check_pair(self.certificate, self.private_key)
-            if self.address is not None and not self.address.is_encrypted:
-                raise ConfigError("With --certificate browsers speak TLS: begin --address with https://.")
         if self.address is None and _is_unspecified(self.host):
             raise ConfigError(
                 f"{self.host} stands for all addresses of this machine: say by --address what browsers open, "
@@ -47,7 +37,7 @@ class Listening:
         if self.address is not None:
             return self.address
         try:
-            return Origin("http" if self.certificate is None else "https", host_in_link(self.host), port)
+            return Origin("http", host_in_link(self.host), port)
         except ValueError:
             raise ConfigError(f"--host {self.host}: give a name or an address of this machine.") from None
 
@@ -58,8 +48,8 @@ class Listening:
         if origin.is_encrypted or origin.is_of_this_machine:
             return None
         return (
-            "Keys and all that the page shows travel unencrypted: give --certificate and --private-key, or "
-            "let a proxy speak TLS and name it by --address https://..."
+            "Keys and all that the page shows travel unencrypted: put a proxy that speaks TLS in front of "
+            "the page, and name what browsers open by --address https://..."
         )
 
     def open(self) -> socket.socket:
@@ -84,30 +74,6 @@ class Listening:
                 f"Port {self.port} of {self.host} cannot be used ({reason}): give another by --port, or "
                 "--port 0."
             ) from error
-
-
-def _check_pair(certificate: Path, private_key: Path | None) -> None:
-    """Refuse files with which no server can speak TLS.
-
-    Raises:
-        ConfigError: naming what is wrong with them.
-    """
-
-    def ask() -> str:
-        raise ConfigError(f"--private-key {private_key}: has a passphrase; give a key without one.")
-
-    for path in (certificate, private_key):
-        try:
-            assert path is not None
-            path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key, ask)
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(
-            f"--certificate {certificate} and --private-key {private_key} are no pair in PEM: {error}"
-        ) from None
 
 
 def _is_unspecified(host: str) -> bool:

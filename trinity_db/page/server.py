@@ -85,8 +85,6 @@ def serve(
             log_level=logging.WARNING,  # a line for each request would hold the key
             timeout_graceful_shutdown=LEAVE_SECONDS,
             server_header=False,
-            ssl_certfile=listening.certificate,
-            ssl_keyfile=listening.private_key,
         )
         logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
         announce(origin)
