@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 from trinity_db.configuration import RunConfig
 from trinity_db.database import Database
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.page import launching, manager, prolong
+from trinity_db.page import launching, manager, start
 from trinity_db.page.launching import Launcher, Started
 from trinity_db.page.manager import Manager
 from trinity_db.page.threads import Threads
@@ -175,23 +175,18 @@ def stored_run(config: dict[str, Any]) -> Run:
     return Run(1, "mine", RunKind.TRAIN, RunState.FINISHED, config, 0, datetime.now(UTC), 1)
 
 
-def test_a_prolonged_run_is_the_stored_one_with_another_length(tmp_path: Path) -> None:
-    text = prolong._file(stored_run(STORED), [], "steps", "9")
+def test_a_run_without_a_file_is_shown_as_the_store_keeps_it() -> None:
+    text = start._file_of(stored_run(STORED), [])
     assert "explorer.engine" in text, "what the store does not keep is named"
-    prolonged = RunConfig.model_validate(yaml.safe_load(text)).stored()
-    assert prolonged == STORED | {"trainer": STORED["trainer"] | {"steps": 9}}
-    for wrong in ("", "many", "2.5", "-1", "1e3", "9" * 50):
-        with pytest.raises(ConfigError):
-            prolong._file(stored_run(STORED), [], "steps", wrong)
-    with pytest.raises(ConfigError, match="The configuration of run 'mine'"):
-        prolong._length(stored_run({"name": "mine"}))
+    assert RunConfig.model_validate(yaml.safe_load(text)).stored() == STORED
+    with pytest.raises(ConfigError, match="The stored configuration"):
+        start._file_of(stored_run({"name": "mine"}), [])
 
 
-def test_a_file_of_the_run_says_what_the_store_does_not_keep(tmp_path: Path) -> None:
+def test_the_file_of_a_run_is_shown_as_it_is(tmp_path: Path) -> None:
     content = RunConfig.written(STORED)
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content | {"explorers": 3}))
+    text = f"# by a person\n{yaml.safe_dump(content | {'explorers': 3})}"
+    (tmp_path / "mine.yaml").write_text(text)
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(content | {"explorers": 4, "seed": 1}))
-    files = [tmp_path / "other.yaml", tmp_path / "mine.yaml"]
-    prolonged = yaml.safe_load(prolong._file(stored_run(STORED), files, "steps", "9"))
-    assert (prolonged["explorers"], prolonged["trainer"]["steps"]) == (3, 9)
-    assert prolonged.get("seed") is None
+    files = [tmp_path / name for name in ("gone.yaml", "other.yaml", "mine.yaml")]
+    assert start._file_of(stored_run(STORED), files) == text

@@ -32,7 +32,7 @@
     drafting      a configuration that a visitor changes, checks and starts
     managing      the buttons of a run
     runs, run, compare, experiences, group, experience, similar, tasks, task, evaluation, verdicts, sql,
-    doctor, start, prolong   a page each
+    doctor, start   a page each
 
 Models and strangers wrote the texts in a store. A text reaches the browser as a value of a component, which
 makes a text node of it, and never as HTML. A dict whose keys come from the store is never handed to a

@@ -39,10 +39,10 @@ def field(name: str, label: str, kind: str, given: Mapping[str, str], classes: s
         said("input", name=name, type=kind, value=given.get(name, ""), autocomplete="off")
 
 
-def explained_field(name: str, text: str, value: str, label: str = "") -> None:
-    """A field with its label above it, by itself the name, and below it what it means."""
+def explained_field(name: str, text: str, value: str) -> None:
+    """A field with its name above it, and below it what it means."""
     with said("div"):
-        with said("label", label or name):
+        with said("label", name):
             field = said("input", name=name, autocomplete="off", aria_describedby=f"about-{name}")
         # An attribute: Vue sets a property again, over what was typed, whenever the page shows something new.
         field.props["^value"] = value

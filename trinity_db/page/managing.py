@@ -30,8 +30,8 @@ class Managing:
             self._sure = said("span", f"Stop run {run} on all its machines?")
             self._yes = said("button", "Stop it", "main", type="button").on("click", self._do, args=[])
             self._no = said("button", "Let it work", type="button").on("click", self._leave, args=[])
-            link = layout.place("prolong", run)
-            self._prolong = said("a", "Prolong or go on", "button", href=link)
+            link = layout.place("start", run=run)
+            self._go_on = said("a", "Prolong or go on", "button", href=link)
             self._progress = said("span", "", role="status")
         self._clock = ui.timer(LOOK_SECONDS, self._look, active=False)
         self._works = False
@@ -52,7 +52,7 @@ class Managing:
         self._stop.set_visibility(self._works and not stops and not self._is_asking)
         for part in (self._sure, self._yes, self._no):
             part.set_visibility(self._is_asking)
-        self._prolong.set_visibility(not self._works and not stops)
+        self._go_on.set_visibility(not self._works and not stops)
 
     async def _ask(self) -> None:
         self._is_asking = True

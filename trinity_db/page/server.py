@@ -24,7 +24,6 @@ from trinity_db.page import (
     experiences,
     group,
     layout,
-    prolong,
     run,
     runs,
     similar,
@@ -48,7 +47,7 @@ NICE = 10  # the roles of a run on this machine come first
 LEAVE_SECONDS = 2  # for answers that are under way at the end
 MESSAGES = 50  # that are kept for a browser that lost its connection for a moment
 PAGES = (compare, experiences, group, experience, tasks, task, evaluation, sql, doctor)
-MANAGED = (runs, run, start, prolong)
+MANAGED = (runs, run, start)
 
 
 def serve(

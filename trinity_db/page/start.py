@@ -1,16 +1,21 @@
-"""Start a run: what for, from which model and tasks, the main keys; below, the file that says it."""
+"""Start a run: what for, from which model and tasks, the main keys; below, the file that says it.
+
+For an existing run it shows the file alone. A person changes the file, and the run goes on with it.
+"""
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import yaml
 from nicegui import ui
+from pydantic import ValidationError
 
-from trinity_db import keys, starting
-from trinity_db.configuration import RunConfig
+from trinity_db import keys, model_revisions, settings, starting, trust
+from trinity_db.configuration import PER_PROCESS, RunConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.page import layout, questions
 from trinity_db.page.drafting import Drafting
@@ -19,6 +24,7 @@ from trinity_db.page.forms import explained_choice, explained_field
 from trinity_db.page.manager import REFUSED, Manager
 from trinity_db.page.reader import Reader
 from trinity_db.page.rights import Right, may
+from trinity_db.store import runs
 from trinity_db.yaml_text import one_line, parsed
 
 PURPOSES = {"grpo": "tasks and a reward", "dpo": "pairs", "agent": "a workflow of your own"}
@@ -27,11 +33,14 @@ MODEL = (
     "Folder of a causal language model in Hugging Face format, on this machine. Empty: a small model with "
     "random weights, to try things out."
 )
-
-
 NOT_TAKEN = (
     "The link also has values for {keys}. A link may come from a stranger, so values that can name code or "
     "files are not taken from it: type them here if you want them."
+)
+KEPT = (
+    "Run '{name}' as the store keeps it. Keys that are not here have their defaults. The store does not keep "
+    "the keys that each process has for itself, and no file here describes this run. Write what they were: "
+    "{keys}."
 )
 PLAIN = re.compile(r"-?[0-9.]{1,20}(e-?[0-9]{1,3})?|true|false")
 
@@ -40,10 +49,14 @@ def register(reader: Reader, manager: Manager | None) -> None:
     """Add the page."""
 
     @ui.page("/start", response_timeout=layout.RESPONSE_SECONDS)
-    async def start_page() -> None:
-        with layout.frame("Start a run"):
+    async def start_page(run: str = "") -> None:
+        with layout.frame(f"Go on with {run}" if run else "Start a run"):
             if manager is None or not may(Right.MANAGE):
                 said("p", REFUSED, "notice", role="alert")
+                return
+            if run:
+                read = partial(questions.kept, name=layout.text(run))
+                await layout.once(reader, read, partial(_build_existing, manager)).look()
                 return
             given = {
                 name: layout.text(value) for name, value in ui.context.client.request.query_params.items()
@@ -79,6 +92,41 @@ def _build(manager: Manager, given: Mapping[str, str], found: Mapping[str, list[
     except TrinityError:
         text = ""  # what is wrong is told where the file would be, as soon as the page works
     Drafting(manager, text, False, "form.meant", write)
+
+
+def _build_existing(manager: Manager, run: runs.Run) -> None:
+    try:
+        text = _file_of(run, manager.files_of(run.name))
+    except TrinityError as error:
+        said("p", str(error), "notice", role="alert")
+        return
+    Drafting(manager, text, change=True)
+
+
+def _file_of(run: runs.Run, files: Sequence[Path]) -> str:
+    """The first file that describes the run as it is stored, or else what the store keeps of it.
+
+    Raises:
+        ConfigError: this version cannot read the stored configuration, or it names code or files.
+    """
+    if (text := next(filter(None, (_text_for(path, run) for path in files)), None)) is not None:
+        return text
+    stored = settings.validate(RunConfig, run.config, "The stored configuration", context="stored")
+    trust.check_stored(run.name, {"": stored})
+    said_of = KEPT.format(name=run.name, keys=", ".join(PER_PROCESS))
+    head = textwrap.fill(said_of, starting.WIDTH, initial_indent="# ", subsequent_indent="# ")
+    written = yaml.safe_dump(RunConfig.written(run.config), sort_keys=False, allow_unicode=True)
+    return f"{head}\n{written}"
+
+
+def _text_for(path: Path, run: runs.Run) -> str | None:
+    """What stands in a file that describes the run as it is stored; None if it does not."""
+    try:
+        config = model_revisions.recorded(RunConfig.model_validate(settings.content_of(path)), run.config)
+        is_same = config.stored() == RunConfig.completed(run.config)
+        return path.read_text(encoding="utf-8") if is_same else None
+    except (ConfigError, OSError, ValidationError):
+        return None
 
 
 def _of_link(
