@@ -17,6 +17,7 @@ from trinity_db.explorer.recording.dialects.dialect import Answered, Asked, Refu
 from trinity_db.explorer.recording.log import CallLog
 from trinity_db.explorer.sampling import Sampling
 from trinity_db.store.calls import Call, Resumed
+from trinity_db.store.groups import named_rewards
 
 _DIGEST: ContextVar[bytes] = ContextVar("digest", default=b"")
 """Of the request that the current task answers; empty for calls that a workflow makes itself."""
@@ -135,10 +136,12 @@ class Agent:
         Raises:
             LeaseLost: the attempt has ended.
             Refused: it ends right now. Once its rollout is written, a reward is an event about that.
+            ValueError: with those of before, they are too many.
         """
         async with self._earning:
             self._heard_at = time.monotonic()
             self._check_is_open()
+            named_rewards({**self.rewards, **rewards})
             await self._log.reward(self.id, dict(rewards))
             self.rewards |= rewards
 

@@ -148,6 +148,17 @@ def test_a_reward_after_the_end_is_a_reward_event_like_any_other(serve: Serve, s
     assert scene.values("SELECT reward_mean FROM trinity.rollout_group") == [-1.0]
 
 
+def test_the_rewards_of_an_attempt_have_at_most_100_names(serve: Serve, scene: Scene) -> None:
+    with serve(size=1) as served:
+        key = served.post("/v1/attempts")[1]["key"]
+        served.say(key, "a?")
+        for first, last, status in ((0, 101, 400), (0, 60, 200), (60, 101, 400), (60, 100, 200)):
+            given = {f"name {number}": 0.01 for number in range(first, last)}
+            assert served.post(f"/v1/attempts/{key}/reward", given)[0] == status, (first, last)
+        assert served.post(f"/v1/attempts/{key}/finish")[1]["state"] == "finished"
+    assert scene.value("SELECT count(*) FROM trinity.reward_event") == 100
+
+
 def test_a_reward_that_is_being_stored_when_the_attempt_ends_counts(
     serve: Serve, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from trinity_db.store.rewards import MAX_REWARD
 from trinity_db.store.selection import Selection, choose
 
 WORKFLOW = "workflow"  # the name of a reward that a workflow gives without one
+MAX_NAMES = 100  # of rewards of an attempt or a step: each is a row, and the explorer's writes take turns
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,14 @@ def named_rewards(reward: Reward) -> dict[str, float]:
 
     Raises:
         TypeError: it is no number, or a name no text.
-        ValueError: a number is not finite or too large, or a name cannot be stored.
+        ValueError: a number is not finite or too large, or a name cannot be stored; or more than 100.
     """
     if reward is None:
         return {}
     if not isinstance(reward, Mapping):
         return {WORKFLOW: _value(reward, "The reward of a step")}
+    if len(reward) > MAX_NAMES:
+        raise ValueError(f"There are {len(reward)} rewards; at most {MAX_NAMES} names are stored.")
     for name in reward:
         if not isinstance(name, str):
             raise TypeError(f"The name of a reward is {type(name).__name__}, no text.")
