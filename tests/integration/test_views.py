@@ -1,8 +1,11 @@
 """What views say, against times and versions that the tests set."""
 
+import random
 from collections.abc import Sequence
 from contextlib import closing
 from decimal import Decimal
+
+from psycopg.types.json import Jsonb
 
 from tests.postgres import new_database
 from tests.replays import adopted
@@ -123,3 +126,23 @@ def test_staleness_now_grows_and_staleness_at_the_draw_does_not(scene: Scene) ->
     assert scene.values("SELECT staleness FROM trinity.batch_item") == [0, 0]
     assert scene.values("SELECT staleness FROM trinity.lineage(1)") == [0, 0]
     assert scene.values("SELECT staleness_max FROM trinity.batch_view") == [0]
+
+
+def test_the_question_of_a_long_prompt_is_found_at_a_bounded_cost(scene: Scene) -> None:
+    def question(prompt: str, messages: list[dict[str, str]] | None = None) -> str:
+        content = None if messages is None else Jsonb(messages)
+        with scene.database.transaction() as tx:
+            tx.execute("CREATE TEMP TABLE asked (prompt text, messages jsonb) ON COMMIT DROP")
+            tx.execute("INSERT INTO asked VALUES (%s, %s)", [prompt, content])
+            row = tx.execute("SELECT trinity.question(prompt, messages) AS said FROM asked").fetchone()
+        assert row is not None
+        return str(row["said"])
+
+    said = [{"role": "user", "content": "first?"}, {"role": "user", "content": "last?"}]
+    marked = "<|im_start|>user\nmarked?<|im_end|>"
+    assert question(marked, said) == "last?"
+    noise = random.Random(7).randbytes(100_000).hex()  # it takes over 64 KiB in the table, compressed too
+    assert question(marked, [{"role": "system", "content": noise}, *said]).strip() == "marked?"
+    assert question(noise + marked).strip() == "marked?"
+    assert question(marked + noise[:20_000]) == marked + noise[:20_000]
+    assert question("a" * 1_000_001 + marked) == "a" * 20_000
