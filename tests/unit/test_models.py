@@ -1,9 +1,11 @@
 """Small models are built the same from the same seed, and what is no model is refused."""
 
 import json
+import pickle
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -239,3 +241,52 @@ def test_code_in_the_folder_of_a_model_is_not_run_and_nobody_is_asked(
         models.load_tokenizer(folder)
     assert asked == []
     assert list(tmp_path.rglob("ran")) == []
+
+
+class Trap:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+def test_pickled_weights_run_nothing(tmp_path: Path) -> None:
+    folder = scratch_in(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    for content in (pickle.dumps({"weight": Trap(tmp_path / "ran")}, protocol=2), None):
+        if content is None:
+            torch.save({"weight": Trap(tmp_path / "ran")}, folder / "pytorch_model.bin")
+        else:
+            (folder / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(ConfigError, match="is no causal language model: Weights only load failed"):
+            models.load_model(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"quantization_config": {"quant_method": "quanto"}},
+        {"attn_implementation": "owner/kernel"},
+        {"model_type": ["llama"]},
+        {"num_hidden_layers": 3},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_configuration_that_transformers_cannot_follow_is_told_in_one_line(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    folder = scratch_in(tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changed))
+    with pytest.raises(ConfigError, match=r"model: is no causal language model: .") as refused:
+        models.load_model(folder, "cpu")
+    assert "\n" not in str(refused.value)
+
+
+def scratch_in(folder: Path) -> Path:
+    models.build_scratch(
+        ScratchConfig(alphabet="01", hidden_size=16, layers=1, heads=2, context=16), 0, folder
+    )
+    return folder
