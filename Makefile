@@ -33,8 +33,8 @@ test: $(VENV)/.test ## Run every test that takes seconds, on up to four cores
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 # `make test` runs test_online.py.
-acceptance: $(VENV)/.test ## The installed command as processes: whole runs, killed, changed and copied (about twenty minutes)
-	$(BIN)/python -m pytest tests/acceptance --ignore tests/acceptance/test_online.py -n 2 --dist worksteal
+acceptance: $(VENV)/.test ## The installed command as processes: whole runs, killed, changed and copied (about twenty minutes), also as: make acceptance ARGUMENTS='-m "not slow"'
+	$(BIN)/python -m pytest tests/acceptance --ignore tests/acceptance/test_online.py -n 2 --dist worksteal $(ARGUMENTS)
 
 test-families: $(VENV)/.test ## A tiny model of each family of decoders trains and explores (about ten minutes); WRITE=--write writes their table
 	$(BIN)/python -m pytest tests/families -q $(WRITE)

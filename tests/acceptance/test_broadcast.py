@@ -12,6 +12,8 @@ import pytest
 
 from tests.acceptance.command import WITHOUT, Ended, Store, new_store, reversals
 
+pytestmark = pytest.mark.slow
+
 RUN, STEPS, PART = "together", 60, 10
 
 

@@ -16,6 +16,8 @@ from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = [(20, 13), (40, 9, 22), (31,)]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.acceptance.command import Ended, Store, new_store, reversals, reversing
 
+pytestmark = pytest.mark.slow
+
 STEPS = 24  # so many that the run is still on its way when it is interrupted, on a busy machine too
 RUN = reversing(STEPS, 2)
 COMMITTED = "SELECT array_agg(step ORDER BY step) FROM batch WHERE state = 'committed'"

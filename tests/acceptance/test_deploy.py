@@ -23,6 +23,8 @@ from tests.postgres import cluster_15, discard, start
 from tests.waiting import wait_until
 from trinity_db.embedded.accounts import server_account
 
+pytestmark = pytest.mark.slow
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ROLE = DEPLOY / "role.sh"
 READER = f"page_{os.getpid()}"

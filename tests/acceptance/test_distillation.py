@@ -10,6 +10,8 @@ from tests.acceptance.command import MODEL, Store, new_store, reversals
 from trinity_db.config import ScratchConfig
 from trinity_db.models import build_scratch
 
+pytestmark = pytest.mark.slow
+
 STEPS, BATCH_SIZE = 4, 4
 MODEL_SIZE = ScratchConfig.model_validate(MODEL["scratch"])
 

@@ -45,7 +45,7 @@ SELECT max(lakes) FROM (
     WHERE r.name = 'frozenlake' AND e.step = 0 GROUP BY e.group_id) of_group
 """
 
-pytestmark = pytest.mark.timeout(2 * MAX_SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * MAX_SECONDS)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ def store(server: str, template: str, tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_explorers_without_a_trainer_gather_as_many_groups_as_they_are_told(store: Store) -> None:
     # Groups that are too small or all alike would be dropped, and the trainer would wait for others.
@@ -49,7 +48,6 @@ def test_more_groups_than_the_staleness_limit_lets_wait_are_refused(store: Store
     assert store.rows("SELECT name FROM run") == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_starts_as_many_explorers_as_it_is_told(store: Store) -> None:
     content = reversing(steps=4, batch_size=4) | {"explorers": 2, "max_staleness": 0}

@@ -16,7 +16,7 @@ from tests.documents import ROOT, of_page, sql
 START = ROOT / "docs" / "start"
 NUM_STEPS = 4
 MAX_SECONDS = 600  # for a command; a quiet machine takes fifteen
-pytestmark = pytest.mark.timeout(3 * MAX_SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * MAX_SECONDS)]
 
 WALKED = {  # the runs that a page makes
     "tasks-and-rewards.md": ["larger"],

@@ -30,6 +30,8 @@ from trinity_db.embedded.accounts import as_account, server_account
 from trinity_db.embedded.cluster import Cluster
 from trinity_db.embedded.place import SUPERUSER
 
+pytestmark = pytest.mark.slow
+
 __all__ = [
     "test_groups_and_their_members_agree",
     "test_no_row_has_more_committed_uses_than_allowed",

@@ -13,6 +13,8 @@ from tests.pooler import POOL_SIZE, Pooler
 from tests.postgres import by_login, cluster_18, discard, execute, new_home, on_database, start
 from trinity_db.embedded.cluster import Cluster
 
+pytestmark = pytest.mark.slow
+
 MORE_STEPS, BATCH_SIZE = 3, 4
 RUN = reversing(1_000_000, BATCH_SIZE, explored=4)
 COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"

@@ -32,7 +32,7 @@ SELECT m.value FROM metric m JOIN run r ON r.id = m.run_id
 WHERE r.name = 'large-digits-reward' AND m.name = 'eval/rewards/accuracies' ORDER BY m.step DESC LIMIT 1
 """
 
-pytestmark = pytest.mark.timeout(2 * MAX_SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * MAX_SECONDS)]
 
 
 @pytest.fixture(scope="module")

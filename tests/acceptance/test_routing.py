@@ -11,6 +11,8 @@ from tests.families.tiny import save
 from trinity_db.database import Database
 from trinity_db.store import payloads
 
+pytestmark = pytest.mark.slow
+
 STEPS, GROUPS, SIZE = 2, 2, 4
 LAYERS, EXPERTS, CHOSEN = 4, 4, 2
 ROWS = "SELECT experience_id AS id, codec, archive_row IS NOT NULL AS is_archived FROM payload ORDER BY 1"

@@ -12,6 +12,8 @@ from tests.acceptance.command import Ended, Store, new_store, reversals
 from tests.processes import is_alive
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 ROWS = 120
 COMMITTED = "SELECT count(*) FROM batch WHERE state = 'committed'"
 REACHED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"

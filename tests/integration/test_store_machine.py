@@ -385,7 +385,6 @@ class OnlineRun(Machine):
         work.is_done = True
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600 * TIMES)  # of a failure the shortest form is looked for, for five minutes
 def test_an_online_run_equals_the_model(shared_database: Database) -> None:
     assert_no_failures(OnlineRun, shared_database, examples=80, steps=40)

@@ -156,7 +156,6 @@ STATEMENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("which", ["store", "store15"])
 def test_no_statement_of_the_flow_reads_a_hot_table_from_end_to_end(
@@ -174,7 +173,6 @@ def test_no_statement_of_the_flow_reads_a_hot_table_from_end_to_end(
     assert found == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_may_be_drawn_is_found_by_indexes_whatever_is_asked_of_it(store15: Store) -> None:
     """It costs so much for each group that may be drawn, and nothing for those that are done with."""
