@@ -35,8 +35,10 @@ class LossScale:
 
     def count_update(self) -> None:
         """Count an update with a finite gradient. The factor doubles after many."""
+        if not self._scales:
+            return
         self._updates += 1
-        if self._scales and self._updates >= UPDATES_TO_GROW:
+        if self._updates >= UPDATES_TO_GROW:
             self.factor *= 2
             self._updates = 0
 
@@ -44,9 +46,10 @@ class LossScale:
         return {"loss_scale": self.factor} if self._scales else {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"factor": self.factor, "updates": self._updates}
+        """What `load_state_dict` takes; empty in any format but float16."""
+        return {"factor": self.factor, "updates": self._updates} if self._scales else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. A run that computed in another format before starts anew."""
-        if self._scales and state["factor"] > 1.0:
+        if self._scales and state:
             self.factor, self._updates = state["factor"], state["updates"]
