@@ -18,7 +18,7 @@ AZURITE := .azurite
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llm test acceptance test-families test-peers test-sinks test-environments test-agents test-objects test-page test-real-model test-vllm ray learning scale chaos hosts bench gpu check docs reference format migration environments clean
+.PHONY: help demo demo-llm test acceptance test-families test-peers test-sinks test-environments test-agents test-objects test-page test-real-model test-vllm ray learning scale chaos hosts bench gpu check docs reference format migration environments packages image clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,13 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 
 # vLLM, which takes minutes, is the last, so that a check that fails beside this is told early.
 environments: $(PEERS)/.peers $(AGENTS)/.agents $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers $(VLLM)/.vllm ## Install what the rings of CI have in environments apart from .venv
+
+packages: $(VENV)/.test ## Build the source distribution and the wheel into dist/
+	rm -rf dist
+	$(BIN)/python -m build
+
+image: ## Build the image of deploy/Dockerfile; needs Docker
+	docker build -f deploy/Dockerfile -t trinity-db .
 
 clean: ## Remove the environment, caches and build leftovers (never a store)
 	rm -rf $(VENV) $(BENCH) $(PEERS) $(ENVIRONMENTS) $(VERIFIERS) $(AGENTS) $(VLLM) $(AZURITE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
