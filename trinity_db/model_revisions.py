@@ -78,6 +78,8 @@ def _recorded(stored: Mapping[str, Any]) -> dict[Model, str | None]:
         known[path, revision] = revision
         if revision is not None:
             branch = hub.requested(revision)
+            if hub.names_commit(branch):  # a file that names a commit gets that one, whatever is stored
+                continue
             known[path, branch] = revision
             if branch == hub.requested(None):
                 known[path, None] = revision

@@ -191,6 +191,14 @@ def test_a_run_keeps_the_commits_that_it_has_recorded(server: Hub, files: dict[s
     assert model_revisions.pinned(config).model.revision == f"main@{newer}", "a new run has the newest"
 
 
+@pytest.mark.parametrize("named", [COMMIT, f"main@{COMMIT}"])
+def test_a_commit_that_a_file_names_is_taken_whatever_is_stored(server: Hub, named: str) -> None:
+    config = config_of(model={"path": NAME, "revision": named})
+    stored = config_of(model={"path": NAME, "revision": f"{named}@{'f' * 40}"}).stored()
+    assert model_revisions.pinned(config, stored).model.revision == named
+    assert model_revisions.recorded(config, stored).model.revision == named
+
+
 def test_a_run_that_began_with_a_folder_takes_no_repository_of_that_name(server: Hub) -> None:
     config = config_of()
     assert model_revisions.pinned(config, config.stored()).model.revision is None

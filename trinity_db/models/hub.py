@@ -46,6 +46,11 @@ def is_name(path: Path) -> bool:
     return _NAME.fullmatch(str(path)) is not None and not path.is_dir()
 
 
+def names_commit(revision: str | None) -> bool:
+    """Return whether a revision is a commit, or a branch or tag with one."""
+    return _WITH_COMMIT.fullmatch(revision or "") is not None
+
+
 def requested(revision: str | None) -> str:
     """Return the branch, tag or commit that a user has asked for, without the commit that is recorded."""
     match = _WITH_COMMIT.fullmatch(revision or "")
@@ -61,7 +66,7 @@ def pin(name: str, revision: str | None) -> str:
         ConfigError: there is no such repository or revision, or it may not be read.
         TrinityError: the hub cannot be reached, and the cache does not have the model.
     """
-    if _WITH_COMMIT.fullmatch(revision or ""):
+    if names_commit(revision):
         return str(revision)
     branch = requested(revision)
     return f"{branch}@{_hub().commit(name, branch)}"
