@@ -56,6 +56,8 @@ def _problem(error: Exception) -> Refused:
         return Refused(400, f"The context is too small: {error}", "context_length_exceeded")
     if isinstance(error, UntokenizableText | ValueError | TypeError):
         return Refused(400, str(error), "invalid_value")
+    if isinstance(error, web.RequestPayloadError):
+        return Refused(400, "The body cannot be read: it is not in its Content-Encoding, or breaks off.")
     if isinstance(error, LeaseLost):
         return Refused(403, str(error))
     if isinstance(error, EngineFailed | DatabaseUnavailable):

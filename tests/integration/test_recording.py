@@ -150,6 +150,8 @@ def test_what_cannot_be_answered_is_refused_in_one_line_and_nothing_is_sampled(
                 codes.add(answer["error"]["code"])
             status, answer = await ask({"messages": [user("a")]}, key="unknown")
             assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+            status, answer = await ask(b"{}", **{"Content-Encoding": "gzip"})
+            assert (status, answer["error"]["message"][:24]) == (400, "The body cannot be read:")
         return 0.0
 
     explore(workflow)
