@@ -66,7 +66,6 @@ OTHERS: dict[str, list[str]] = {
     "wake": [],
     "page": [],
     "db start": [],
-    "db backup": ["{folder}"],
 }
 """What else each command needs: the words before its number, or before its option."""
 PLACES = {("show", "experience_id"): 0, ("reward", "experience"): 0, ("reward", "value"): 1}
