@@ -432,3 +432,10 @@ CREATE OR REPLACE TRIGGER processor_moves BEFORE UPDATE OF state ON trinity.roll
 CREATE OR REPLACE TRIGGER processor_archives BEFORE UPDATE OF data, archive_row, archive_number ON trinity.payload FOR EACH ROW
     WHEN (OLD.data IS NULL AND NEW.pruned_at IS NULL)
     EXECUTE FUNCTION trinity.refuse_processor('its arrays are archived or pruned already');
+-- A row or pair with a seed is drawn. So what is held out gets none, also by the login of a labeller.
+CREATE OR REPLACE TRIGGER held_out_stays BEFORE UPDATE OF seed ON trinity.experience FOR EACH ROW
+    WHEN (NEW.held_out AND NEW.seed IS NOT NULL)
+    EXECUTE FUNCTION trinity.refuse_processor('it is held out, and a seed would have it drawn');
+CREATE OR REPLACE TRIGGER held_out_stays BEFORE UPDATE OF seed ON trinity.preference FOR EACH ROW
+    WHEN (NEW.held_out AND NEW.seed IS NOT NULL)
+    EXECUTE FUNCTION trinity.refuse_processor('it is held out, and a seed would have it drawn');

@@ -155,6 +155,22 @@ def test_a_processor_moves_no_pair(processor: Scene) -> None:
         change(processor, "UPDATE trinity.preference SET state = 'ready'")
 
 
+PAIR = """
+INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, held_out)
+SELECT run_id, min(id), max(id), 'pair', true FROM trinity.experience GROUP BY run_id
+"""
+
+
+@pytest.mark.parametrize("table", ["experience", "preference"])
+def test_a_processor_lets_nothing_be_drawn_that_is_held_out(
+    scene: Scene, processor: Scene, table: str
+) -> None:
+    assert change(scene, PAIR) == 1
+    with pytest.raises(TrinityError, match="it is held out, and a seed would have it drawn"):
+        change(processor, f"UPDATE trinity.{table} SET seed = 1 WHERE held_out")
+    assert change(processor, f"UPDATE trinity.{table} SET seed = NULL WHERE held_out") > 0
+
+
 OPERATORS = f"""
 CREATE SCHEMA elsewhere AUTHORIZATION {LOGIN};
 SET ROLE {LOGIN};
