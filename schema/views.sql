@@ -443,7 +443,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Each policy version with the experiences that it wrote to be trained on: their number, mean reward and mean length.
--- `reward` is that of training, so that judging rows again does not change it; `reward_now` follows.
+-- `reward` is that of training, so that judging rows again does not change it; `reward_now` follows. Also how much of the
+-- update the version's weights show, as the trainer measured it.
 CREATE VIEW trinity.policy_progress AS
 SELECT r.name AS run,
        p.version,
@@ -454,7 +455,15 @@ SELECT r.name AS run,
        avg(e.reward) AS reward_now,
        avg(e.response_length) AS response_length,
        count(e.id) FILTER (WHERE e.state = 'trained') AS trained,
-       count(e.id) FILTER (WHERE e.state IN ('dropped', 'expired')) AS dropped
+       count(e.id) FILTER (WHERE e.state IN ('dropped', 'expired')) AS dropped,
+       (SELECT m.value FROM trinity.metric m WHERE m.run_id = p.run_id AND m.name = 'publish/visible' AND m.step = p.step
+        ORDER BY m.id DESC LIMIT 1) AS visible,
+       (SELECT m.value FROM trinity.metric m WHERE m.run_id = p.run_id AND m.name = 'publish/visible_last_ten' AND m.step = p.step
+        ORDER BY m.id DESC LIMIT 1) AS visible_last_ten,
+       (SELECT m.value FROM trinity.metric m WHERE m.run_id = p.run_id AND m.name = 'publish/changed' AND m.step = p.step
+        ORDER BY m.id DESC LIMIT 1) AS changed,
+       (SELECT m.value FROM trinity.metric m WHERE m.run_id = p.run_id AND m.name = 'publish/noise' AND m.step = p.step
+        ORDER BY m.id DESC LIMIT 1) AS noise
 FROM trinity.policy_version p
 JOIN trinity.run r ON r.id = p.run_id
 LEFT JOIN trinity.experience e ON e.run_id = p.run_id AND e.version_min = p.version AND NOT e.held_out
@@ -469,6 +478,10 @@ COMMENT ON COLUMN trinity.policy_progress.reward_now IS 'Mean of their rewards a
 COMMENT ON COLUMN trinity.policy_progress.response_length IS 'Mean length of their responses in tokens';
 COMMENT ON COLUMN trinity.policy_progress.trained IS 'How many of them are trained';
 COMMENT ON COLUMN trinity.policy_progress.dropped IS 'How many of them are dropped or expired';
+COMMENT ON COLUMN trinity.policy_progress.visible IS 'Metric publish/visible of the version: share of the update since version 0 that its weights show; NULL if it was not measured';
+COMMENT ON COLUMN trinity.policy_progress.visible_last_ten IS 'Metric publish/visible_last_ten: the same since the version ten before';
+COMMENT ON COLUMN trinity.policy_progress.changed IS 'Metric publish/changed: share of weights that differ from the version before';
+COMMENT ON COLUMN trinity.policy_progress.noise IS 'Metric publish/noise: root mean square of the rounding error, as a share of that of the weights';
 
 -- Every batch with statistics of its rows. Staleness is that of the draw, as in batch_item.
 CREATE VIEW trinity.batch_view AS

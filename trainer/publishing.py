@@ -7,7 +7,7 @@ records checkpoints between two steps, since all ranks take part.
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,8 +16,10 @@ from typing import Any
 
 from trinity_db.database import Transaction
 from trinity_db.errors import DiskFull
+from trinity_db.schema.states import WorkerRole
 from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import policies, workers
+from trinity_db.store.metrics import record_metrics
 from trinity_db.trainer.checkpoints import checkpoint as checkpoints
 from trinity_db.trainer.checkpoints import run_files, run_objects
 from trinity_db.trainer.checkpoints import version as versions
@@ -42,6 +44,7 @@ class _Unrecorded:
     step: int
     folder: Path
     writing: Writing
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -225,9 +228,15 @@ class Publisher:
             kept = policies.with_checkpoint(tx, self._hold.run.id) if self._files.uploads else []
         folder = self._folder.version_folder(version)
         publish = partial(self._publish, version, folder, [one.weights for one in kept if one.weights])
+        policy = self._learner.policy
+        if policy.visible and not policy.visible.has_start:
+            logger.info(
+                "publish/visible counts from version %d on: the checkpoint has no sample of version 0",
+                version,
+            )
         with self._hold.lock:  # the thread waits for it before it records what is named here
             writing = versions.begin(folder, self._learner, self._tokenizer, publish)
-            self._unrecorded = _Unrecorded(version, step, folder, writing)
+            self._unrecorded = _Unrecorded(version, step, folder, writing, policy.measured)
         self._begun_step = step
         return version
 
@@ -292,6 +301,7 @@ class Publisher:
         with hold.database.transaction() as tx:
             hold.check(tx, done)
             policies.publish(tx, hold.run.id, policy, hold.worker_id)
+            record_metrics(tx, hold.run.id, WorkerRole.TRAIN, policy.step, new.metrics)
             pruned = self._prune(tx, self._unsaved)
         hold.mark = done
         self._recorded_step = policy.step

@@ -30,6 +30,7 @@ from trinity_db.trainer.held_out import HeldOut
 from trinity_db.trainer.hold import Hold
 from trinity_db.trainer.learner.learner import NonFiniteLoss
 from trinity_db.trainer.learner.micro_batches import Abandoned
+from trinity_db.trainer.learner.visible_updates import shown_in_log
 from trinity_db.trainer.publishing import Publisher
 from trinity_db.trainer.rows import batch_from_store, step_metrics
 from trinity_db.trainer.rows.encode import encode_adopted
@@ -366,4 +367,5 @@ class Trainer(Service):
         step = self._learner.steps_done
         if time.monotonic() - self._logged_at > PROGRESS_SECONDS or step == self._length.steps:
             self._logged_at = time.monotonic()
+            metrics |= shown_in_log(self._learner.policy.measured)
             logger.info("step %d of %d: %s", step, self._length.steps, step_metrics.short(metrics))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
 from tests import saving
@@ -27,7 +28,9 @@ from trinity_db.trainer.distribution.sharding import whole_tensors
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner, NonFiniteLoss
 from trinity_db.trainer.learner.micro_batches import Abandoned
+from trinity_db.trainer.learner.published_weights import local_part
 from trinity_db.trainer.learner.starting_scores import StartingScores
+from trinity_db.trainer.learner.visible_updates import VISIBLE
 
 PROXIMAL = {"correction": "truncated_importance_sampling", "kl": {"name": "k3", "coefficient": 0.3}}
 ALGORITHMS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
@@ -180,6 +183,30 @@ def canaries(of: Ranks, folder: Path, sharding: str) -> dict[str, list[float]]:
     return found
 
 
+def check_visible(of: Ranks, folder: Path, sharding: str, saved: Path) -> None:
+    """The first rank measures how much of the update its part of the weights in a version's file shows."""
+    settings: dict[str, Any] = {"sharding": sharding, "publish_dtype": "bfloat16"}
+    one = learner(of, folder, "sft", **settings, learning_rate=1e-2)
+    one.step(batch(6))
+    save(one, saved / "visible")
+    again = resumed(of, folder, f"{saved.name}/visible", "sft", **settings)
+    assert [each.policy.visible is None for each in (one, again)] == [of.rank > 0] * 2
+    if of.rank > 0:
+        return
+    assert again.policy.visible is not None
+    assert again.policy.visible.has_start
+    before, shown = (load_file(path / "model.safetensors") for path in (folder / "start", saved / "visible"))
+    square = product = 0.0
+    for name, parameter in one.policy.weights.items():
+        exact = local_part(parameter)
+        first, published = (tensors[name][: len(exact)].double() for tensors in (before, shown))
+        update = exact.double() - first
+        square += float((update * update).sum())
+        product += float(((published - first) * update).sum())
+    assert abs(one.policy.measured[VISIBLE] - product / square) < 1e-6
+    assert abs(product / square - 1) < 0.1
+
+
 def steps(of: Ranks, folder: Path, sharding: str, saved: Path) -> dict[str, dict[str, Any]]:
     """Of each algorithm two steps and an evaluation, and checkpoints of some; of one a step at each size."""
     results = {}
@@ -197,6 +224,7 @@ def steps(of: Ranks, folder: Path, sharding: str, saved: Path) -> dict[str, dict
         results[name] = step(learner(of, folder, "dpo", sharding=sharding), batch(size))
     for name, logprobs in canaries(of, folder, sharding).items():
         results[f"{name}, canary"] = {"metrics": {str(place): one for place, one in enumerate(logprobs)}}
+    check_visible(of, folder, sharding, saved)
     padded = learner(of, folder, "sft", "padded", sharding=sharding)
     assert padded.policy.forward.layout == "padded"
     results["padded"] = step(padded, batch(6))
@@ -236,7 +264,8 @@ def loading(of: Ranks, folder: Path) -> list[dict[str, int]]:
 
     before = _bytes_of_tensors()
     UnreadModel.read = counted  # type: ignore[method-assign, assignment]
-    one = learner(of, folder, "dpo", "deep", sharding="full")
+    # In float32, since else the first rank has a sample, which is as large as so small a model.
+    one = learner(of, folder, "dpo", "deep", sharding="full", publish_dtype="float32")
     UnreadModel.read = read  # type: ignore[method-assign]
     after = _bytes_of_tensors()
     layers = one.policy.model.get_decoder().layers

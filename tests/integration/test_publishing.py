@@ -15,10 +15,11 @@ from tests.rows import Scene
 from tests.waiting import wait_until
 from trinity_db import durable
 from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.diagnosis import learning
 from trinity_db.errors import DiskFull
 from trinity_db.explorer.engines.vllm.inside.trinity_worker import tensors
 from trinity_db.inspection import status
-from trinity_db.models import load_model
+from trinity_db.models import build_scratch, load_model, rounding
 from trinity_db.models.canary import read as read_canary
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import workers
@@ -33,6 +34,10 @@ SELECT version, step, resume_hash IS NOT NULL, withdrawn_at IS NOT NULL FROM tri
 WHERE run_id = %s AND version > 0 ORDER BY version
 """
 FOLDERS = "SELECT coalesce(checkpoint, '') FROM trinity.policy_version WHERE run_id = %s ORDER BY version"
+PROGRESS = """
+SELECT visible, visible_last_ten, changed, noise FROM trinity.policy_progress
+WHERE run = (SELECT name FROM trinity.run WHERE id = %s) ORDER BY version
+"""
 COMMITTED = "SELECT step FROM trinity.batch WHERE run_id = %s AND state = 'committed' ORDER BY step"
 
 
@@ -131,6 +136,44 @@ def test_versions_are_in_the_16_bits_that_all_living_explorers_compute_in(bench:
         exact = said.gather(-1, tokens[0, 1:, None])[:, 0].tolist()
         assert canary.logprobs == pytest.approx(exact, abs=1e-4)
     trainer.release()
+
+
+@pytest.mark.parametrize("rounds", ["by thresholds", "to nearest"])
+def test_an_alert_is_raised_if_versions_hide_the_update(
+    bench: Bench, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: str
+) -> None:
+    """The model is one that was released in bfloat16, and explorers compute in it."""
+    start = tmp_path / "start"
+    build_scratch(ScratchConfig(hidden_size=48, layers=1, heads=1, context=64), 3, start)
+    load_model(start, "cpu").bfloat16().save_pretrained(start)
+    if rounds == "to nearest":
+        monkeypatch.setattr(
+            rounding,
+            "_thresholds",
+            lambda _name, _start, count, _device: torch.full((count,), 1 << 15, dtype=torch.int32),
+        )
+    with scene.database.transaction() as tx:
+        explorer = workers.register(tx, bench.run, WorkerRole.EXPLORE)
+        workers.record_engine_dtype(tx, explorer, "bfloat16")
+    trainer = bench.trainer(model=ModelConfig(path=str(start)), publish_every=1)
+    trainer.start()
+    for _ in range(3):
+        assert trainer.work()
+    trainer._publisher.publish_rest()
+    progress = bench.rows(PROGRESS)
+    assert progress[0] == (None, None, None, None), "version 0 is the model's file"
+    assert len(progress) == 4
+    for visible, last_ten, changed, noise in progress[1:]:
+        if rounds == "to nearest":
+            assert visible < 0.1
+        else:
+            assert visible == pytest.approx(1.0, abs=0.2)
+        assert last_ten == visible, "the tenth version before is not there yet"
+        assert 0 < changed < 0.2
+        assert 0 < noise < 0.004
+    with scene.database.transaction() as tx:
+        [finding] = learning.hidden_updates(tx, bench.run.id)
+    assert finding.level == ("warn" if rounds == "to nearest" else "ok")
 
 
 def test_status_counts_the_steps_since_the_last_checkpoint(bench: Bench) -> None:

@@ -26,6 +26,7 @@ OUTSIDE = {
     *("eval/TASKSET/mean@K", "eval/TASKSET/best@K", "eval/TASKSET/failed"),
     *("eval/TASKSET/pass@1", "eval/TASKSET/pass@K"),
     *("aux_loss", "sampling/routing_differs"),
+    *("publish/visible", "publish/visible_last_ten", "publish/changed", "publish/noise"),
 }
 """What the services measure, not a step, and what only mixtures of experts have."""
 

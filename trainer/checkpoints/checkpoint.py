@@ -60,7 +60,8 @@ def num_bytes(learner: Learner) -> int:
     """The size of a checkpoint, of all parts. Before the first step it lacks the optimizer's state."""
     tensors = learner.policy.trained()
     _outside({"optimizer": learner.optimizer.state_dict()}, tensors)
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    sample = learner.policy.visible.state_bytes if learner.policy.visible else 0
+    return sample + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def begin_part(folder: Path, aside: Path, learner: Learner) -> writing.Writing | None:

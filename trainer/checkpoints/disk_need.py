@@ -10,6 +10,9 @@ from trinity_db.trainer.config import LoraConfig, TrainerConfig
 STATE_BYTES = {"adamw": 8, "adamw_8bit": 2, "adafactor": 0, "sgd": 0, "muon": 8, "own": 8}
 """Bytes of the optimizer's state for each trained parameter. Of `own` it is that of AdamW."""
 
+SAMPLE = 1 << 20
+"""Weights of the starting model that a checkpoint has; see `learner/visible_updates.py`."""
+
 Shapes = Mapping[str, Sequence[int]]
 """The shape of each tensor of a model, by name."""
 
@@ -58,6 +61,8 @@ def estimate(shapes: Shapes, config: TrainerConfig, publish_every: int, copies_s
     adapter = 0 if config.lora is None else 4 * trained
     version = adapter if config.publish == "adapter" else width * whole + adapter
     checkpoint = trained * (4 + _state_bytes(config))
+    if config.lora is None and config.publish_dtype != "float32":
+        checkpoint += 4 * min(whole, SAMPLE)
     if config.reference.name == "synchronised":
         checkpoint += 4 * whole
     versions, checkpoints = _most_at_a_time(config, publish_every)

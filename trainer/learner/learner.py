@@ -177,6 +177,7 @@ class Learner:
             "cuda_rng": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
             "algorithm": self.algorithm.state_dict(),
             "loss_scale": self.loss_scale.state_dict(),
+            "visible": self.policy.visible.state_dict() if self.policy.visible else None,
         }
 
     @contextmanager
@@ -220,6 +221,8 @@ class Learner:
         self.algorithm.load_state_dict(state["algorithm"])
         if "loss_scale" in state:  # checkpoints of earlier versions have none
             self.loss_scale.load_state_dict(state["loss_scale"])
+        if self.policy.visible:
+            self.policy.visible.resume(state.get("visible"))
         torch.set_rng_state(state["rng"])
         if torch.cuda.is_available() and state["cuda_rng"]:
             torch.cuda.set_rng_state(state["cuda_rng"][0])

@@ -29,6 +29,8 @@ from trinity_db.models.adapter_folder import BASE_FILE, Base
 from trinity_db.models.canary import Canary, sequence
 from trinity_db.models.forward import Forward
 from trinity_db.models.layers import Root, Sharding, compile_layers, layers_of, recompute
+from trinity_db.models.model_folder import stays_exact
+from trinity_db.models.rounding import seed_names
 from trinity_db.models.unread import UnreadModel
 from trinity_db.models.weights_file import WeightsFile
 from trinity_db.trainer.config import TrainerConfig
@@ -41,6 +43,7 @@ from trinity_db.trainer.learner.reference import Reference
 from trinity_db.trainer.learner.reward_head import RewardHead, classifier_of, ended
 from trinity_db.trainer.learner.router_loss import router_loss_of
 from trinity_db.trainer.learner.value_head import ValueHead, load_head
+from trinity_db.trainer.learner.visible_updates import EXACT, VisibleUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +122,19 @@ class Policy:
         """Number format of the next version. `publish_in` changes it."""
         if config.publish_dtype != "auto":
             self.publish_in(getattr(torch, config.publish_dtype))
+        self.visible = self._visible_updates(config)
+        """None if no version of this rank has rounded weights."""
+        self.measured: dict[str, float] = {}
+        """Metrics of the version that was saved last. Empty for an adapter in its own matrices."""
         self._sums_at_the_end = config.sum_gradients == "step"
+
+    def _visible_updates(self, config: TrainerConfig) -> VisibleUpdates | None:
+        """The measure of versions against the trainer's weights, on the rank that writes versions."""
+        if self.ranks.rank > 0 or self.publishes_adapter or config.publish_dtype == "float32":
+            return None
+        weights = self.adapter.adapted_weights() if self.adapter else self.weights
+        rounded = {name: one for name, one in weights.items() if not stays_exact(self.model, name)}
+        return VisibleUpdates(rounded, seed_names(self.model), are_frozen=self.adapter is not None)
 
     @property
     def is_sharded(self) -> bool:
@@ -319,6 +334,7 @@ class Policy:
             (folder / BASE_FILE).write_text(self._base.content)
             return unwritten
         state = self.adapter.merged() if self.adapter else self.model.state_dict()
+        self.measured = self.visible.measure(state, self.publish_dtype) if self.visible else dict(EXACT)
         beside: dict[str, Tensor] = {}
         if isinstance(self.value_head, RewardHead):
             beside = self.value_head.weights

@@ -32,7 +32,7 @@ def rounded(
     exact: dict[int, tuple[Tensor, Tensor]] = {}
 
     def put(parameter: Tensor, value: Tensor) -> None:
-        own, new = _local(parameter), _local(value)
+        own, new = local_part(parameter), local_part(value)
         exact.setdefault(id(parameter), (own, own.to("cpu", copy=True)))
         own.copy_(new)
 
@@ -53,14 +53,19 @@ def rounded(
 
 def _rounded(parameter: Tensor, seed_name: str, dtype: torch.dtype) -> Tensor:
     """The values in the file of this rank's rows."""
+    return round_to(local_part(parameter), seed_name, dtype, first_element(parameter))
+
+
+def first_element(parameter: Tensor) -> int:
+    """The number of elements of a parameter that precede this rank's rows; 0 if it is not sharded."""
     if not isinstance(parameter, DTensor):
-        return round_to(parameter, seed_name, dtype)
+        return 0
     _, offset = compute_local_shape_and_global_offset(
         parameter.shape, parameter.device_mesh, parameter.placements
     )
-    start = offset[0] * math.prod(parameter.shape[1:]) if offset else 0
-    return round_to(parameter.to_local(), seed_name, dtype, start)
+    return offset[0] * math.prod(parameter.shape[1:]) if offset else 0
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's rows of a tensor; all if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()

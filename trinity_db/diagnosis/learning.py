@@ -29,8 +29,11 @@ STEPS = 10  # a single step is noise
 COLLAPSED_SHARE = 0.1  # of the entropy at the beginning: attempts at a task are then nearly the same
 OUTSIDE_SHARE = 0.05  # bfloat16 alone puts less than a hundredth of the tokens outside 0.8 to 1.2
 
+VISIBLE_SHARE = 0.5  # of the update; fixed thresholds show all of it, rounding to nearest a fiftieth or less
+
 ENTROPY = "entropy"
 OUTSIDE = "sampling/engine_ratio_outside"
+VISIBLE = "publish/visible_last_ten"
 
 
 def equal_rewards(connection: Connection, run_id: int | None = None) -> list[Finding]:
@@ -164,6 +167,24 @@ def log_probabilities(connection: Connection, run_id: int | None = None) -> list
     return found or [ok("learn engine", "engines and trainers agree on log-probabilities")]
 
 
+def hidden_updates(connection: Connection, run_id: int | None = None) -> list[Finding]:
+    """Versions in 16 bits that show less than half of the update of the last ten versions."""
+    found = []
+    for row in connection.execute(query("learning_metric"), {"run_id": run_id, "name": VISIBLE, "steps": 1}):
+        if row["last"] < VISIBLE_SHARE:
+            text = (
+                f"run '{row['run']}': its versions show {row['last']:.1%} of the update of the last ten "
+                f"versions, as of step {row['step']}: explorers sample an older policy"
+            )
+            remedy = (
+                "set trainer.publish_dtype: float32 by --change, unless the engine itself rounds to nearest; "
+                "or raise trainer.learning_rate, if updates or weight decay are too small for 16 bits: "
+                "docs/guides/precision.md"
+            )
+            found.append(warn("learn visible", text, remedy, row["run"], {"metric": VISIBLE}))
+    return found or [ok("learn visible", "versions show the updates of their trainers")]
+
+
 def waiting(connection: Connection, run_id: int | None = None) -> list[Finding]:
     """Runs where one side waits for the other much of its time."""
     found = []
@@ -187,4 +208,7 @@ def _newest(run_id: int | None) -> dict[str, int | None]:
     return {"run_id": run_id, "groups": GROUPS, "rows": ROWS, "attempts": ATTEMPTS, "depth": DEPTH}
 
 
-CHECKS = (equal_rewards, missing_rewards, drops, cleaned, attempts, entropy, log_probabilities, waiting)
+CHECKS = (
+    *(equal_rewards, missing_rewards, drops, cleaned, attempts),
+    *(entropy, log_probabilities, hidden_updates, waiting),
+)

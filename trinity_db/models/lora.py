@@ -75,6 +75,13 @@ class Lora:
             weights[f"{without_adapter(name)}.{_adapted(layer)}"] = weight.cpu()
         return weights
 
+    def adapted_weights(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters of the base that have an adapter, by the names of `merged`."""
+        return {
+            f"{without_adapter(name)}.{_adapted(layer)}": getattr(layer.get_base_layer(), _adapted(layer))
+            for name, layer in self._layers.items()
+        }
+
     def merged_weights(self) -> Iterator[tuple[torch.nn.Parameter, Tensor]]:
         """Each adapted parameter, and its value with the adapter merged in."""
         for layer in self._layers.values():

@@ -59,6 +59,18 @@ CHARTS = (
         {"completions/mean_length": "mean", "completions/max_length": "longest"},
     ),
     Chart("Staleness", "policy versions", {"sample/staleness_mean": "mean", "sample/staleness_max": "most"}),
+    Chart(
+        "Visible update",
+        "share of the update that the weights of a version show",
+        {"publish/visible": "since version 0", "publish/visible_last_ten": "last ten versions"},
+    ),
+    Chart("Changed weights", "share that differs from the version before", {"publish/changed": "changed"}),
+    Chart("Rounding noise", "share of the size of the weights", {"publish/noise": "noise"}),
+    Chart(
+        "Engine and trainer",
+        "nats a token, difference for the same weights; docs/guides/precision.md says what to expect",
+        {"sampling/engine_logp_difference/mean": "mean", "sampling/engine_logp_difference/max": "most"},
+    ),
     Chart("Loss", "what the step minimised", {"loss": "loss"}),
     Chart("Gradient", "length before it is clipped", {"grad_norm": "gradient"}),
     Chart("Entropy", "nats a token", {"entropy": "entropy"}),

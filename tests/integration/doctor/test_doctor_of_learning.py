@@ -103,6 +103,18 @@ def test_groups_without_rewards_are_found_where_steps_give_some(scene: Scene, fo
     assert found() == {}
 
 
+def test_versions_that_hide_the_update_are_found(scene: Scene, found: Any) -> None:
+    scene.record(1, {learning.VISIBLE: 0.02})
+    assert found() == {}, "the first version alone"
+    scene.record(2, {learning.VISIBLE: 0.49})
+    alert = found()["learn visible"]
+    assert "its versions show 49.0% of the update of the last ten versions, as of step 2" in alert["found"]
+    assert "trainer.publish_dtype: float32" in alert["remedy"]
+    assert alert["shown"] == {"metric": learning.VISIBLE}
+    scene.record(3, {learning.VISIBLE: 0.51})
+    assert found() == {}
+
+
 def test_runs_whose_rows_are_dropped_are_found_with_the_reason(scene: Scene, found: Any) -> None:
     scene.explore(10)  # 20 rows
     with scene.database.transaction() as tx:
