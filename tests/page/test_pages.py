@@ -26,6 +26,8 @@ def store(scene: Scene) -> None:
     scene.train(step=1, size=3)
     scene.publish(1, step=1)
     scene.record(1, {"reward": 0.5, "loss": 0.25, "sample/staleness_mean": 0.0})
+    scene.record(1, {"publish/visible": 0.98, "publish/changed": 0.05, "publish/noise": 0.001})
+    scene.record(1, {"sampling/engine_logp_difference/mean": 0.03})
     scene.record(2, {"reward": 0.75, "loss": 0.125})
     scene.make_ready(1, rewards=(1.0, 0.0))
     (group,) = scene.claim(1)
@@ -58,7 +60,8 @@ def test_a_run_has_its_curves_states_and_processes(scene: Scene, visit: Visit) -
     assert [row[0] for row in visit.rows("rewards by policy version")] == ["1", "0"]
     visit.page.locator(".chart svg path").first.wait_for(state="attached")
     titles = [title.split(" ")[0] for title in visit.page.locator(".charts h3").all_inner_texts()]
-    assert titles == ["Reward", "Staleness", "Loss"]
+    assert titles == ["Reward", "Staleness", "Visible", "Changed", "Rounding", "Engine", "Loss"]
+    assert visit.page.get_by_text("about 0.03 if one of them is in bfloat16").is_visible()
     assert visit.page.get_by_text("No step was trained yet").is_hidden()
 
 
