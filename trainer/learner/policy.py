@@ -29,8 +29,6 @@ from trinity_db.models.adapter_folder import BASE_FILE, Base
 from trinity_db.models.canary import Canary, sequence
 from trinity_db.models.forward import Forward
 from trinity_db.models.layers import Root, Sharding, compile_layers, layers_of, recompute
-from trinity_db.models.model_folder import stays_exact
-from trinity_db.models.rounding import seed_names
 from trinity_db.models.unread import UnreadModel
 from trinity_db.models.weights_file import WeightsFile
 from trinity_db.trainer.config import TrainerConfig
@@ -133,8 +131,10 @@ class Policy:
         if self.ranks.rank > 0 or self.publishes_adapter or config.publish_dtype == "float32":
             return None
         weights = self.adapter.adapted_weights() if self.adapter else self.weights
-        rounded = {name: one for name, one in weights.items() if not stays_exact(self.model, name)}
-        return VisibleUpdates(rounded, seed_names(self.model), are_frozen=self.adapter is not None)
+        rounded = {
+            name: one for name, one in weights.items() if not model_folder.stays_exact(self.model, name)
+        }
+        return VisibleUpdates(rounded, rounding.seed_names(self.model), are_frozen=self.adapter is not None)
 
     @property
     def is_sharded(self) -> bool:
