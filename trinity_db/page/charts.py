@@ -68,8 +68,8 @@ CHARTS = (
     Chart("Rounding noise", "share of the size of the weights", {"publish/noise": "noise"}),
     Chart(
         "Engine and trainer",
-        "nats a token, difference for the same weights: about 0.03 if one of them is in bfloat16, 3e-6 if "
-        "both are in float32; see docs/guides/precision.md",
+        "nats a token, difference for the same weights: about 0.03 if one of them is in bfloat16, 0.005 in "
+        "float16, 3e-6 in float32; see docs/guides/precision.md",
         {"sampling/engine_logp_difference/mean": "mean", "sampling/engine_logp_difference/max": "most"},
     ),
     Chart("Loss", "what the step minimised", {"loss": "loss"}),
