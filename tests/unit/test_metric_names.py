@@ -25,10 +25,10 @@ OUTSIDE = {
     *("explore/seconds", "explore/time", "explore/tokens_per_second", "explore/wait_for_training"),
     *("eval/TASKSET/mean@K", "eval/TASKSET/best@K", "eval/TASKSET/failed"),
     *("eval/TASKSET/pass@1", "eval/TASKSET/pass@K"),
-    *("aux_loss", "sampling/routing_differs"),
+    *("aux_loss", "sampling/routing_differs", "loss_scale"),
     *("publish/visible", "publish/visible_last_ten", "publish/changed", "publish/noise"),
 }
-"""What the services measure, not a step, and what only mixtures of experts have."""
+"""What the services measure, not a step, and what only mixtures of experts and float16 have."""
 
 OTHERS = {
     "corrected": recipe("grpo", correction="truncated_importance_sampling"),

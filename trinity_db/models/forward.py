@@ -220,6 +220,7 @@ class Forward:
         """[B, K] As `logprobs`, at temperature 1 and in the weights' own dtype, whatever training uses."""
         exact = copy(self)
         exact._temperature, exact._dtype = 1.0, next(self._model.parameters()).dtype
+        exact._autocasts = False
         return exact.logprobs(payloads)
 
     @torch.no_grad()
