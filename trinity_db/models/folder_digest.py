@@ -58,6 +58,20 @@ def complete(folder: Path, unwritten: Mapping[Path, Unwritten]) -> str:
     return sha.hexdigest()
 
 
+def of(files: Mapping[Path, Unwritten]) -> str:
+    """The `digest` that a folder with these files has, without writing them.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    sha = hashlib.sha256()
+    for path, file in sorted(files.items()):
+        _begin(sha, path, file.size)
+        for block in file.blocks():
+            sha.update(block)
+    return sha.hexdigest()
+
+
 def verify(folder: Path, expected: str) -> bool:
     """Whether the folder exists and its files have exactly the expected digest."""
     try:

@@ -7,8 +7,9 @@ one after the other (https://huggingface.co/docs/safetensors).
 
 import json
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from torch import Tensor
 FILE = "model.safetensors"
 """The name under which `transformers` looks for a model's weights."""
 BLOCK_BYTES = 1 << 24  # at a time
+
+SIXTEEN_BITS = ("BF16", "F16")
+MAX_HEADER_BYTES = 100_000_000  # as the library allows
 
 DTYPES = {
     torch.float64: "F64",
@@ -77,3 +81,19 @@ class WeightsFile:
         """Copy the tensors that are not written yet into the memory of the CPU. Then they may change."""
         with self._lock:
             self._unwritten = deque(tensor.to("cpu", copy=True) for tensor in self._unwritten)
+
+
+def is_sixteen_bit(file: Path) -> bool:
+    """Whether more than half of a file of weights is in 16-bit floating point. False for any other file."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(min(length, MAX_HEADER_BYTES)))
+        sizes = Counter[bool]()
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                start, end = tensor["data_offsets"]
+                sizes[tensor["dtype"] in SIXTEEN_BITS] += end - start
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return sizes[True] > sizes[False]

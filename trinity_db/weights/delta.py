@@ -1,36 +1,47 @@
-"""What changed between two files of the same size: a step of training changes few weights in bfloat16.
+"""What changed between two files of the same size: a step of training changes few weights in 16 bits.
 
 A file is read as words of 16 bits, the width of a bfloat16, the last one filled up with a zero. A delta is
 
-    8 bytes   TRDELTA1
+    8 bytes   TRDELTA2
     8 bytes   size of the file in bytes, little-endian like all numbers here
-    the rest  a stream of zstd, with a block for each BLOCK_WORDS words of the file:
-                  4 bytes   the number n of words that differ
-                  4 bytes   the number g of bytes of the gaps
-                  g bytes   before each word that differs, how many do not: as LEB128
-                  2 n bytes the exclusive or of the old word and the new one
+    for each BLOCK_WORDS words of the file
+        4 bytes   the size of the frame
+        a frame of zstd with
+            4 bytes   the number n of words that differ
+            4 bytes   the number g of bytes of the gaps
+            g bytes   before each word that differs, how many do not; 255 stands for 255 equal words, and the
+                      next byte is added to it
+            n bytes   the low bytes of the changes, as zigzag(new - old) in 16 bits: mostly 1 or 2, the
+                      neighbours of the old value
+            n bytes   the high bytes
 
-To apply a delta a second time takes it back. It does not say what it is of: a manifest does, and the digest
-of the files afterwards.
+Blocks are independent of each other, so several are decoded at a time. A delta does not name its base, or
+the digest of the file afterwards: a manifest does.
 """
 
 import importlib
+import os
 import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trinity_db.errors import TrinityError
 
-ENCODING: Final = "xor16-zstd"
-MAGIC = b"TRDELTA1"
-LEVEL = 1  # of zstd: higher ones take longer and save a few percent
+ENCODING: Final = "gap16-zstd"
+MAGIC = b"TRDELTA2"
+LEVEL = 1  # of zstd: higher ones take longer and save nothing
 BLOCK_WORDS = 1 << 22  # of a file in memory at a time: 8 MB
+AT_A_TIME = 4  # blocks that are decoded
 # A delta with a larger share of the file's size is not worth it: one that applies it also needs the old file.
 MAX_SHARE = 0.5
-SPARE_BYTES = 1 << 20  # before the share counts, since the compressor holds back what it has not written yet
+SPARE_BYTES = 1 << 20  # before the share counts
 
 Words = NDArray[np.uint16]
 
@@ -51,35 +62,88 @@ def write(old: Path, new: Path, delta: Path) -> bool:
     compressor = importlib.import_module("zstandard").ZstdCompressor(level=LEVEL)
     with old.open("rb") as before, new.open("rb") as after, delta.open("wb") as file:
         file.write(MAGIC + struct.pack("<Q", size))
-        with compressor.stream_writer(file, closefd=False) as stream:
-            for start in range(0, size, 2 * BLOCK_WORDS):
-                old_block, new_block = (_words(one.read(2 * BLOCK_WORDS)) for one in (before, after))
-                stream.write(_block(old_block, new_block))
-                if file.tell() > SPARE_BYTES + MAX_SHARE * (start + 2 * new_block.size):
-                    return False
+        for start in range(0, size, 2 * BLOCK_WORDS):
+            old_block, new_block = (_words(one.read(2 * BLOCK_WORDS)) for one in (before, after))
+            frame = compressor.compress(_block(old_block, new_block))
+            file.write(struct.pack("<I", len(frame)) + frame)
+            if file.tell() > SPARE_BYTES + MAX_SHARE * (start + 2 * new_block.size):
+                return False
         return file.tell() <= MAX_SHARE * size
 
 
-def apply(delta: Path, target: Path) -> None:
-    """Change a file in place. It is spoilt where this raises.
+class Applied:
+    """The file that deltas make of an old one, read block by block.
+
+    Args:
+        old: the file that the first delta is applied to.
+        deltas: in the order in which they are applied.
 
     Raises:
-        Damaged: the delta is damaged, or of a file of another size.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be read.
     """
-    zstandard = importlib.import_module("zstandard")
-    size = target.stat().st_size
-    with delta.open("rb") as file, target.open("r+b", buffering=0) as changed:
+
+    def __init__(self, old: Path, deltas: Sequence[Path]) -> None:
+        self._old, self._deltas = old, deltas
+        self.size = old.stat().st_size
+        """In bytes."""
+
+    def blocks(self) -> Iterator[memoryview]:
+        """The bytes of the file, in order.
+
+        Raises:
+            Damaged: a delta is damaged, or of a file of another size.
+            OSError: a file cannot be read.
+        """
+        with ExitStack() as opened, ThreadPoolExecutor(min(AT_A_TIME, os.cpu_count() or 1)) as pool:
+            old = opened.enter_context(self._old.open("rb"))
+            deltas = [_Frames(opened.enter_context(one.open("rb")), self.size) for one in self._deltas]
+            decoding = deque[Future[memoryview]]()
+            try:
+                for start in range(0, self.size, 2 * BLOCK_WORDS):
+                    content = old.read(min(2 * BLOCK_WORDS, self.size - start))
+                    decoding.append(pool.submit(_decode, content, [one.next() for one in deltas]))
+                    if len(decoding) > AT_A_TIME:
+                        yield decoding.popleft().result()
+                for one in deltas:
+                    one.end()
+                while decoding:
+                    yield decoding.popleft().result()
+            finally:
+                for left in decoding:
+                    left.cancel()
+
+
+def apply(deltas: Sequence[Path], old: Path, new: Path) -> None:
+    """Write the file that deltas make of an old one. What is written is incomplete where this raises.
+
+    Raises:
+        Damaged, OSError: as `Applied`.
+    """
+    with new.open("wb") as file:
+        for block in Applied(old, deltas).blocks():
+            file.write(block)
+
+
+class _Frames:
+    """The frames of a delta, one for each block of a file of this size."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._name = file, Path(file.name).name
         if file.read(len(MAGIC)) != MAGIC or file.read(8) != struct.pack("<Q", size):
-            raise Damaged(f"{delta.name} is no delta of a file of {size} bytes.")
-        try:
-            with zstandard.ZstdDecompressor().stream_reader(file) as stream:
-                for start in range(0, size, 2 * BLOCK_WORDS):
-                    _apply_block(stream, changed, start, min(2 * BLOCK_WORDS, size - start))
-                if stream.read(1):
-                    raise Damaged(f"{delta.name} goes on behind its end.")
-        except zstandard.ZstdError as error:
-            raise Damaged(f"{delta.name} is damaged: {error}") from error
+            raise Damaged(f"{self._name} is no delta of a file of {size} bytes.")
+
+    def next(self) -> bytes:
+        length = self._file.read(4)
+        size = struct.unpack("<I", length)[0] if len(length) == 4 else 0
+        # The largest frame that `write` makes: zstd adds little to what it cannot compress.
+        frame = self._file.read(size) if size <= 8 * BLOCK_WORDS + SPARE_BYTES else b""
+        if not frame or len(frame) != size:
+            raise Damaged(f"{self._name} ends too early.")
+        return frame
+
+    def end(self) -> None:
+        if self._file.read(1):
+            raise Damaged(f"{self._name} has trailing bytes.")
 
 
 def _words(content: bytes) -> Words:
@@ -87,78 +151,61 @@ def _words(content: bytes) -> Words:
 
 
 def _block(old: Words, new: Words) -> bytes:
-    """A block of the stream."""
-    change = old ^ new
-    places = np.flatnonzero(change)
-    gaps = _leb128(np.diff(places, prepend=-1) - 1)
-    return b"".join([struct.pack("<II", places.size, len(gaps)), gaps, change[places].tobytes()])
+    """The content of a frame."""
+    places = np.flatnonzero(old != new)
+    gaps = _encoded_gaps(np.diff(places, prepend=-1) - 1)
+    change = (new[places] - old[places]).view(np.int16)
+    zigzag = ((change << 1) ^ (change >> 15)).view(np.uint16)
+    low, high = (part.astype(np.uint8).tobytes() for part in (zigzag & 255, zigzag >> 8))
+    return b"".join([struct.pack("<II", places.size, len(gaps)), gaps, low, high])
 
 
-def _apply_block(stream: Any, changed: Any, start: int, length: int) -> None:
-    """Change the bytes of a file from `start` on, by the next block of a stream."""
-    count, num_bytes = struct.unpack("<II", _exactly(stream, 8))
-    if count > (length + 1) // 2 or num_bytes > 4 * count:
-        raise Damaged("A delta has more changes than its file has words.")
-    places = np.cumsum(_numbers(_exactly(stream, num_bytes), count) + 1) - 1
-    change = np.frombuffer(_exactly(stream, 2 * count), dtype="<u2")
-    if not count:
-        return
-    changed.seek(start)
-    content = bytearray(length + length % 2)
-    if _read_into(changed, memoryview(content)[:length]) != length or places[-1] >= len(content) // 2:
-        raise Damaged("A delta has changes behind the end of its file.")
-    np.frombuffer(content, dtype="<u2")[places] ^= change
-    changed.seek(start)
-    view = memoryview(content)[:length]
-    while len(view):  # a file without a buffer may take a part of it
-        view = view[changed.write(view) :]
+def _decode(content: bytes, frames: Sequence[bytes]) -> memoryview:
+    """A block of the new file from that of the old one and the frames of the deltas."""
+    words = _words(content).copy()
+    for frame in frames:
+        _apply_frame(frame, words)
+    return memoryview(words.view(np.uint8))[: len(content)]
 
 
-def _leb128(numbers: NDArray[np.int64]) -> bytes:
-    """Numbers below 2^28, seven bits a byte, the low ones first; the highest bit says that more follow."""
-    lengths = np.ones(numbers.size, dtype=np.int64)
-    for bits in (7, 14, 21):
-        lengths += numbers >= 1 << bits
-    ends = np.cumsum(lengths)
-    encoded = np.zeros(ends[-1] if ends.size else 0, dtype=np.uint8)
-    for number in range(4):
-        has = lengths > number
-        more = (lengths[has] > number + 1) << 7
-        encoded[ends[has] - lengths[has] + number] = (numbers[has] >> 7 * number) & 127 | more
-    return encoded.tobytes()
+def _apply_frame(frame: bytes, words: Words) -> None:
+    zstandard = importlib.import_module("zstandard")
+    most = 8 + 3 * words.size + words.size // 255 + 1
+    try:
+        content = _within(zstandard, frame, most)
+    except zstandard.ZstdError as error:
+        raise Damaged(f"A delta cannot be decompressed: {error}") from error
+    if len(content) < 8:
+        raise Damaged("A block of a delta is too short.")
+    count, num_gaps = struct.unpack_from("<II", content)
+    if len(content) != 8 + num_gaps + 2 * count:
+        raise Damaged("A block of a delta has another size than it states.")
+    places = _places(np.frombuffer(content, np.uint8, num_gaps, 8))
+    if places.size != count or (count and places[-1] >= words.size):
+        raise Damaged("A block of a delta has changes after the end of its file.")
+    low, high = np.frombuffer(content, np.uint8, 2 * count, 8 + num_gaps).reshape(2, count)
+    zigzag = low | high.astype(np.uint16) << 8
+    words[places] += (zigzag >> 1) ^ -(zigzag & 1)
 
 
-def _numbers(encoded: bytes, count: int) -> NDArray[np.int64]:
-    """As many numbers as `_leb128` has encoded.
-
-    Raises:
-        Damaged: there are others.
-    """
-    found = np.frombuffer(encoded, dtype=np.uint8).astype(np.int64)
-    ends = np.flatnonzero(found < 128) + 1
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    lengths = ends - starts
-    if ends.size != count or (count and (ends[-1] != found.size or lengths.max() > 4)):
-        raise Damaged("A delta has gaps that cannot be read.")
-    numbers = np.zeros(count, dtype=np.int64)
-    for number in range(4):
-        has = lengths > number
-        numbers[has] |= (found[starts[has] + number] & 127) << 7 * number
-    return numbers
-
-
-def _exactly(stream: Any, num_bytes: int) -> bytes:
-    content = b""
-    while len(content) < num_bytes:
-        more = stream.read(num_bytes - len(content))
-        if not more:
-            raise Damaged("A delta ends too early.")
-        content += more
+def _within(zstandard: Any, frame: bytes, most: int) -> bytes:
+    """A frame's content. One that states more than `most` bytes is not decompressed."""
+    if not 0 <= zstandard.frame_content_size(frame) <= most:
+        raise Damaged("A block of a delta is larger than its file.")
+    content: bytes = zstandard.ZstdDecompressor().decompress(frame)
     return content
 
 
-def _read_into(file: Any, view: memoryview) -> int:
-    done = 0
-    while done < len(view) and (count := file.readinto(view[done:])):
-        done += count
-    return done
+def _encoded_gaps(gaps: NDArray[np.int64]) -> bytes:
+    longer, rest = np.divmod(gaps, 255)
+    ends = np.cumsum(longer + 1)
+    encoded = np.full(ends[-1] if ends.size else 0, 255, dtype=np.uint8)
+    encoded[ends - 1] = rest
+    return encoded.tobytes()
+
+
+def _places(encoded: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The places of the words that differ, from the bytes of `_encoded_gaps`."""
+    ends = encoded != 255
+    places = np.cumsum(encoded + ends.view(np.uint8), dtype=np.int64)
+    return places[ends] - 1

@@ -42,7 +42,9 @@ def make(folder: Path, bucket: Bucket, name: str, manifest: Manifest) -> None:
         elif file.encoding == delta.ENCODING:
             change = folder / f"{uuid4().hex}.delta"
             _get(bucket, name, file, change, progress)
-            delta.apply(change, target)
+            made = folder / f"{uuid4().hex}.made"
+            delta.apply([change], target, made)
+            made.replace(target)
             change.unlink()
 
 

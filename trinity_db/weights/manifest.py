@@ -53,7 +53,7 @@ class File:
 
     path: Annotated[str, Field(max_length=1000), AfterValidator(checked_path)]
     """In the folder of the version."""
-    encoding: Literal["whole", "same", "xor16-zstd"]
+    encoding: Literal["whole", "same", "gap16-zstd"]
     """whole: its bytes. same: those of the base's file. Else: what `delta` makes of the base's file."""
     stored: Annotated[int, Field(ge=0, le=MAX_STORED)] = 0
     """Bytes of its objects together. Each but the last has `part`."""
