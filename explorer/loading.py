@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.engine import Engine
-from trinity_db.models import folder_digest
 from trinity_db.store.policies import PolicyVersion
+from trinity_db.weights import cache, packed
 from trinity_db.weights.recorded_places import RecordedPlaces
 
 logger = logging.getLogger(__name__)
@@ -74,18 +74,26 @@ class LoadedVersion:
         """Load a version; why it cannot be loaded, or None."""
         try:
             self._places.check_folder(policy)
-            verified = asyncio.to_thread(folder_digest.verify, policy.checkpoint, policy.checkpoint_hash)
-            if not await self._meanwhile(verified):
-                return ConfigError(
-                    f"{policy.checkpoint}: its files are not those that were published; restore them."
-                )
-            self._loaded = None  # a load that fails may leave the engine without the weights of before
-            await self._meanwhile(self._engine.load(policy.checkpoint, policy.version))
+            await self._load(policy)
         except (ConfigError, OSError) as error:
             return error
         logger.info("using policy version %d", policy.version)
         self._loaded = policy.version, policy.checkpoint_hash
         return None
+
+    async def _load(self, policy: PolicyVersion) -> None:
+        """Have the engine load a version, again if the trainer converts its folder to a delta meanwhile."""
+        digest = policy.checkpoint_hash
+        while True:
+            made = asyncio.to_thread(cache.whole, policy.checkpoint, policy.version, digest)
+            folder = await self._meanwhile(made)
+            self._loaded = None  # a load that fails may leave the engine without the weights of before
+            try:
+                return await self._meanwhile(self._engine.load(folder, policy.version))
+            except (ConfigError, OSError):
+                was_converted = folder == policy.checkpoint and not folder.is_dir()
+                if not was_converted or not packed.place_of(folder).is_dir():
+                    raise
 
     async def _meanwhile(self, work: Coroutine[None, None, Result]) -> Result:
         """Await something that may take minutes, and write what ends in this time."""

@@ -333,13 +333,18 @@ class TrainerConfig(ForwardConfig):
     a run."""
     keep_checkpoints: Annotated[int, Change.PER_PROCESS] = Field(3, ge=2)
     """Number of latest checkpoints kept on disk, with the weights of their versions, and of latest versions.
-    At least two, because an explorer may still read the one before. May change during a run."""
+    At least two, because an explorer may still read the one before. Older versions in 16 bits stay as deltas
+    (keep_deltas). May change during a run."""
     keep_every: Annotated[int | None, Change.PER_PROCESS] = Field(None, ge=1)
-    """The weights of versions whose step is a multiple of this stay on disk, beside the latest. A multiple of
-    publish_every. None: no others. May change during a run."""
+    """The weights of versions whose step is a multiple of this stay on disk, beside the latest, whole and
+    whatever keep_deltas allows. A multiple of publish_every. None: no others. May change during a run."""
     keep_best: Annotated[str | None, Change.PER_PROCESS] = Field(None, min_length=1, pattern="^-?[^-]")
-    """A metric; the weights of its best version stay on disk too: that with its highest value, such as
+    """A metric; the weights of its best version stay on disk too, whole: that with its highest value, such as
     eval/TASKSET/mean@4, or with its lowest, such as -eval/loss. May change during a run."""
+    keep_deltas: Annotated[float, Change.PER_PROCESS] = Field(0.25, ge=0, le=1)
+    """Versions in 16 bits that are kept by none of the rules above stay as deltas, a few percent of a version
+    each, while they take at most this share of the disk space that is free or theirs. Then the oldest go. 0:
+    none stay, as with versions in float32. May change during a run."""
     max_length: Annotated[int | None, Kept("imported rows have their tokens by it")] = Field(None, ge=2)
     """Longest imported sequence in tokens, prompt and response together. Longer ones are cut at the end.
     None: the model's context."""

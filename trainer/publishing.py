@@ -25,6 +25,7 @@ from trinity_db.trainer.checkpoints import run_files, run_objects
 from trinity_db.trainer.checkpoints import version as versions
 from trinity_db.trainer.checkpoints.cadence import Cadence
 from trinity_db.trainer.checkpoints.folder import Publication
+from trinity_db.trainer.checkpoints.older_versions import OlderVersions
 from trinity_db.trainer.checkpoints.patience import GivenUp
 from trinity_db.trainer.checkpoints.writing import Writing
 from trinity_db.trainer.hold import Hold
@@ -34,6 +35,8 @@ from trinity_db.trainer.uploading import Uploading
 from trinity_db.weights.broadcast import Broadcasts
 
 logger = logging.getLogger(__name__)
+
+END_SECONDS = 60.0  # that a run which ends waits until its older versions are deltas
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Publisher:
         """The step of the latest checkpoint, recorded or not."""
         with hold.database.transaction() as tx:
             self._cadence = Cadence(policies.seconds_since(tx, hold.run.id, policy.version))
+        self._older = OlderVersions(files, setup.trainer.keep_checkpoints, setup.trainer.keep_deltas)
         self._uploading = Uploading(hold, files)
         if policy.resumed is not None:
             self._uploading.add(policy.version, policy.resumed)
@@ -147,6 +151,7 @@ class Publisher:
 
         `record` ends the one, and `record_checkpoint` the other.
         """
+        self._older.catch_up()
         is_due = self._checkpoint_is_due()
         if is_due:
             self.record_checkpoint()
@@ -164,6 +169,10 @@ class Publisher:
             self.record_checkpoint()
         self._uploading.finish(self._learner.steps_done)
         run_objects.sweep(self._files)
+
+    def finish(self) -> None:
+        """Wait until older versions are deltas, as the run has ended."""
+        self._older.wait(END_SECONDS)
 
     def record(self) -> None:
         """Wait for the version that is being written, and record it unless its thread has.
@@ -201,6 +210,7 @@ class Publisher:
 
     def abandon(self) -> None:
         """Wait for files that are not recorded. The next start removes them."""
+        self._older.abandon()
         if (unrecorded := self._unrecorded) is not None:
             unrecorded.writing.wait()
             self._unrecorded = None
@@ -305,8 +315,7 @@ class Publisher:
             pruned = self._prune(tx, self._unsaved)
         hold.mark = done
         self._recorded_step = policy.step
-        for old, files in pruned:
-            self._folder.delete(old, files)
+        self._drop(pruned)
         self._folder.acknowledge(Publication(policy.version, policy.step, digest))
         self._unrecorded = None  # last: if the note cannot be written, this comes again and says so
 
@@ -318,14 +327,13 @@ class Publisher:
             saved = policies.Checkpoint(new.saving.folder, new.hash)
             policies.record_checkpoint(tx, self._hold.run.id, new.version, saved)
             pruned = self._prune(tx, None)
-        for old, files in pruned:
-            self._folder.delete(old, files)
+        self._drop(pruned)
         self._folder.acknowledge_checkpoint(new.version, new.hash)
         self._unsaved = None  # after all of the recording; an upload that does not begin here begins later
         self._uploading.add(new.version, saved)
 
-    def _prune(self, tx: Transaction, unsaved: _Unsaved | None) -> list[tuple[int, Path]]:
-        """Forget what is no longer kept. Return versions, and the folders to delete after the transaction."""
+    def _prune(self, tx: Transaction, unsaved: _Unsaved | None) -> policies.Pruned:
+        """Forget what is no longer kept. `_drop` deletes it after the transaction."""
         kept = self._setup.trainer
         return policies.prune(
             tx,
@@ -335,4 +343,11 @@ class Publisher:
             kept.keep_best,
             saving=None if unsaved is None else unsaved.version,
             uploading=self._uploading.version,
+            packed=self._older.kept(tx),
         )
+
+    def _drop(self, pruned: policies.Pruned) -> None:
+        """Delete the folders that are forgotten, and begin to convert versions that need not be whole."""
+        for old, files in pruned.deleted:
+            self._folder.delete(old, files)
+        self._older.convert(pruned.packable)

@@ -282,6 +282,7 @@ class Trainer(Service):
             self._hold.check(tx)
             evaluations.begin_due(tx, self.run.id, self._hold.mark.version, is_last=True)
             runs.finish(tx, self.run.id)
+        self._publisher.finish()
         logger.info("run '%s' is finished after %d steps", self.run.name, self._learner.steps_done)
         return True
 

@@ -97,7 +97,8 @@ FOR NO KEY UPDATE
 -- store, and the newest one there until a newer one is: so one can be fetched at any time after the first. On request the
 -- weights of every so many steps stay, and those of the step that has the best value of a metric of trainers or
 -- processors; `direction` is 1 if a high value is good, and -1 if a low one is. A value that is infinite or not a number
--- is no best one, and neither is one that a withdrawn version of that step had.
+-- is no best one, and neither is one that a withdrawn version of that step had. The weights of the versions `packed` stay
+-- in the folder as deltas, and are forgotten in the object store. Also returns those of them that need not be whole.
 WITH best AS MATERIALIZED (
     SELECT p.version
     FROM trinity.policy_version p
@@ -114,6 +115,8 @@ WITH best AS MATERIALIZED (
 ),
 kept AS MATERIALIZED (
     SELECT p.version, p.checkpoint, p.resume_from,
+           -- A checkpoint of an early version of trinity-db has the weights in its own folder.
+           p.version = ANY(%(packed)s::integer[]) AND p.resume_from IS DISTINCT FROM p.checkpoint AS packs,
            p.resume_from IS NOT NULL
            AND (row_number() OVER (PARTITION BY p.resume_from IS NULL ORDER BY p.version DESC) <= %(keep)s
                 OR (p.version = %(uploading)s::integer) IS TRUE
@@ -128,15 +131,29 @@ kept AS MATERIALIZED (
                       WHERE v.run_id = p.run_id AND v.version = p.version AND v.finished_at IS NULL) AS stays
     FROM trinity.policy_version p
     WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
+),
+changed AS (
+    UPDATE trinity.policy_version p
+    SET checkpoint = CASE WHEN kept.stays OR kept.packs THEN p.checkpoint END,
+        weights = CASE WHEN kept.stays THEN p.weights END, resume_from = NULL, resume_address = NULL
+    FROM kept
+    WHERE p.run_id = %(run_id)s AND p.version = kept.version AND NOT kept.resumes
+      AND (NOT kept.stays AND (NOT kept.packs OR p.weights IS NOT NULL) OR kept.resume_from IS NOT NULL)
+    RETURNING p.version, CASE WHEN NOT kept.stays AND NOT kept.packs THEN kept.checkpoint END AS checkpoint,
+              nullif(kept.resume_from, kept.checkpoint) AS resume_from
 )
-UPDATE trinity.policy_version p
-SET checkpoint = CASE WHEN kept.stays THEN p.checkpoint END, weights = CASE WHEN kept.stays THEN p.weights END,
-    resume_from = NULL, resume_address = NULL
-FROM kept
-WHERE p.run_id = %(run_id)s AND p.version = kept.version
-  AND NOT kept.resumes AND (NOT kept.stays OR kept.resume_from IS NOT NULL)
-RETURNING p.version, CASE WHEN NOT kept.stays THEN kept.checkpoint END AS checkpoint,
-          nullif(kept.resume_from, kept.checkpoint) AS resume_from
+SELECT changed.version, changed.checkpoint, changed.resume_from, false AS packs FROM changed
+UNION ALL
+SELECT kept.version, NULL, NULL, true FROM kept WHERE kept.packs AND NOT kept.stays AND NOT kept.resumes
+
+-- name: may_pack
+-- Locks a version whose weights are about to be removed, as its delta is there. Not if a trainer goes on from it, if
+-- another run names its folder or starts from it, or if it was withdrawn or pruned.
+SELECT p.version FROM trinity.policy_version p
+WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint = %(checkpoint)s AND p.resume_from IS NULL
+  AND p.checkpoint_hash = %(checkpoint_hash)s
+  AND NOT EXISTS (SELECT FROM trinity.policy_version o WHERE o.checkpoint = p.checkpoint AND o.run_id <> p.run_id)
+FOR NO KEY UPDATE
 
 -- name: relocate_checkpoint
 -- Records that the files of a version are in another place now. Harmless when repeated.

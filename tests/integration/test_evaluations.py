@@ -356,7 +356,7 @@ def test_a_checkpoint_stays_until_its_evaluation_has_ended(scene: Scene, tmp_pat
 
     def prune() -> list[int]:
         with scene.database.transaction() as tx:
-            return [version for version, _ in policies.prune(tx, scene.run.id, keep=1)]
+            return [version for version, _ in policies.prune(tx, scene.run.id, keep=1).deleted]
 
     assert prune() == [2]
     attempt(scene, evaluation, lambda task, member: 1.0, version=1)

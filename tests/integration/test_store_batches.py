@@ -372,11 +372,11 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_first(scene: Scene) -> Non
         scene.train(step, size=1)
         scene.publish(step, step)
     with scene.database.transaction() as tx:
-        pruned = policies.prune(tx, scene.run.id, keep=2)
+        pruned = policies.prune(tx, scene.run.id, keep=2).deleted
         assert sorted(pruned) == [
             (version, Path(f"{kind}-{version}")) for version in (1, 2) for kind in ("checkpoint", "version")
         ]
-        assert policies.prune(tx, scene.run.id, keep=2) == []
+        assert policies.prune(tx, scene.run.id, keep=2).deleted == []
         assert [policy.version for policy in policies.with_checkpoint(tx, scene.run.id)] == [4, 3, 0]
 
 
@@ -391,9 +391,9 @@ def test_pruning_keeps_the_weights_of_checkpoints_and_of_the_one_that_is_being_w
                 saved = policies.Checkpoint(Path(f"checkpoint-{step}"), "hash")
                 policies.record_checkpoint(tx, scene.run.id, step, saved)
     with scene.database.transaction() as tx:
-        assert policies.prune(tx, scene.run.id, keep=2, saving=4) == [(3, Path("version-3"))]
+        assert policies.prune(tx, scene.run.id, keep=2, saving=4).deleted == [(3, Path("version-3"))]
         policies.record_checkpoint(tx, scene.run.id, 4, policies.Checkpoint(Path("checkpoint-4"), "hash"))
-        assert sorted(policies.prune(tx, scene.run.id, keep=2)) == [
+        assert sorted(policies.prune(tx, scene.run.id, keep=2).deleted) == [
             (1, Path("checkpoint-1")),
             (1, Path("version-1")),
         ]
@@ -410,11 +410,11 @@ def test_a_folder_of_weights_and_checkpoint_stays_as_long_as_the_weights(scene: 
         scene.publish(step, step)
     scene.rows("UPDATE trinity.policy_version SET resume_from = checkpoint WHERE version > 0 RETURNING 1")
     with scene.database.transaction() as tx:
-        assert policies.prune(tx, scene.run.id, keep=2, every=1) == []
+        assert policies.prune(tx, scene.run.id, keep=2, every=1).deleted == []
         found = policies.with_checkpoint(tx, scene.run.id)
         assert [policy.version for policy in found] == [4, 3, 2, 1, 0]
         assert [policy.version for policy in found if policy.resumed] == [4, 3]
-        assert sorted(policies.prune(tx, scene.run.id, keep=2)) == [
+        assert sorted(policies.prune(tx, scene.run.id, keep=2).deleted) == [
             (1, Path("version-1")),
             (2, Path("version-2")),
         ]
@@ -430,10 +430,10 @@ def test_a_checkpoint_that_another_run_started_from_is_not_pruned(scene: Scene) 
         tx.execute(
             "UPDATE trinity.policy_version SET checkpoint = 'version-1' WHERE run_id = %s", [other.run.id]
         )
-        assert policies.prune(tx, scene.run.id, keep=2) == [(1, Path("checkpoint-1"))]
-        assert policies.prune(tx, scene.run.id, keep=2) == []
+        assert policies.prune(tx, scene.run.id, keep=2).deleted == [(1, Path("checkpoint-1"))]
+        assert policies.prune(tx, scene.run.id, keep=2).deleted == []
         tx.execute("DELETE FROM trinity.run WHERE id = %s", [other.run.id])
-        assert policies.prune(tx, scene.run.id, keep=2) == [(1, Path("version-1"))]
+        assert policies.prune(tx, scene.run.id, keep=2).deleted == [(1, Path("version-1"))]
 
 
 def test_a_withdrawn_version_is_not_loaded_and_its_number_is_not_given_again(scene: Scene) -> None:

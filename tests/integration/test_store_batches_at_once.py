@@ -152,7 +152,7 @@ def test_a_checkpoint_that_a_run_is_starting_from_is_not_pruned(scene: Scene) ->
 
     def prune() -> list[tuple[int, Path]]:
         with scene.database.transaction() as tx:
-            return policies.prune(tx, scene.run.id, keep=0)
+            return policies.prune(tx, scene.run.id, keep=0).deleted
 
     with closing(connect(scene.database.url)) as tx:
         assert policies.hold_checkpoint(tx, scene.run.id, Path("version-1"))

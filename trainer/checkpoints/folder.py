@@ -24,13 +24,15 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.adapter_folder import BASE_FILE, Base
 from trinity_db.models.folder_digest import verify, verify_checkpoint
 from trinity_db.trainer.checkpoints import checkpoint, writing
+from trinity_db.weights import packed
 
 logger = logging.getLogger(__name__)
 
 OWNER_FILE = "run.json"
 PUBLISHED_FILE = "published.json"
 _NAME = re.compile(r"(?:version|checkpoint)-(\d{6,})(-\d+)?")
-_LATER = re.compile(_NAME.pattern + r"\.later(-\d+)?")
+_KEPT = re.compile(_NAME.pattern + r"(\.delta)?")
+_LATER = re.compile(_KEPT.pattern + r"\.later(-\d+)?")
 _ASIDE = re.compile(_NAME.pattern + r"\.\w+\.tmp")
 _DAMAGED = re.compile(_NAME.pattern + r"\.damaged(-\d+)?")
 
@@ -71,11 +73,12 @@ class Folder:
         self._check_owner()
         folder = self.path / name
         others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
-        return next(path for path in chain([folder], others) if not path.is_dir())
+        paths = chain([folder], others)
+        return next(path for path in paths if not path.is_dir() and not packed.place_of(path).is_dir())
 
     def holds(self, version: int, path: Path) -> bool:
         """Whether a path is a folder of this version or its checkpoint in this folder, and not a link."""
-        name = _NAME.fullmatch(path.name)
+        name = _KEPT.fullmatch(path.name)
         if name is None or f"{version:06d}" != name[1]:
             return False
         try:
@@ -92,9 +95,10 @@ class Folder:
         return {path.name for path in versions if path.parent in parents}
 
     def delete(self, version: int, path: Path) -> None:
-        """Delete a folder of a version or its checkpoint that is no longer needed."""
-        if self._may_change(version, path):
-            shutil.rmtree(path, ignore_errors=True)
+        """Delete a folder of a version or its checkpoint that is no longer needed, whole or a delta."""
+        for place in (path, packed.place_of(path)):
+            if self._may_change(version, place):
+                shutil.rmtree(place, ignore_errors=True)
 
     def set_aside(self, version: int, path: Path) -> None:
         """Rename a folder of a damaged version or checkpoint to *.damaged, which nothing loads or deletes.
@@ -110,12 +114,12 @@ class Folder:
 
         With this note a later trainer finds out if the server has lost the version.
         """
-        files = [path.name for path in self.path.glob("version-*")]
+        files = {path.name.partition(".")[0] for path in self.path.glob("version-*")}
+        numbers = {int(name[1]) for file in files if (name := _NAME.fullmatch(file))}
         kept = [
             known
             for known in self.publications()
-            if known.version != publication.version
-            and any(name.startswith(f"version-{known.version:06d}") for name in files)
+            if known.version != publication.version and known.version in numbers
         ]
         self._note([*kept, publication])
 
@@ -160,7 +164,7 @@ class Folder:
                 leaves at most the folders of version newest + 1. They count as lost only if it was noted.
         """
         self._check_owner()
-        paths = [(path, _NAME.fullmatch(path.name)) for path in _version_paths(self.path)]
+        paths = [(path, _KEPT.fullmatch(path.name)) for path in _version_paths(self.path)]
         numbers = {path: int(name[1]) for path, name in paths if name}
         aside = [int(later[1]) for path, _ in paths if (later := _LATER.fullmatch(path.name))]
         acknowledged = [known.version for known in self.publications()]
@@ -199,7 +203,9 @@ class Folder:
         return [path for path in paths if _LATER.fullmatch(path.name)]
 
     def clear_leftovers(self, published: Container[str]) -> None:
-        """Delete unfinished folders, and whole ones that no version names. Crashes leave both.
+        """Delete unfinished folders, whole ones that no version names, and deltas of versions that are whole.
+
+        Crashes leave all of these.
 
         Call it after `set_lost_aside`, which saves the folders of lost versions.
 
@@ -209,8 +215,10 @@ class Folder:
         """
         self._check_owner()
         for path in _version_paths(self.path):
-            name = _NAME.fullmatch(path.name)
-            if (name and path.name not in published) or _ASIDE.fullmatch(path.name):
+            name = _KEPT.fullmatch(path.name)
+            whole = path.with_name(path.name.removesuffix(packed.SUFFIX))
+            is_left = name is not None and (whole.name not in published or (whole != path and whole.is_dir()))
+            if is_left or _ASIDE.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
         for file in (PUBLISHED_FILE, BASE_FILE):
             for path in self.path.glob(f"{file}.*.tmp"):
@@ -297,7 +305,7 @@ def _version_paths(folder: Path) -> list[Path]:
     Other trainers' folders, such as checkpoint-500 and checkpoint-best, are not among them.
     """
     paths = (path for kind in ("version", "checkpoint") for path in sorted(folder.glob(f"{kind}-*")))
-    forms = (_NAME, _LATER, _ASIDE, _DAMAGED)
+    forms = (_KEPT, _LATER, _ASIDE, _DAMAGED)
     return [
         path for path in paths if any(form.fullmatch(path.name) for form in forms) and not _has_owner(path)
     ]

@@ -12,6 +12,7 @@ from trinity_db.models import check_libraries, folder_digest, load_model, load_t
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.models.canary import FILE as CANARY
 from trinity_db.store import policies, runs
+from trinity_db.weights import cache
 from trinity_db.weights.recorded_places import RecordedPlaces
 
 TENSORS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
@@ -44,12 +45,14 @@ def export_model(database: Database, name: str, target: Path, version: int | Non
         raise ConfigError(f"Run '{name}' has no files of {wanted}; there are: {there}.")
     RecordedPlaces().check_folder(policy)
     with folders.appearing(target) as partial:
-        if not folder_digest.verify(policy.checkpoint, policy.checkpoint_hash):
+        try:
+            found = cache.whole(policy.checkpoint, policy.version, policy.checkpoint_hash)
+        except ConfigError as error:
             raise TrinityError(
                 f"Version {policy.version}: its files at {policy.checkpoint} are not those that were "
-                "published, or are being deleted; restore them, or name another version."
-            )
-        _write(policy.checkpoint, partial, run.config)
+                f"published, or are being deleted ({error}); restore them, or name another version."
+            ) from error
+        _write(found, partial, run.config)
     return policy.version
 
 

@@ -1,5 +1,6 @@
 """Policy versions: published by the trainer, picked up by explorers. Some have a checkpoint to go on from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,16 @@ class PolicyVersion:
         """Those of its weights and of its checkpoint. In runs of before these are one."""
         resumed = [self.resumed.folder] if self.resumed else []
         return list(dict.fromkeys([self.checkpoint, *resumed]))
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What need not stay as it is."""
+
+    deleted: list[tuple[int, Path]]
+    """Versions that are forgotten, and the folders to delete."""
+    packable: set[int]
+    """Versions whose weights stay, and need not be whole."""
 
 
 def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int | None = None) -> None:
@@ -174,7 +185,8 @@ def prune(
     best: str | None = None,
     saving: int | None = None,
     uploading: int | None = None,
-) -> list[tuple[int, Path]]:
+    packed: Sequence[int] = (),
+) -> Pruned:
     """Forget all but the newest `keep` checkpoints with their weights, and the newest `keep` weights.
 
     Those of version 0 stay, and the newest checkpoint in an object store.
@@ -185,8 +197,7 @@ def prune(
             lowest.
         saving: a version whose checkpoint is being written; its weights stay too.
         uploading: a version whose checkpoint is being uploaded; it stays too.
-
-    Returns which versions, and the folders to delete.
+        packed: versions whose weights stay as deltas if they need not stay whole.
     """
     values = {
         "run_id": run_id,
@@ -196,11 +207,26 @@ def prune(
         "direction": -1 if best and best.startswith("-") else 1,
         "saving": saving,
         "uploading": uploading,
+        "packed": list(packed),
     }
     tx.execute(query("lock_checkpoints"), {"run_id": run_id})
-    rows = tx.execute(query("prune_checkpoints"), values)
+    rows = tx.execute(query("prune_checkpoints"), values).fetchall()
     places = [(row["version"], row[name]) for row in rows for name in ("checkpoint", "resume_from")]
-    return [(version, Path(place)) for version, place in places if place is not None]
+    return Pruned(
+        [(version, Path(place)) for version, place in places if place is not None],
+        {row["version"] for row in rows if row["packs"]},
+    )
+
+
+def may_pack(tx: Transaction, run_id: int, policy: PolicyVersion) -> bool:
+    """Whether a version's weights need not be whole. No run starts from it while this transaction lasts."""
+    values = {
+        "run_id": run_id,
+        "version": policy.version,
+        "checkpoint": str(policy.checkpoint),
+        "checkpoint_hash": policy.checkpoint_hash,
+    }
+    return tx.execute(query("may_pack"), values).fetchone() is not None
 
 
 def named(checkpoint: Checkpoint | None) -> dict[str, str | None]:

@@ -1,4 +1,6 @@
-"""The versions that this machine has fetched, from an object store or by broadcast, in a folder for each run.
+"""The versions that this machine has fetched or made from deltas, in a folder for each run.
+
+They come from an object store, by broadcast, or from the deltas in the folder of the run's trainer.
 
 A version is fetched aside, held to its digest, and gets its name then. Explorers of one machine share the
 folder: one fetches at a time, and the others find what it has fetched. What is in the cache may be deleted at
@@ -9,20 +11,22 @@ import fcntl
 import logging
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from trinity_db.errors import TrinityError
+from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.settings import home
-from trinity_db.weights import delta, fetching, manifest
+from trinity_db.weights import delta, fetching, manifest, packed
 from trinity_db.weights.broadcast import Lost, Receiver
 from trinity_db.weights.bucket import Bucket, Missing, Refused
 from trinity_db.weights.manifest import OWNER_FILE, Broken, Manifest
 
 logger = logging.getLogger(__name__)
 
+TRIES = 10  # of reading a chain of deltas while the trainer converts versions of it
 KEPT = 3  # versions fetched last; an engine that is started again loads one that it had before
 
 
@@ -54,10 +58,14 @@ def fetch(weights: str, expected: str, opened: Callable[[str], Bucket] = Bucket)
             _check_owner(bucket)
         raise
     except OSError as error:
-        raise TrinityError(
-            f"{place} cannot be written: {_cause(error)}. Free space there, mend its rights, or name another "
-            "home with TRINITY_DB_HOME."
-        ) from error
+        raise _unwritable(place, error) from error
+
+
+def _unwritable(place: Path, error: OSError) -> TrinityError:
+    return TrinityError(
+        f"{place} cannot be written: {_cause(error)}. Free space there, mend its rights, or name another "
+        "home with TRINITY_DB_HOME."
+    )
 
 
 def _place(run: str) -> Path | None:
@@ -107,6 +115,51 @@ def receive(receiver: Receiver, address: str, run: str, version: int, expected: 
             found.touch()
     except OSError as error:
         raise Lost(f"{place} cannot be written: {_cause(error)}.") from error
+    return found
+
+
+def whole(checkpoint: Path, version: int, expected: str) -> Path:
+    """A folder with a version's files: the one on record, or if that is a delta, one that is made here.
+
+    Args:
+        checkpoint: the folder on record.
+        expected: the digest that its files must have.
+
+    Raises:
+        ConfigError: the files are missing or damaged, or cannot be written here.
+    """
+    for _ in range(TRIES):
+        if folder_digest.verify(checkpoint, expected):
+            return checkpoint
+        place = _place(checkpoint.parent.name)
+        if place is None or not packed.place_of(checkpoint).is_dir():
+            break
+        try:
+            return _unpacked(checkpoint, place / f"version-{version:06d}-{expected[:8]}", expected)
+        except packed.Changed:
+            continue
+        except packed.Broken as error:
+            raise ConfigError(f"version {version} cannot be made from its delta: {error}") from error
+        except OSError as error:
+            raise ConfigError(str(_unwritable(place, error))) from error
+    raise ConfigError(f"{checkpoint}: its files are not those that were published; restore them.")
+
+
+def _unpacked(checkpoint: Path, found: Path, expected: str) -> Path:
+    """A version's folder in the cache, made from its delta. Raises as `packed.unpack`."""
+    with _alone(found.parent):
+        if not folder_digest.verify(found, expected):
+            shutil.rmtree(found, ignore_errors=True)
+            aside = found.with_name(f"{found.name}.tmp")
+            begun = time.monotonic()
+            try:
+                packed.unpack(checkpoint, expected, aside)
+                aside.rename(found)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+            logger.info("%s: made from its delta in %.1f s", checkpoint.name, time.monotonic() - begun)
+            _evict(found.parent, found)
+        found.touch()
     return found
 
 

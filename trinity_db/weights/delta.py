@@ -165,7 +165,7 @@ def _decode(content: bytes, frames: Sequence[bytes]) -> memoryview:
     words = _words(content).copy()
     for frame in frames:
         _apply_frame(frame, words)
-    return memoryview(words.view(np.uint8))[: len(content)]
+    return words.view(np.uint8).data[: len(content)]
 
 
 def _apply_frame(frame: bytes, words: Words) -> None:
@@ -207,5 +207,5 @@ def _encoded_gaps(gaps: NDArray[np.int64]) -> bytes:
 def _places(encoded: NDArray[np.uint8]) -> NDArray[np.int64]:
     """The places of the words that differ, from the bytes of `_encoded_gaps`."""
     ends = encoded != 255
-    places = np.cumsum(encoded + ends.view(np.uint8), dtype=np.int64)
-    return places[ends] - 1
+    places: NDArray[np.int64] = np.cumsum(encoded + ends.view(np.uint8), dtype=np.int64)[ends] - 1
+    return places

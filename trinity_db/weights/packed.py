@@ -9,10 +9,10 @@ The base is a newer version of the same folder, whole or a delta itself. So dele
 breaks another one. The names stay relative: a run's folder may be moved.
 """
 
-import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import dataclass as plain_dataclass
 from filecmp import cmp
 from pathlib import Path
 from typing import Annotated, Literal
@@ -72,7 +72,7 @@ class Content:
 _CONTENT = TypeAdapter(Content)
 
 
-@dataclass(frozen=True)
+@plain_dataclass(frozen=True)
 class Packed:
     """A version that is stored as a delta."""
 
@@ -180,8 +180,9 @@ def unpack(folder: Path, digest: str, target: Path) -> None:
         OSError: the files cannot be written.
     """
     links, base = chain(folder)
-    target.mkdir(parents=True, exist_ok=True)
     try:
+        for file in links[0].content.files:
+            (target / file.path).parent.mkdir(parents=True, exist_ok=True)
         made = folder_digest.complete(target, _contents(links, base))
     except (delta.Damaged, FileNotFoundError) as error:
         if not base.is_dir():
@@ -213,18 +214,20 @@ def chain(folder: Path) -> tuple[list[Packed], Path]:
 
 def dependents(parent: Path, name: str) -> list[str]:
     """The versions of a run's folder that are made with this one, by the names of their whole folders."""
-    bases: dict[str, str] = {}
-    for place in parent.glob(f"version-*{SUFFIX}"):
-        try:
-            found = read(place)
-        except Broken:
-            continue
-        if found is not None:
-            bases[place.name.removesuffix(SUFFIX)] = found.content.base
-    wanted = {name}
-    while added := {one for one, base in bases.items() if base in wanted} - wanted:
+    found, wanted = bases(parent), {name}
+    while added := {one for one, base in found.items() if base in wanted} - wanted:
         wanted |= added
     return sorted(wanted - {name})
+
+
+def bases(parent: Path) -> dict[str, str]:
+    """The bases of the readable deltas in a run's folder, both by the names of whole folders."""
+    found: dict[str, str] = {}
+    for place in parent.glob(f"version-*{SUFFIX}"):
+        with suppress(Broken):
+            if (link := read(place)) is not None:
+                found[place.name.removesuffix(SUFFIX)] = link.content.base
+    return found
 
 
 def _later(folder: Path) -> Packed | Path | None:
