@@ -4,10 +4,10 @@
     python tests/chaos/crash_at.py --undisturbed train CONFIG   one life; the points it passes
 
 A point is just before a named query, just before or after the COMMIT of a transaction, or just before a
-change to a file (an open to write, a flush, a rename, a removal); all of the main thread, and of those that
-write a version and a checkpoint. Each is where it is in our code: `Publisher._record: publish_version`.
-Points are not listed anywhere: they are met. A life is a forked process, so that torch is imported once; it
-dies by SIGKILL. For each it writes a line of JSON.
+change to a file (an open to write, a flush, a rename, a removal); all of the main thread, of those that
+write a version and a checkpoint, and of the one that converts older versions to deltas. Each is where it is
+in our code: `Publisher._record: publish_version`. Points are not listed anywhere: they are met. A life is a
+forked process, so that torch is imported once; it dies by SIGKILL. For each it writes a line of JSON.
 """
 
 import importlib
@@ -42,8 +42,9 @@ CALLED: tuple[str, ...] = (
     "trinity_db.trainer.checkpoints.writing",
     "trinity_db.trainer.hold",
     "trinity_db.models",
+    "trinity_db.weights",
 )
-WRITERS = ("publish", "checkpoint")  # the threads beside the main one whose points count
+WRITERS = ("publish", "checkpoint", "deltas")  # the threads beside the main one whose points count
 FILE_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 Reach = Callable[[str], None]
@@ -155,7 +156,7 @@ def place() -> str:
     """The innermost function of ours that is running, of those that call the store or the disk."""
     frame: FrameType | None = sys._getframe(1)
     thread = threading.current_thread().name
-    if thread in WRITERS:
+    if thread in WRITERS and thread != "deltas":  # which does several things that only functions tell apart
         return thread
     while frame is not None:
         module = frame.f_globals["__name__"]

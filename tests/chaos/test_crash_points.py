@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -18,6 +19,8 @@ import pytest
 
 from tests.acceptance.command import Store, new_store, reversals
 from tests.chaos import crash_at
+from trinity_db.models import folder_digest
+from trinity_db.weights import cache, packed
 
 # The fixture takes as long as there are points, about a second for each, and bounds itself.
 pytestmark = pytest.mark.timeout(300, func_only=True)
@@ -34,7 +37,8 @@ RUN: dict[str, Any] = {
         "publish_every": PUBLISH_EVERY,
         "checkpoint_every": 2 * PUBLISH_EVERY,  # so every second version has none
         "keep_checkpoints": 2,
-        "learning_rate": 1e-3,
+        "publish_dtype": "bfloat16",  # so older versions become deltas
+        "learning_rate": 1e-4,
         "schedule": "cosine",
     },
 }
@@ -136,6 +140,12 @@ def test_every_point_of_an_undisturbed_run_was_survived(killed: Lives, undisturb
         "_go_on_from: reopen_experiences",
         "_delete_weights: shutil.rmtree",
         "clear_leftovers: shutil.rmtree",
+        "OlderVersions._convert: open delta.json",
+        "OlderVersions._convert: os.rename",
+        "OlderVersions._remove_whole: os.rename",
+        "OlderVersions._remove_whole: may_pack, before COMMIT",
+        "OlderVersions._remove_whole: may_pack, after COMMIT",
+        "OlderVersions._remove_whole: shutil.rmtree",
     ):
         assert point in died_at
 
@@ -194,6 +204,22 @@ def test_only_the_checkpoints_of_versions_are_left(killed: Lives) -> None:
         " UNION ALL SELECT resume_from FROM policy_version WHERE resume_from IS NOT NULL"
     )
     folders = [path for path in (killed.store.home / "checkpoints" / "run").iterdir() if path.is_dir()]
-    assert {str(folder) for folder in folders} == {row["place"] for row in named}
-    kinds = sorted(folder.name.partition("-")[0] for folder in folders)
-    assert kinds == 2 * ["checkpoint"] + 4 * ["version"]
+    places = [str(folder).removesuffix(packed.SUFFIX) for folder in folders]
+    assert sorted(places) == sorted(row["place"] for row in named)
+    kinds = sorted(path.name.partition("-")[0] for path in folders if path.suffix != packed.SUFFIX)
+    assert kinds[:2] == 2 * ["checkpoint"]
+    assert set(kinds[2:]) == {"version"}
+    assert any(path.suffix == packed.SUFFIX for path in folders)
+
+
+def test_every_version_of_the_runs_line_can_be_loaded(
+    killed: Lives, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path))
+    rows = killed.store.rows(
+        "SELECT version, checkpoint, checkpoint_hash FROM policy_version WHERE withdrawn_at IS NULL"
+    )
+    assert len(rows) == 1 + STEPS // PUBLISH_EVERY
+    for row in rows:
+        folder = cache.whole(Path(row["checkpoint"]), row["version"], row["checkpoint_hash"])
+        assert folder_digest.verify(folder, row["checkpoint_hash"])

@@ -54,6 +54,7 @@ class OlderVersions:
         """Whether the disk had no room for a version."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        """None: it has ended, or will not look for versions again."""
 
     def kept(self, tx: Transaction) -> list[int]:
         """The versions in 16 bits, whose weights stay, without the oldest that the disk has no room for."""
@@ -86,7 +87,7 @@ class OlderVersions:
                 and policy.checkpoint.name not in self._unpackable
                 and policy.checkpoint.is_dir()
             ]
-            if self._waiting and (self._thread is None or not self._thread.is_alive()):
+            if self._waiting and self._thread is None:
                 # A daemon: a trainer that stops does not wait. The next start removes what is unfinished.
                 self._thread = threading.Thread(target=self._run, name="deltas", daemon=True)
                 self._thread.start()
@@ -98,8 +99,9 @@ class OlderVersions:
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait for the conversions, but not longer than this."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+        thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
 
     def abandon(self) -> None:
         """Wait for the conversion under way, and begin no other one."""
@@ -111,22 +113,23 @@ class OlderVersions:
         try:
             while (policy := self._next()) is not None:
                 self._convert(policy)
-                with self._changed:
-                    self._waiting = [one for one in self._waiting if one != policy]
-                    self._changed.notify_all()
-        except LeaseLost:
-            pass  # the trainer's own thread reports it
         except Exception as error:  # a version stays whole; the next publication begins again
-            logger.warning("older versions are not made deltas now: %s", error)
-        finally:
+            if not isinstance(error, LeaseLost):  # the trainer's own thread reports that
+                logger.warning("older versions are not made deltas now: %s", error)
             with self._changed:
-                self._waiting = []
+                self._waiting, self._thread = [], None
                 self._changed.notify_all()
+        finally:
             self._files.database.close()  # the connection of this thread
 
     def _next(self) -> policies.PolicyVersion | None:
+        """The next version to convert; None: there is none, and the thread ends."""
         with self._changed:
-            return next(iter(self._waiting), None)
+            self._changed.notify_all()
+            if not self._waiting:
+                self._thread = None
+                return None
+            return self._waiting.pop(0)
 
     def _convert(self, policy: policies.PolicyVersion) -> None:
         """Replace a version's folder by a delta, unless its chain would become too long."""
@@ -149,13 +152,14 @@ class OlderVersions:
             shutil.rmtree(aside, ignore_errors=True)
             self._unpackable.add(folder.name)
             return
-        self._replace(policy, aside)
-
-    def _replace(self, policy: policies.PolicyVersion, delta: Path) -> None:
-        """Give a delta its name, and remove the version's whole folder."""
-        folder, place = policy.checkpoint, packed.place_of(policy.checkpoint)
+        place = packed.place_of(folder)
         shutil.rmtree(place, ignore_errors=True)
-        writing.rename(delta, place)
+        writing.rename(aside, place)
+        self._remove_whole(policy, place)
+
+    def _remove_whole(self, policy: policies.PolicyVersion, place: Path) -> None:
+        """Remove a version's whole folder, or its delta if the version has to be whole again."""
+        folder = policy.checkpoint
         removed = writing.aside_of(folder)
         with self._files.database.transaction() as tx:
             workers.hold_place(tx, self._files.worker_id)

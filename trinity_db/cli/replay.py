@@ -120,6 +120,16 @@ def _shown(row: "Row") -> dict[str, Any]:
     return {c.name: arrays[c.name] if c.name in arrays else getattr(row, c.name) for c in COLUMNS}
 
 
+def _where(recorded: "Recorded") -> str:
+    """Where the weights are that a batch was drawn at."""
+    from trinity_db.weights import packed
+
+    folder = recorded.checkpoint
+    if folder is None:
+        return "its checkpoint is gone"
+    return f"{packed.place_of(folder)}, a delta" if packed.is_packed(folder) else str(folder)
+
+
 def _print(recorded: "Recorded", to: Path | None, is_same: bool) -> None:
     name = f"Batch {recorded.batch} of '{recorded.run}'"
     if to is not None:
@@ -127,6 +137,6 @@ def _print(recorded: "Recorded", to: Path | None, is_same: bool) -> None:
         weights = (
             f"version {recorded.policy_version}, which includes the steps up to {recorded.checkpoint_step}"
         )
-        print(f"It was drawn at {weights}: {recorded.checkpoint or 'its checkpoint is gone'}")
+        print(f"It was drawn at {weights}: {_where(recorded)}")
     if is_same:
         print(f"{name} draws the same {recorded.rows} rows.")

@@ -26,6 +26,7 @@ from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.schema.queries import query
 from trinity_db.store import instances, payloads, policies, runs
+from trinity_db.weights import packed
 
 CHUNK_ROWS = 5_000  # written at a time
 CHUNK_BYTES = 16 * 2**20  # of bytes and texts in a chunk, whatever the number of rows: bounds the memory
@@ -80,7 +81,7 @@ def _export(
         run = runs.find(tx, name)
         found = tx.execute(query("runs_of_copy"), {"run_id": run.id}).fetchall()
         names = [row["name"] for row in found]
-        kept = policies.with_checkpoint(tx, run.id) if with_checkpoints else []
+        kept = _whole_versions(tx, run) if with_checkpoints else []
         missed = _copy_checkpoints(kept, partial, progress)
         values = {"runs": [row["id"] for row in found]}
         values["tasksets"] = [
@@ -89,7 +90,7 @@ def _export(
         entries = {}
         for copied in tables.copied_tables():
             entries[copied.name] = _write_table(tx, copied, values, partial, progress)
-        kept = policies.with_checkpoint(tx, run.id) if with_checkpoints else []
+        kept = _whole_versions(tx, run) if with_checkpoints else []
         store = instances.known(tx)
         manifest = Manifest(
             schema_version=schema.HEAD,
@@ -203,6 +204,12 @@ def _with_archived(chunk: Sequence[tuple[Any, ...]], names: Sequence[str]) -> li
     return rows
 
 
+def _whole_versions(tx: Transaction, run: runs.Run) -> list[policies.PolicyVersion]:
+    """The versions whose weights are kept, newest first, without those that are deltas."""
+    kept = policies.with_checkpoint(tx, run.id)
+    return [policy for policy in kept if not packed.is_packed(policy.checkpoint)]
+
+
 def _copy_checkpoints(kept: Sequence[policies.PolicyVersion], partial: Path, progress: Progress) -> _Missed:
     """Copy the files of versions, newest first, before the tables: a run that goes on deletes old ones.
 
@@ -241,7 +248,7 @@ def _check_missed(
     """
     latest = next((policy for policy in kept if policy.is_start), None)
     with database.transaction(read_only=True) as tx:
-        still = {policy.version: policy for policy in policies.with_checkpoint(tx, run.id)}
+        still = {policy.version: policy for policy in _whole_versions(tx, run)}
     for policy in kept:
         now = still.get(policy.version)
         if policy.version in missed.weights:

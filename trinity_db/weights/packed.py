@@ -99,7 +99,12 @@ class _Stored:
 
 def place_of(folder: Path) -> Path:
     """Where a version's delta is, from the folder that has its files whole."""
-    return folder.with_name(f"{folder.name}{SUFFIX}")
+    return folder.parent / f"{folder.name}{SUFFIX}"
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether the version of this folder is stored as a delta, and not whole."""
+    return place_of(folder).is_dir() and not folder.is_dir()
 
 
 def read(place: Path) -> Packed | None:
@@ -161,7 +166,7 @@ def _write_file(path: Path, relative: Path, base: Path, place: Path) -> File:
     if old.is_file() and cmp(old, path, shallow=False):
         return File(relative.as_posix(), "same")
     target.parent.mkdir(parents=True, exist_ok=True)
-    if old.is_file() and path.stat().st_size > delta.SPARE_BYTES and delta.write(old, path, target):
+    if old.is_file() and delta.write(old, path, target):
         return File(relative.as_posix(), delta.ENCODING)
     shutil.copyfile(path, target)
     return File(relative.as_posix(), "whole")
