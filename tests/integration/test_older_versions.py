@@ -125,7 +125,7 @@ def test_the_oldest_go_where_the_disk_is_full(
     sizes = [sum(path.stat().st_size for path in place.rglob("*") if path.is_file()) for place in places]
     # A quarter of what is free and of the deltas is two and a half deltas.
     free = int(4 * (sizes[3] + sizes[2] + sizes[1] / 2) - sum(sizes))
-    monkeypatch.setattr(older_versions.shutil, "disk_usage", lambda _: Disk(10**12, 0, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**12, 0, free))
     with scene.database.transaction() as tx:
         assert trainer._publisher._older.kept(tx) == [6, 5, 4, 3]
     with trainer._hold.lock, scene.database.transaction() as tx:

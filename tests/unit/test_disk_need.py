@@ -53,3 +53,17 @@ def test_the_estimate_follows_the_rules_of_what_is_kept() -> None:
     assert most(keep_checkpoints=3, checkpoint_every=1) == (6, 5)
     assert most(keep_checkpoints=3, keep_best="loss", keep_every=10, steps=1000) == (110, 5)
     assert most(keep_checkpoints=3, steps=2) == (3, 3)
+
+
+def test_the_estimate_counts_older_versions_in_16_bits_as_deltas() -> None:
+    shapes = {"weight": (1000, 1000)}
+
+    def deltas(**keys: object) -> int:
+        config = TrainerConfig.model_validate({"steps": 109, "publish_dtype": "bfloat16"} | keys)
+        return disk_need.estimate(shapes, config, 1, copies_start=False).deltas
+
+    assert deltas() == 100 * disk_need.OLDER_SHARE * 2_000_000
+    assert deltas(publish_dtype="auto") == deltas()
+    assert deltas(publish_dtype="float32") == 0
+    assert deltas(keep_deltas=0) == 0
+    assert deltas(steps=5) == 0

@@ -193,11 +193,15 @@ class OlderVersions:
     def _size(self, folder: Path) -> int:
         """Bytes of a version on disk; 0 if it is not in 16 bits, or in a folder that is not the run's own."""
         if folder.name not in self._bytes:
-            place = packed.place_of(folder)
-            is_own = folder.parent == self._files.folder.path
-            is_delta = not folder.is_dir() and place.is_dir()
-            is_kept = is_own and (is_delta or is_sixteen_bit(folder / FILE))
-            self._bytes[folder.name] = _bytes_of(place if is_delta else folder) if is_kept else 0
+            own = self._files.folder.path
+            # A folder that was moved has its versions on record in the place where it was.
+            is_own = not folder.parent.is_dir() or folder.parent.resolve() == own.resolve()
+            whole = own / folder.name
+            is_delta = packed.is_packed(whole)
+            is_kept = is_own and (is_delta or is_sixteen_bit(whole / FILE))
+            self._bytes[folder.name] = (
+                _bytes_of(packed.place_of(whole) if is_delta else whole) if is_kept else 0
+            )
         return self._bytes[folder.name]
 
 

@@ -194,6 +194,10 @@ def check_disk(config: RunConfig) -> None:
             "there, lower trainer.keep_checkpoints, or name another folder with trainer.checkpoints."
         )
     logger.info("needs up to %s in %s: %s; %s are free", size(need.total), folder, of_each, size(free))
+    if deltas := min(need.deltas, int(trainer.keep_deltas * free)):
+        logger.info(
+            "older versions in 16 bits take about %s more as deltas (trainer.keep_deltas)", size(deltas)
+        )
 
 
 def _starting_shapes(config: RunConfig) -> "Shapes":

@@ -7,12 +7,11 @@ A file is read as words of 16 bits, the width of a bfloat16, the last one filled
     for each BLOCK_WORDS words of the file
         4 bytes   the size of the frame
         a frame of zstd with
-            4 bytes   the number n of words that differ
-            4 bytes   the number g of bytes of the gaps
-            g bytes   before each word that differs, how many do not; 255 stands for 255 equal words, and the
-                      next byte is added to it
+            4 bytes   the number n of entries
+            n bytes   by how many words an entry is after the entry before it, from 1 to 255; the first is
+                      counted from the word before the block
             n bytes   the low bytes of the changes, as zigzag(new - old) in 16 bits: mostly 1 or 2, the
-                      neighbours of the old value
+                      neighbours of the old value. 0 where an entry only bridges a longer distance
             n bytes   the high bytes
 
 Blocks are independent of each other, so several are decoded at a time. A delta does not name its base, or
@@ -27,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,8 @@ from trinity_db.errors import TrinityError
 ENCODING: Final = "gap16-zstd"
 MAGIC = b"TRDELTA2"
 LEVEL = 1  # of zstd: higher ones take longer and save nothing
-BLOCK_WORDS = 1 << 22  # of a file in memory at a time: 8 MB
+BLOCK_WORDS = 1 << 19  # 1 MB, which stays in a core's cache while the deltas of a chain are applied to it
+MOST_DISTANCE = 255  # that an entry states
 AT_A_TIME = 4  # blocks that are decoded
 # A delta with a larger share of the file's size is not worth it: one that applies it also needs the old file.
 MAX_SHARE = 0.5
@@ -153,59 +153,43 @@ def _words(content: bytes) -> Words:
 def _block(old: Words, new: Words) -> bytes:
     """The content of a frame."""
     places = np.flatnonzero(old != new)
-    gaps = _encoded_gaps(np.diff(places, prepend=-1) - 1)
     change = (new[places] - old[places]).view(np.int16)
-    zigzag = ((change << 1) ^ (change >> 15)).view(np.uint16)
+    bridges, distances = np.divmod(np.diff(places, prepend=-1) - 1, MOST_DISTANCE)
+    ends = np.cumsum(bridges + 1) - 1
+    count = int(ends[-1]) + 1 if ends.size else 0
+    encoded = np.full(count, MOST_DISTANCE, dtype=np.uint8)
+    encoded[ends] = distances + 1
+    zigzag = np.zeros(count, dtype=np.uint16)
+    zigzag[ends] = (change << 1) ^ (change >> 15)
     low, high = (part.astype(np.uint8).tobytes() for part in (zigzag & 255, zigzag >> 8))
-    return b"".join([struct.pack("<II", places.size, len(gaps)), gaps, low, high])
+    return b"".join([struct.pack("<I", count), encoded.tobytes(), low, high])
 
 
 def _decode(content: bytes, frames: Sequence[bytes]) -> memoryview:
     """A block of the new file from that of the old one and the frames of the deltas."""
-    words = _words(content).copy()
+    words = np.concatenate([np.zeros(1, dtype="<u2"), _words(content)])  # entries are counted from before it
     for frame in frames:
         _apply_frame(frame, words)
-    return words.view(np.uint8).data[: len(content)]
+    return words[1:].view(np.uint8).data[: len(content)]
 
 
 def _apply_frame(frame: bytes, words: Words) -> None:
+    """Apply a frame to a block that has one word before it."""
     zstandard = importlib.import_module("zstandard")
-    most = 8 + 3 * words.size + words.size // 255 + 1
     try:
-        content = _within(zstandard, frame, most)
+        if not 4 <= zstandard.frame_content_size(frame) <= 4 + 3 * (words.size - 1):
+            raise Damaged("A block of a delta is larger than its file.")
+        content = zstandard.ZstdDecompressor().decompress(frame)
     except zstandard.ZstdError as error:
         raise Damaged(f"A delta cannot be decompressed: {error}") from error
-    if len(content) < 8:
-        raise Damaged("A block of a delta is too short.")
-    count, num_gaps = struct.unpack_from("<II", content)
-    if len(content) != 8 + num_gaps + 2 * count:
+    (count,) = struct.unpack_from("<I", content)
+    if len(content) != 4 + 3 * count:
         raise Damaged("A block of a delta has another size than it states.")
-    places = _places(np.frombuffer(content, np.uint8, num_gaps, 8))
-    if places.size != count or (count and places[-1] >= words.size):
-        raise Damaged("A block of a delta has changes after the end of its file.")
-    low, high = np.frombuffer(content, np.uint8, 2 * count, 8 + num_gaps).reshape(2, count)
+    if not count:
+        return
+    distances, low, high = np.frombuffer(content, np.uint8, 3 * count, 4).reshape(3, count)
+    places = np.cumsum(distances, dtype=np.int64)
+    if places[-1] >= words.size or not distances.all():
+        raise Damaged("A block of a delta has changes outside of its file.")
     zigzag = low | high.astype(np.uint16) << 8
     words[places] += (zigzag >> 1) ^ -(zigzag & 1)
-
-
-def _within(zstandard: Any, frame: bytes, most: int) -> bytes:
-    """A frame's content. One that states more than `most` bytes is not decompressed."""
-    if not 0 <= zstandard.frame_content_size(frame) <= most:
-        raise Damaged("A block of a delta is larger than its file.")
-    content: bytes = zstandard.ZstdDecompressor().decompress(frame)
-    return content
-
-
-def _encoded_gaps(gaps: NDArray[np.int64]) -> bytes:
-    longer, rest = np.divmod(gaps, 255)
-    ends = np.cumsum(longer + 1)
-    encoded = np.full(ends[-1] if ends.size else 0, 255, dtype=np.uint8)
-    encoded[ends - 1] = rest
-    return encoded.tobytes()
-
-
-def _places(encoded: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The places of the words that differ, from the bytes of `_encoded_gaps`."""
-    ends = encoded != 255
-    places: NDArray[np.int64] = np.cumsum(encoded + ends.view(np.uint8), dtype=np.int64)[ends] - 1
-    return places
