@@ -168,20 +168,21 @@ def _block(old: Words, new: Words) -> bytes:
 def _decode(content: bytes, frames: Sequence[bytes]) -> memoryview:
     """A block of the new file from that of the old one and the frames of the deltas."""
     words = np.concatenate([np.zeros(1, dtype="<u2"), _words(content)])  # entries are counted from before it
+    zstandard = importlib.import_module("zstandard")
+    decompressor = zstandard.ZstdDecompressor()  # which one thread may use at a time
     for frame in frames:
-        _apply_frame(frame, words)
+        try:
+            if not 4 <= zstandard.frame_content_size(frame) <= 4 + 3 * (words.size - 1):
+                raise Damaged("A block of a delta is larger than its file.")
+            changes = decompressor.decompress(frame)
+        except zstandard.ZstdError as error:
+            raise Damaged(f"A delta cannot be decompressed: {error}") from error
+        _apply(changes, words)
     return words[1:].view(np.uint8).data[: len(content)]
 
 
-def _apply_frame(frame: bytes, words: Words) -> None:
-    """Apply a frame to a block that has one word before it."""
-    zstandard = importlib.import_module("zstandard")
-    try:
-        if not 4 <= zstandard.frame_content_size(frame) <= 4 + 3 * (words.size - 1):
-            raise Damaged("A block of a delta is larger than its file.")
-        content = zstandard.ZstdDecompressor().decompress(frame)
-    except zstandard.ZstdError as error:
-        raise Damaged(f"A delta cannot be decompressed: {error}") from error
+def _apply(content: bytes, words: Words) -> None:
+    """Apply the content of a frame to a block that has one word before it."""
     (count,) = struct.unpack_from("<I", content)
     if len(content) != 4 + 3 * count:
         raise Damaged("A block of a delta has another size than it states.")
