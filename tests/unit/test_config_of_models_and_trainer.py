@@ -95,6 +95,7 @@ OTHERS: dict[str, Any] = {
     "trainer.checkpoint_every": 7,
     "trainer.keep_best": "-eval/loss",
     "trainer.keep_checkpoints": 9,
+    "trainer.keep_deltas": 0.5,
     "trainer.keep_every": 100,
     "trainer.publish": "merged",
     "trainer.ranks": 2,
