@@ -136,7 +136,6 @@ def test_every_point_of_an_undisturbed_run_was_survived(killed: Lives, undisturb
         "Publisher._record_checkpoint: prune_checkpoints, after COMMIT",
         "publish: include_batches",
         "publish: prune_checkpoints, after COMMIT",
-        "publish: shutil.rmtree",
         "_go_on_from: reopen_experiences",
         "_delete_weights: shutil.rmtree",
         "clear_leftovers: shutil.rmtree",
