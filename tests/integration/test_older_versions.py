@@ -11,7 +11,9 @@ from tests.bench import Bench
 from tests.rows import Scene
 from trinity_db.copies.model import export_model
 from trinity_db.models import folder_digest
+from trinity_db.schema.states import WorkerRole
 from trinity_db.store import policies, runs
+from trinity_db.store.metrics import record_metrics
 from trinity_db.trainer.checkpoints import older_versions
 from trinity_db.trainer.service import Trainer
 from trinity_db.weights import cache, packed
@@ -106,6 +108,24 @@ def test_versions_that_are_kept_on_request_stay_whole(scene: Scene, bench: Bench
     trained(bench, keep_every=3)
     assert forms(bench) == dict.fromkeys([0, 3, 6, 7, 8], "whole") | dict.fromkeys([1, 2, 4, 5], "delta")
     check_all_load(scene, bench)
+
+
+def test_the_best_version_stays_whole_and_becomes_a_delta_after_it(scene: Scene, bench: Bench) -> None:
+    trainer = started(bench, keep_best="eval/mine")
+    train(trainer, 2)
+    record(scene, bench, 1, 5.0)
+    train(trainer, 3)
+    assert forms(bench) == dict.fromkeys([0, 1, 3, 4], "whole") | {2: "delta"}
+    record(scene, bench, 3, 6.0)
+    train(trainer, 2)
+    assert forms(bench) == dict.fromkeys([0, 3, 5, 6], "whole") | dict.fromkeys([1, 2, 4], "delta")
+    check_all_load(scene, bench)
+    trainer._publisher.abandon()
+
+
+def record(scene: Scene, bench: Bench, step: int, value: float) -> None:
+    with scene.database.transaction() as tx:
+        record_metrics(tx, bench.run.id, WorkerRole.TRAIN, step, {"eval/mine": value})
 
 
 def test_a_version_with_a_checkpoint_stays_whole_and_becomes_a_delta_after_it(
