@@ -111,9 +111,9 @@ def test_a_backup_comes_back_in_an_empty_store_and_nowhere_else(
     code, _, line = call(home, "db", "restore", file)
     assert (code, line.startswith("error: The store holds rows")) == (1, True)
 
-    gone = tmp_path / "gone"  # as a folder that is not mounted
+    gone = tmp_path / "gone"  # as in a folder that is not mounted
     code, _, line = call(other, "db", "restore", gone)
-    assert (code, line) == (1, f"error: {gone}: there is no such file or folder.\n")
+    assert (code, line) == (1, f"error: {gone}: there is no such file.\n")
     assert not (other / "postgres").exists(), "a store there would be in the way of the next restore"
     torn = tmp_path / "torn.dump"
     torn.write_bytes(file.read_bytes()[:100])
