@@ -24,6 +24,7 @@ EXTRAS = {
         "aiohttp",
         "gguf",
         "matplotlib",
+        "zstandard",
     )
 }
 """The packages that the roles, and commands that draw pictures, import. The doctor imports none of them: that

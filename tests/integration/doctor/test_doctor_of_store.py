@@ -120,8 +120,8 @@ def test_the_remedy_of_a_missing_index_makes_it(url: str, examine: Examine) -> N
 
 
 def test_a_missing_table_is_found(url: str, examine: Examine) -> None:
-    execute(url, "DROP TABLE trinity.metric")
-    assert "not there: metric" in {finding["found"] for finding in examine(url)}
+    execute(url, "DROP TABLE trinity.sweep")
+    assert "not there: sweep" in {finding["found"] for finding in examine(url)}
 
 
 @pytest.mark.parametrize(
