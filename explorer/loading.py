@@ -87,7 +87,7 @@ class LoadedVersion:
         while True:
             made = asyncio.to_thread(cache.whole, policy.checkpoint, policy.version, digest)
             folder = await self._meanwhile(made)
-            self._loaded = None  # a load that fails may leave the engine without the weights of before
+            self._loaded = None  # a load that fails may leave the engine without its previous weights
             try:
                 return await self._meanwhile(self._engine.load(folder, policy.version))
             except (ConfigError, OSError):

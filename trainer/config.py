@@ -344,7 +344,7 @@ class TrainerConfig(ForwardConfig):
     keep_deltas: Annotated[float, Change.PER_PROCESS] = Field(0.25, ge=0, le=1)
     """Versions in 16 bits that are kept by none of the rules above stay as deltas, a few percent of a version
     each, while they take at most this share of the disk space that is free or theirs. Then the oldest go. 0:
-    none stay, as with versions in float32. May change during a run."""
+    none stay, the same as versions in float32. May change during a run."""
     max_length: Annotated[int | None, Kept("imported rows have their tokens by it")] = Field(None, ge=2)
     """Longest imported sequence in tokens, prompt and response together. Longer ones are cut at the end.
     None: the model's context."""

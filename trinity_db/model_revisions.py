@@ -78,7 +78,7 @@ def _recorded(stored: Mapping[str, Any]) -> dict[Model, str | None]:
         known[path, revision] = revision
         if revision is not None:
             branch = hub.requested(revision)
-            if hub.names_commit(branch):  # a file that names a commit gets that one, whatever is stored
+            if hub.names_commit(branch):  # a commit that the file names overrides the stored one
                 continue
             known[path, branch] = revision
             if branch == hub.requested(None):

@@ -136,7 +136,7 @@ class Agent:
         Raises:
             LeaseLost: the attempt has ended.
             Refused: it ends right now. Once its rollout is written, a reward is an event about that.
-            ValueError: with those of before, they are too many.
+            ValueError: together with the earlier ones, they are too many.
         """
         async with self._earning:
             self._heard_at = time.monotonic()

@@ -147,7 +147,7 @@ UNION ALL
 SELECT kept.version, NULL, NULL, true FROM kept WHERE kept.packs AND NOT kept.stays AND NOT kept.resumes
 
 -- name: may_pack
--- Locks a version whose weights are about to be removed, as its delta is there. Not if a trainer goes on from it, if
+-- Locks a version whose weights are about to be removed, because its delta is written. Not if a trainer resumes from it, if
 -- another run names its folder or starts from it, or if it was withdrawn or pruned.
 SELECT p.version FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint = %(checkpoint)s AND p.resume_from IS NULL

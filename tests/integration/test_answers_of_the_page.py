@@ -121,9 +121,10 @@ def test_old_answers_that_a_visitor_asks_for_leave_threads_to_the_others(
     async def look() -> int:
         await asyncio.gather(*(answers.ask(one, eve) for one in invented))
         monkeypatch.setattr(answers_of_the_page._Answer, "age", 1.5)
+        invented[0].begins.clear()
         for one in invented:
             await answers.ask(one, eve)
-        await asyncio.sleep(0)  # no wait: what was asked anew begins
+        await asyncio.to_thread(invented[0].begins.wait)
         await answers.ask(Question(), ann)
         answered = sum(one.asked for one in invented) - len(invented)
         for renewal in [*answers._renewals.values()]:

@@ -31,7 +31,7 @@ class DiskNeed:
     num_checkpoints: int
     deltas: int
     """Bytes of older versions in 16 bits, as deltas and the whole ones that these are based on. They take no
-    more than `trainer.keep_deltas` allows, and so do not count to the total."""
+    more than `trainer.keep_deltas` allows, and therefore do not count to the total."""
 
     @property
     def total(self) -> int:

@@ -123,7 +123,7 @@ class OlderVersions:
             self._files.database.close()  # the connection of this thread
 
     def _next(self) -> policies.PolicyVersion | None:
-        """The next version to convert; None: there is none, and the thread ends."""
+        """The next version to convert. None if all are converted; then the thread ends."""
         with self._changed:
             self._changed.notify_all()
             if not self._waiting:
@@ -173,7 +173,7 @@ class OlderVersions:
             shutil.rmtree(place, ignore_errors=True)
 
     def _base(self, policy: policies.PolicyVersion) -> Path | None:
-        """The folder of the next newer version that is whole; None: there is none in 16 bits."""
+        """The folder of the next newer whole version in 16 bits. None if none exists."""
         newer = [one for one in self._recorded if one.version > policy.version and one.checkpoint.is_dir()]
         return newer[-1].checkpoint if newer else None
 

@@ -50,6 +50,6 @@ class LossScale:
         return {"factor": self.factor, "updates": self._updates} if self._scales else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. A run that computed in another format before starts anew."""
+        """Continue from a `state_dict`. After another format the factor is the default."""
         if self._scales and state:
             self.factor, self._updates = state["factor"], state["updates"]

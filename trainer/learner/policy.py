@@ -28,7 +28,7 @@ from trinity_db.models import (
 from trinity_db.models.adapter_folder import BASE_FILE, Base
 from trinity_db.models.canary import Canary, sequence
 from trinity_db.models.forward import Forward
-from trinity_db.models.layers import Root, Sharding, compile_layers, layers_of, recompute
+from trinity_db.models.layers import Sharding, compile_layers, layers_of, recompute
 from trinity_db.models.unread import UnreadModel
 from trinity_db.models.weights_file import WeightsFile
 from trinity_db.trainer.config import TrainerConfig
@@ -92,9 +92,8 @@ class Policy:
         self._start = start
         head: type[ValueHead] = RewardHead if says_rewards else ValueHead
         self.value_head = load_head(head, folder, self.model) if has_values or says_rewards else None
-        self._root: Root | None = None
-        if sharding and unread:
-            self._root = sharding.of(unread, *([self.value_head] if self.value_head else []))
+        heads = [self.value_head] if self.value_head else []
+        self._root = sharding.of(unread, *heads) if sharding and unread else None
         self.forward = Forward(
             self.model,
             config,
@@ -110,11 +109,11 @@ class Policy:
             compile_layers(self.model)
         self.max_length = _max_length(config, self.model, says_rewards)
         """Longest sequence that the policy takes, in tokens."""
-        self._reference: Reference | None = None
-        if has_reference and not self.adapter:
-            self._reference = Reference(
-                start, config, temperature=temperature, device=self.device, sharding=sharding
-            )
+        self._reference = (
+            Reference(start, config, temperature=temperature, device=self.device, sharding=sharding)
+            if has_reference and not self.adapter
+            else None
+        )
         self._limit_memory(config, token_bytes)
         self.publish_dtype = torch.float32
         """Number format of the next version. `publish_in` changes it."""
@@ -291,7 +290,7 @@ class Policy:
     def publish_in(self, dtype: torch.dtype) -> None:
         """Round further versions to a number format. All ranks call it together.
 
-        Small weights of a model in bfloat16 have no float16 value. The log says how many are rounded.
+        Small weights of a model in bfloat16 have no float16 value. The log shows how many are rounded.
         """
         self.publish_dtype = dtype
         if dtype == torch.float16 and self.ranks.rank == 0 and not self.publishes_adapter:

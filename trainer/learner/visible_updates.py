@@ -26,7 +26,7 @@ SAMPLE = 1 << 20
 """Weights in the sample. They take 67 MB on the first rank: 4 bytes each for the start, and 4 + 2 bytes for
 each of the last ten versions."""
 SPAN = 1 << 12  # consecutive weights: enough that `round_to` takes 20 ms for all spans on one core
-CHUNK = 1 << 14  # weights at a time, as in `rounding.CHUNKS`: too few for torch to start threads
+CHUNK = 1 << 14  # weights at a time, the same as `rounding.CHUNKS`: too few for torch to start threads
 VERSIONS = 10
 
 VISIBLE = "publish/visible"

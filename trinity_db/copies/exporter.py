@@ -205,7 +205,7 @@ def _with_archived(chunk: Sequence[tuple[Any, ...]], names: Sequence[str]) -> li
 
 
 def _whole_versions(tx: Transaction, run: runs.Run) -> list[policies.PolicyVersion]:
-    """The versions whose weights are kept, newest first, without those that are deltas."""
+    """The versions that have whole weights, newest first."""
     kept = policies.with_checkpoint(tx, run.id)
     return [policy for policy in kept if not packed.is_packed(policy.checkpoint)]
 

@@ -141,7 +141,7 @@ def context_length(path: Path) -> int:
     """The longest sequence in tokens that the model in a folder takes, prompt and response together.
 
     Raises:
-        ConfigError: there is no model in the folder that transformers knows, or its configuration does not
+        ConfigError: the folder has no model that transformers can load, or its configuration does not
             say it.
     """
     transformers = library("transformers")

@@ -64,8 +64,8 @@ class Answers:
         """What a question finds, a function or a part of one, whose arguments tell it from others.
 
         A visitor who waits for the database takes a place of the visitor's share of the threads, also where
-        others wait for the same. So does a visitor who is given an answer that is asked anew meanwhile. So
-        each visitor has as many questions under way as for `Reader.ask`.
+        others wait for the same. The same applies to a visitor who gets an old answer while its query runs
+        again. So each visitor has as many questions under way as for `Reader.ask`.
 
         Raises:
             TrinityError: as Reader.ask does.
@@ -83,12 +83,12 @@ class Answers:
         return answer
 
     async def _renew(self, same: Hashable, read: Callable[[Database], Any], visitor: Visitor | None) -> None:
-        """Ask anew what a visitor was given."""
+        """Run the query of a visitor's answer again."""
         async with self._reader.turn(visitor):
             await self._asked(same, read).answer()
 
     def _renewed(self, same: Hashable, task: asyncio.Task[None]) -> None:
-        """Take note of an error. Nobody waits for the answer: those who ask next are told."""
+        """Take note of an error. No visitor waits for the answer: the next request gets the error."""
         del self._renewals[same]
         if not task.cancelled():
             task.exception()

@@ -1,6 +1,6 @@
-"""Start a run: what for, from which model and tasks, the main keys; below, the file that says it.
+"""Start a run: what for, from which model and tasks, the main keys; below, the file with these settings.
 
-For an existing run it shows the file alone. A person changes the file, and the run goes on with it.
+For an existing run it shows the file alone. A person changes the file, and the run continues with it.
 """
 
 import re
@@ -120,7 +120,7 @@ def _file_of(run: runs.Run, files: Sequence[Path]) -> str:
 
 
 def _text_for(path: Path, run: runs.Run) -> str | None:
-    """What stands in a file that describes the run as it is stored; None if it does not."""
+    """The content of the file if it describes the run as it is stored, else None."""
     try:
         config = model_revisions.recorded(RunConfig.model_validate(settings.content_of(path)), run.config)
         is_same = config.stored() == RunConfig.completed(run.config)

@@ -119,7 +119,7 @@ def receive(receiver: Receiver, address: str, run: str, version: int, expected: 
 
 
 def whole(checkpoint: Path, version: int, expected: str) -> Path:
-    """A folder with a version's files: the one on record, or if that is a delta, one that is made here.
+    """A folder with a version's files: the recorded one, or if that is a delta, one in the cache.
 
     Args:
         checkpoint: the folder on record.

@@ -114,7 +114,7 @@ class Applied:
 
 
 def apply(deltas: Sequence[Path], old: Path, new: Path) -> None:
-    """Write the file that deltas make of an old one. What is written is incomplete where this raises.
+    """Write the file that deltas make of an old one. If this raises, the file is incomplete.
 
     Raises:
         Damaged, OSError: as `Applied`.

@@ -1,4 +1,4 @@
-"""Versions on disk as deltas: what an older version differs in from a newer one of the same run.
+"""Versions on disk as deltas: the difference of an older version from a newer one of the same run.
 
 The files of version 12 are in `version-000012/`, or if only what changed is kept, in `version-000012.delta/`:
 
@@ -62,7 +62,7 @@ class Content:
     digest: Annotated[str, Field(max_length=1000)]
     """Of the version's folder, as the store of the run has it."""
     stored: Annotated[str, Field(max_length=1000)]
-    """Of the folder `files`. It tells which delta of a chain is damaged."""
+    """Of the folder `files`. It shows which delta of a chain is damaged."""
     size: Annotated[int, Field(ge=0)]
     """Bytes of the version's folder."""
     base: Annotated[str, Field(pattern=r"^version-\d{6,}(-\d+)?$")]
@@ -108,7 +108,7 @@ def is_packed(folder: Path) -> bool:
 
 
 def read(place: Path) -> Packed | None:
-    """The delta in a folder; None: there is no such folder.
+    """The delta in a folder. None if the folder does not exist.
 
     Raises:
         Broken: it cannot be read.
@@ -173,7 +173,7 @@ def _write_file(path: Path, relative: Path, base: Path, place: Path) -> File:
 
 
 def unpack(folder: Path, digest: str, target: Path) -> None:
-    """Make a version's files from its delta and those that it is based on.
+    """Make a version's files from its chain of deltas.
 
     Args:
         folder: where the version's files would be whole.
@@ -201,7 +201,7 @@ def chain(folder: Path) -> tuple[list[Packed], Path]:
     """The deltas that a version is made of, its own first, and the folder of the whole one at the end.
 
     Raises:
-        Broken: one is missing or unreadable, or there is no delta of the version at all.
+        Broken: one is missing or unreadable, or the version has no delta.
     """
     links: list[Packed] = []
     following = folder
@@ -271,7 +271,7 @@ def _blame(links: Sequence[Packed], base: Path, otherwise: str) -> str:
     for link in reversed(links):
         if not folder_digest.verify(link.folder / FILES, link.content.stored):
             return _lost(base.parent, link.folder.name.removesuffix(SUFFIX), f"{link.folder} is damaged")
-    # All deltas are as they were written, so the whole version at the end is not.
+    # All deltas match their digests, so the whole version at the end is damaged.
     return _lost(base.parent, base.name, f"{base} is damaged ({otherwise.rstrip('.')})")
 
 
